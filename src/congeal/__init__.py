@@ -1,0 +1,57 @@
+"""Joint image alignment: line up a pile of images of one kind of object, without labels.
+
+Names are imported when they are first used, so that `import congeal` and `congeal --help` do not load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from congeal.errors import CongealError
+
+if TYPE_CHECKING:
+    from congeal.images import open_images, pack
+    from congeal.methods.base import load
+    from congeal.methods.lsc import LSC
+    from congeal.methods.registry import methods
+    from congeal.pipeline import align, apply
+    from congeal.transforms import Transforms
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LSC",
+    "CongealError",
+    "Transforms",
+    "__version__",
+    "align",
+    "apply",
+    "load",
+    "methods",
+    "open_images",
+    "pack",
+]
+
+_HOME = {
+    "LSC": "congeal.methods.lsc",
+    "Transforms": "congeal.transforms",
+    "align": "congeal.pipeline",
+    "apply": "congeal.pipeline",
+    "load": "congeal.methods.base",
+    "methods": "congeal.methods.registry",
+    "open_images": "congeal.images",
+    "pack": "congeal.images",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'congeal' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,23 @@
+"""The one public error, and the sentence for a missing optional dependency."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class CongealError(Exception):
+    """Something the user can fix; the message names the thing that is wrong and what to do."""
+
+
+class MissingExtra(CongealError):
+    """An optional dependency is needed and not installed."""
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional dependency, or say which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.split(".")[0]
+        raise MissingExtra(f"this needs the package '{name}', which is not installed: pip install 'congeal[{extra}]'") from error

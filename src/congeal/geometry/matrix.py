@@ -1,0 +1,136 @@
+"""3×3 matrices: build, compose, invert, change of coordinates, points.
+
+Every function takes NumPy arrays or torch tensors of shape (..., 3, 3) and gives back the same kind and dtype.
+Conventions: see `congeal.geometry`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+
+from congeal.errors import CongealError
+
+Matrix = TypeVar("Matrix", bound=Any)  # np.ndarray or torch.Tensor
+Size = tuple[int, int]  # (height, width)
+
+
+def _like(value: np.ndarray, example: Matrix) -> Matrix:
+    """`value` as the same kind of array (library, dtype, device) as `example`."""
+    if isinstance(example, np.ndarray):
+        return value.astype(example.dtype)  # type: ignore[return-value]
+    return example.new_tensor(value)  # type: ignore[no-any-return]
+
+
+def _stack(parts: list[Any], example: Any, axis: int = -1) -> Any:
+    if isinstance(example, np.ndarray):
+        return np.stack(parts, axis)
+    import torch
+
+    return torch.stack(parts, axis)
+
+
+def identity(n: int | None = None) -> np.ndarray:
+    """The identity as float64, or n of them: (3, 3) or (n, 3, 3)."""
+    eye = np.eye(3)
+    return eye if n is None else np.broadcast_to(eye, (n, 3, 3)).copy()
+
+
+def compose(*matrices: Matrix) -> Matrix:
+    """c_from_b, b_from_a, … → c_from_a: the matrix product, left to right."""
+    result = matrices[0]
+    for matrix in matrices[1:]:
+        result = result @ matrix
+    return result
+
+
+def normalise(matrix: Matrix) -> Matrix:
+    """The same homography, scaled so that its last entry is 1."""
+    return matrix / matrix[..., 2:, 2:]
+
+
+def invert(matrix: Matrix) -> Matrix:
+    """a_from_b from b_from_a, by the adjugate: exact for the identity, differentiable, fast in a batch."""
+    a, b, c = matrix[..., 0, 0], matrix[..., 0, 1], matrix[..., 0, 2]
+    d, e, f = matrix[..., 1, 0], matrix[..., 1, 1], matrix[..., 1, 2]
+    g, h, i = matrix[..., 2, 0], matrix[..., 2, 1], matrix[..., 2, 2]
+    rows = [
+        _stack([e * i - f * h, c * h - b * i, b * f - c * e], matrix),
+        _stack([f * g - d * i, a * i - c * g, c * d - a * f], matrix),
+        _stack([d * h - e * g, b * g - a * h, a * e - b * d], matrix),
+    ]
+    return normalise(_stack(rows, matrix, axis=-2))
+
+
+def map_points(matrix: Matrix, points: Matrix) -> Matrix:
+    """Points of a (..., P, 2) through b_from_a (..., 3, 3) → points of b (..., P, 2), batched by broadcasting."""
+    moved = points @ _swap(matrix[..., :, :2]) + matrix[..., None, :, 2]
+    return moved[..., :2] / moved[..., 2:]
+
+
+def _swap(matrix: Any) -> Any:
+    return np.swapaxes(matrix, -1, -2) if isinstance(matrix, np.ndarray) else matrix.transpose(-1, -2)
+
+
+def corners(size: Size) -> np.ndarray:
+    """The outer corners of a frame, clockwise from the top left: (4, 2) in pixels, half a pixel outside the centres."""
+    height, width = size
+    left, top, right, bottom = -0.5, -0.5, width - 0.5, height - 0.5
+    return np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
+
+
+def rescale(from_size: Size, to_size: Size) -> np.ndarray:
+    """to_from_from (3, 3) float64 between two resolutions of one picture: outer edges fall on outer edges."""
+    y, x = to_size[0] / from_size[0], to_size[1] / from_size[1]
+    return np.array([[x, 0, 0.5 * x - 0.5], [0, y, 0.5 * y - 0.5], [0, 0, 1.0]])
+
+
+def _pixel_from_normalised(size: Size) -> np.ndarray:
+    height, width = size
+    unit = max(height, width) / 2
+    return np.array([[unit, 0, (width - 1) / 2], [0, unit, (height - 1) / 2], [0, 0, 1.0]])
+
+
+def from_normalised(matrix: Matrix, size: Size) -> Matrix:
+    """A transform of a frame given in normalised coordinates → the same in its pixels."""
+    pixel = _pixel_from_normalised(size)
+    return _like(pixel, matrix) @ matrix @ _like(np.linalg.inv(pixel), matrix)
+
+
+def to_normalised(matrix: Matrix, size: Size) -> Matrix:
+    """A transform of a frame given in its pixels → the same in normalised coordinates."""
+    pixel = _pixel_from_normalised(size)
+    return _like(np.linalg.inv(pixel), matrix) @ matrix @ _like(pixel, matrix)
+
+
+def homography_from_points(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """target_from_source (..., 3, 3) through four point pairs (..., 4, 2) each; float64, last entry 1."""
+    source, target = np.broadcast_arrays(np.asarray(source, np.float64), np.asarray(target, np.float64))
+    if source.shape[-2:] != (4, 2):
+        raise CongealError(f"a homography needs 4 point pairs, got shape {source.shape[-2:]}")
+    x, y = source[..., 0], source[..., 1]
+    u, v = target[..., 0], target[..., 1]
+    one, zero = np.ones_like(x), np.zeros_like(x)
+    rows_u = np.stack([x, y, one, zero, zero, zero, -u * x, -u * y], -1)
+    rows_v = np.stack([zero, zero, zero, x, y, one, -v * x, -v * y], -1)
+    system = np.concatenate([rows_u, rows_v], -2)
+    try:
+        solution = np.linalg.solve(system, np.concatenate([u, v], -1)[..., None])[..., 0]
+    except np.linalg.LinAlgError as error:
+        raise CongealError("three of the four points lie on one line, so no homography goes through them") from error
+    return np.concatenate([solution, np.ones_like(solution[..., :1])], -1).reshape(*solution.shape[:-1], 3, 3)
+
+
+def mean_matrix(matrices: np.ndarray, size: Size, keep: float = 1.0) -> np.ndarray:
+    """The mean transform of (N, 3, 3) b_from_a: the homography through the mean positions of a's four corners.
+
+    Averaging where corners land, not matrix entries, means the same for affine matrices and stays meaningful for
+    homographies. `keep` < 1 drops the transforms whose corners lie farthest from the median.
+    """
+    frame = corners(size)
+    landed = map_points(np.asarray(matrices, np.float64), frame)
+    if keep < 1:
+        distance = np.linalg.norm(landed - np.median(landed, 0), axis=-1).max(-1)
+        landed = landed[distance <= np.quantile(distance, keep)]
+    return homography_from_points(frame, landed.mean(0))

@@ -1,0 +1,90 @@
+"""Motions as one nested family: translation ⊂ rigid ⊂ similarity ⊂ affine ⊂ homography.
+
+A motion with k parameters uses the first k of eight generators of the projective group; the matrix is the exponential
+of their weighted sum, in normalised coordinates (see `congeal.geometry`). Zero parameters are the identity, negated
+parameters the inverse, and the parameters of a smaller motion are a prefix of those of a larger one.
+
+    0, 1  shift along x, y (in half frames)      2  rotation (radians, x towards y)     3  log scale
+    4, 5  stretch of x against y, diagonal shear                                        6, 7  perspective along x, y
+"""
+
+from __future__ import annotations
+
+import torch
+
+from congeal.errors import CongealError
+
+MOTIONS = ("translation", "rigid", "similarity", "affine", "homography")
+_COUNT = dict(zip(MOTIONS, (2, 3, 4, 6, 8), strict=True))
+
+_GENERATORS = torch.zeros(8, 3, 3, dtype=torch.float64)
+_GENERATORS[0, 0, 2] = 1
+_GENERATORS[1, 1, 2] = 1
+_GENERATORS[2, 0, 1], _GENERATORS[2, 1, 0] = -1, 1
+_GENERATORS[3, 0, 0], _GENERATORS[3, 1, 1] = 1, 1
+_GENERATORS[4, 0, 0], _GENERATORS[4, 1, 1] = 1, -1
+_GENERATORS[5, 0, 1], _GENERATORS[5, 1, 0] = 1, 1
+_GENERATORS[6, 2, 0] = 1
+_GENERATORS[7, 2, 1] = 1
+
+_SQUARINGS, _TERMS = 6, 7  # exact to float32 rounding for parameters up to about 4, and they export to ONNX
+
+
+def n_parameters(motion: str) -> int:
+    """How many parameters a motion has: 2, 3, 4, 6 or 8."""
+    try:
+        return _COUNT[motion]
+    except KeyError:
+        raise CongealError(f"unknown motion '{motion}': choose one of {', '.join(MOTIONS)}") from None
+
+
+def matrix_from_parameters(parameters: torch.Tensor) -> torch.Tensor:
+    """(..., k) parameters of any motion → (..., 3, 3) matrix in normalised coordinates; differentiable.
+
+    The exponential is written as scaling and squaring in plain products: `torch.linalg.matrix_exp` has no ONNX form.
+    """
+    count = parameters.shape[-1]
+    generators = _GENERATORS[:count].to(parameters).reshape(count, 9)
+    step = (parameters @ generators).reshape(*parameters.shape[:-1], 3, 3) / 2**_SQUARINGS
+    eye = torch.eye(3, dtype=parameters.dtype, device=parameters.device)
+    result = eye + step / _TERMS
+    for order in range(_TERMS - 1, 0, -1):  # Horner's form of the Taylor series
+        result = eye + (step @ result) / order
+    for _ in range(_SQUARINGS):
+        result = result @ result
+    return result
+
+
+def parameters_from_matrix(matrix: torch.Tensor, motion: str = "homography") -> torch.Tensor:
+    """(..., 3, 3) normalised-coordinate matrix → (..., k) parameters: the logarithm, projected on the motion.
+
+    Works for matrices without reflection and with rotation below 180°, by inverse scaling and squaring in float64.
+    """
+    count = n_parameters(motion)
+    m = matrix.to(torch.float64)
+    determinant = torch.linalg.det(m)
+    if not bool((determinant / m[..., 2, 2] ** 3 > 0).all()):
+        raise CongealError("a mirrored or singular matrix has no motion parameters")
+    m = m / (determinant.sign() * determinant.abs() ** (1 / 3))[..., None, None]
+    eye = torch.eye(3, dtype=m.dtype, device=m.device)
+    roots = 8
+    for _ in range(roots):
+        m = _square_root(m)
+    x = m - eye
+    log = torch.zeros_like(x)
+    for order in range(8, 0, -1):  # log(I + x) = x - x²/2 + x³/3 - …
+        log = x @ (eye / order - log)
+    log = log * 2**roots
+    # A homography has no scale of its own: choose the multiple of I that clears the last entry, as the generators do.
+    log = log - log[..., 2:, 2:] * eye
+    basis = _GENERATORS.to(m.device).reshape(8, 9)
+    weights = (log.reshape(*log.shape[:-2], 9) @ basis.T) / (basis**2).sum(1)
+    return weights[..., :count].to(matrix.dtype)
+
+
+def _square_root(m: torch.Tensor) -> torch.Tensor:
+    """Denman-Beavers iteration."""
+    y, z = m, torch.eye(3, dtype=m.dtype, device=m.device).expand_as(m)
+    for _ in range(12):
+        y, z = (y + torch.linalg.inv(z)) / 2, (z + torch.linalg.inv(y)) / 2
+    return y

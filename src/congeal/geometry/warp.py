@@ -1,0 +1,122 @@
+"""Warps: sample images through matrices. The only file that knows `grid_sample` and its `align_corners`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as functional
+
+from congeal.errors import CongealError
+from congeal.geometry.matrix import Size
+
+Mode = Literal["bilinear", "bicubic"]
+Padding = Literal["zeros", "border", "reflect"]
+
+MIN_DENOMINATOR = 0.1
+"""Points whose projective denominator falls below this share of its value at the frame's centre are near or behind
+the horizon; the denominator is held there, so that coordinates stay finite."""
+
+_PIXELS_AT_ONCE = 400_000  # keeps the sampling grid in cache; a larger one is limited by memory, not arithmetic
+_PADDING = {"zeros": "zeros", "border": "border", "reflect": "reflection"}
+
+
+def warp(
+    images: torch.Tensor,
+    source_from_output: torch.Tensor,
+    size: Size | None = None,
+    *,
+    mode: Mode = "bilinear",
+    padding: Padding = "zeros",
+) -> torch.Tensor:
+    """Sample `images` (B, C, H, W) through `source_from_output` (B, 3, 3), in pixels → (B, C, h, w).
+
+    Direction: output pixel (x, y) takes the value at `source_from_output @ (x, y, 1)` in its image. `size` (h, w)
+    defaults to the images' own. One matrix (3, 3) serves a whole batch, one image (1, C, H, W) a batch of matrices.
+    Differentiable in both arguments; the identity returns the image bit for bit.
+    """
+    if images.ndim != 4:
+        raise CongealError(f"warp needs images of shape (batch, channels, height, width), got {tuple(images.shape)}")
+    if padding not in _PADDING or mode not in ("bilinear", "bicubic"):
+        raise CongealError(f"unknown mode '{mode}' or padding '{padding}': bilinear, bicubic; zeros, border, reflect")
+    source_size = (images.shape[-2], images.shape[-1])
+    size = source_size if size is None else size
+    matrices = source_from_output.expand(images.shape[0], 3, 3) if source_from_output.ndim == 2 else source_from_output
+    if images.shape[0] == 1 and matrices.shape[0] > 1:
+        images = images.expand(matrices.shape[0], -1, -1, -1)
+    matrices = matrices.to(images.dtype)
+    if torch.is_grad_enabled() and (images.requires_grad or matrices.requires_grad):
+        return _warp(images, matrices, size, mode, padding)
+    with torch.no_grad():
+        step = max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))
+        if len(images) <= step:
+            return _warp(images, matrices, size, mode, padding)
+        out = images.new_empty(len(images), images.shape[1], *size)
+        for start in range(0, len(images), step):
+            part = slice(start, start + step)
+            out[part] = _warp(images[part], matrices[part], size, mode, padding)
+        return out
+
+
+def _warp(images: torch.Tensor, matrices: torch.Tensor, size: Size, mode: Mode, padding: Padding) -> torch.Tensor:
+    source_size = (images.shape[-2], images.shape[-1])
+    grid = _unit_grid(matrices, source_size, size)[:, :2].permute(0, 2, 3, 1)
+    out = functional.grid_sample(images, grid, mode=mode, padding_mode=_PADDING[padding], align_corners=False)
+    if size != source_size:
+        return out
+    # grid_sample's own rounding moves samples by about 1e-6 px; where nothing moves, the image itself is the answer.
+    still = (matrices == torch.eye(3, dtype=matrices.dtype, device=matrices.device)).flatten(1).all(1)
+    if not bool(still.any()):
+        return out
+    exact = images if not out.requires_grad else images + (out - out.detach())
+    return torch.where(still[:, None, None, None], exact, out)
+
+
+def sampling_grid(source_from_output: torch.Tensor, size: Size) -> torch.Tensor:
+    """Where each output pixel looks: (B, h, w, 2) source pixels (x, y)."""
+    return _project(source_from_output, size)[:, :2].permute(0, 2, 3, 1)
+
+
+def coverage(source_from_output: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:
+    """(B, 1, h, w) in [0, 1]: how much of each bilinear sample comes from inside the source image.
+
+    Pixels at or behind the horizon have none.
+    """
+    projected = _unit_grid(source_from_output, source_size, size)
+    ones = projected.new_ones(1, 1, *source_size).expand(len(projected), -1, -1, -1)
+    grid = projected[:, :2].permute(0, 2, 3, 1)
+    inside = functional.grid_sample(ones, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return inside * (projected[:, 2:] > MIN_DENOMINATOR)
+
+
+def _unit_grid(matrices: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:
+    """`_project` into grid_sample's coordinates, which put the edges of the source image at -1 and 1."""
+    height, width = source_size
+    # Folded into the matrix, so that no per-pixel pass is spent on it.
+    unit_from_source = matrices.new_tensor(
+        [[2 / width, 0, 1 / width - 1], [0, 2 / height, 1 / height - 1], [0, 0, 1.0]]
+    )
+    return _project(unit_from_source @ matrices, size)
+
+
+@lru_cache(maxsize=16)
+def _pixels(size: Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The frame's pixel centres as columns (x, y, 1): (3, h·w)."""
+    y, x = torch.meshgrid(torch.arange(size[0]), torch.arange(size[1]), indexing="ij")
+    return torch.stack([x, y, torch.ones_like(x)]).reshape(3, -1).to(device, dtype)
+
+
+def _project(matrices: torch.Tensor, size: Size) -> torch.Tensor:
+    """Every pixel of a frame through (B, 3, 3) → (B, 3, h, w): x, y, and the guarded denominator (1 at the centre)."""
+    height, width = size
+    pixels = _pixels(size, matrices.dtype, matrices.device)
+    at_centre = matrices[:, 2:] @ pixels.mean(1, keepdim=True)
+    matrices = matrices / torch.where(at_centre.abs() < 1e-6, 1e-6, at_centre)
+    full = (matrices.reshape(-1, 3) @ pixels).view(-1, 3, height, width)
+    if full.requires_grad:
+        depth = full[:, 2:].clamp(min=MIN_DENOMINATOR)
+        return torch.cat([full[:, :2] / depth, depth], 1)
+    depth = full[:, 2:].clamp_(min=MIN_DENOMINATOR)
+    full[:, :2].div_(depth)
+    return full

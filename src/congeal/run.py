@@ -1,0 +1,329 @@
+"""The run folder: what was asked, how far it got, and files that are either whole or absent.
+
+    config.json       what was asked; the same question resumes, another one is refused
+    .lock             held by the process at work, with its pid
+    .work/state.json  the stages finished so far, and what later ones need to know
+    checkpoint.pt     the method's own state in the middle of fitting
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import logging
+import math
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from congeal.errors import CongealError
+
+try:
+    import fcntl
+except ImportError:  # no such module on Windows; there two processes at once are the user's business
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger("congeal")
+
+STAGES = ("prepared", "fitted", "rendered", "measured", "reported")
+CONFIG = "config.json"
+# Written down for the reader; a difference in them does not make it another run.
+NOT_COMPARED = ("version", "command", "created")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class RunFailed(CongealError):
+    """The question was right, the work failed (full disk, nothing readable): exit code 1 rather than 2."""
+
+
+@contextmanager
+def failing_as_run() -> Iterator[None]:
+    """From here on the work has begun: a `CongealError` is a failure of the run, not wrong use."""
+    try:
+        yield
+    except RunFailed:
+        raise
+    except CongealError as error:
+        raise RunFailed(str(error)) from error
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn the operating system's refusals to write at `path` into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise RunFailed(
+                f"the disk is full: could not write {path}; free some space and run the same command again to resume"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
+            reason = os.strerror(error.errno).lower()
+            raise CongealError(f"cannot write to {path} ({reason}); choose another folder with -o") from error
+        raise
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write the whole file or nothing: a temporary file beside it, then a rename."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    write_text(path, json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_rows(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Write a table; its columns are `columns` and then whatever keys the rows bring, in order of appearance."""
+    names = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
+    text = io.StringIO()
+    table = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's own words: NumPy numbers and arrays unpacked, paths as text, NaN and infinity as null."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+class Checkpoint:
+    """Where a method keeps its state while fitting: plain tensors and numbers, one file, replaced whole."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        import torch
+
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        write_bytes(self.path, buffer.getvalue())
+
+    def load(self) -> dict[str, Any] | None:
+        """The state saved last; None where there is none or the file is damaged (which is reported)."""
+        import torch
+
+        if not self.path.exists():
+            return None
+        try:
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            log.warning("%s is damaged and is ignored; fitting starts again (%s)", self.path, first_line)
+            return None
+        if not isinstance(state, dict):
+            log.warning("%s is not a checkpoint of this program and is ignored; fitting starts again", self.path)
+            return None
+        return state
+
+    def delete(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class RunFolder:
+    """One run. `with RunFolder(path).begin(config) as run:` creates or resumes it and keeps others out."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).expanduser()
+        self.work = self.path / ".work"
+        self.state: dict[str, Any] = {}
+        self._lock: int | None = None
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    # -- opening
+
+    @classmethod
+    def existing(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """A run that is there already, to read from; never writes."""
+        run = cls(path)
+        if not run.path.exists():
+            raise CongealError(f"no such run folder: {run}; 'congeal align SOURCE -o {run}' makes one")
+        if not (run / CONFIG).is_file():
+            raise CongealError(f"{run} is not a run folder (it has no {CONFIG}); give the folder that 'congeal align -o' wrote")
+        run.state = run._read_state()
+        return run
+
+    def begin(self, config: Mapping[str, Any]) -> RunFolder:
+        """Create the folder, or reopen it if it holds the same question; then lock it."""
+        config = _plain(config)
+        self._check_belongs()
+        with writing(self.path):
+            self.work.mkdir(parents=True, exist_ok=True)
+            self._acquire()
+        try:
+            if (self / CONFIG).exists():
+                self._check_same(config)
+            else:
+                write_json(self / CONFIG, {**config, "created": datetime.now(UTC).isoformat(timespec="seconds")})
+            self.state = self._read_state()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _check_belongs(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise CongealError(f"cannot write to {self}: it is a file; choose a folder with -o")
+        if not self.path.is_dir() or (self / CONFIG).exists():
+            return
+        # `.work` and `.lock` alone are a run that was stopped before it wrote its first file.
+        strangers = [name for name in os.listdir(self.path) if name not in (".work", ".lock")]
+        if strangers:
+            raise CongealError(
+                f"{self} is not empty and belongs to something else (it has {sorted(strangers)[0]!r} but no {CONFIG}); "
+                "choose another folder with -o"
+            )
+
+    def _check_same(self, config: Mapping[str, Any]) -> None:
+        before = self.config
+        keys = [key for key in {**before, **config} if key not in NOT_COMPARED]
+        differing = [key for key in keys if before.get(key) != config.get(key)]
+        if differing:
+            told = ", ".join(f"{key} (was {before.get(key)!r}, now {config.get(key)!r})" for key in differing)
+            raise CongealError(f"{self} belongs to another run, which differs in {told}; choose another folder or delete it")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        try:
+            config = json.loads((self / CONFIG).read_text())
+        except (OSError, ValueError) as error:
+            raise CongealError(f"{self / CONFIG} cannot be read ({error}); choose another folder or delete it") from error
+        if not isinstance(config, dict):
+            raise CongealError(f"{self / CONFIG} is not a run's configuration; choose another folder or delete it")
+        return config
+
+    # -- the lock: held by the kernel, so a killed process leaves nothing to clean up; the pid inside is for people
+
+    def _acquire(self) -> None:
+        self._lock = os.open(self / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if fcntl is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(self._lock, 32).decode(errors="replace").strip() or "unknown"
+            self.close()
+            raise CongealError(
+                f"another process (pid {pid}) is working in {self}; wait for it, stop it, or choose another folder"
+            ) from None
+        except OSError as error:
+            log.warning("%s is on a file system without locks (%s): do not start a second run in it", self, error.strerror)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- stages
+
+    def _read_state(self) -> dict[str, Any]:
+        try:
+            state = json.loads((self.work / "state.json").read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read (%s); the run starts again", self.work / "state.json", error)
+            return {}
+        return state if isinstance(state, dict) else {}
+
+    def reached(self, stage: str) -> bool:
+        """Whether `stage` was finished, now or before an interruption."""
+        return STAGES.index(stage) <= STAGES.index(self.state["stage"]) if "stage" in self.state else False
+
+    def finish(self, stage: str, **facts: Any) -> None:
+        """Note that `stage` is done, and the facts later stages need."""
+        self.remember(stage=stage, **facts)
+
+    def remember(self, **facts: Any) -> None:
+        self.state.update(facts)
+        write_json(self.work / "state.json", self.state)
+
+    # -- files
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self / "checkpoint.pt")
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_json(self / name, value)
+
+    def write_text(self, name: str, text: str) -> None:
+        write_text(self / name, text)
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        write_bytes(self / name, data)
+
+    def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+        write_rows(self / name, rows, columns)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run; `CongealError` if the run has not got that far."""
+        try:
+            value = json.loads((self / name).read_text())
+        except FileNotFoundError:
+            raise CongealError(
+                f"{self} has no {name} yet: the run is not finished; run its 'congeal align' command again to resume it"
+            ) from None
+        except ValueError as error:
+            raise CongealError(f"{self / name} is damaged ({error}); run 'congeal align' into a new folder") from error
+        if not isinstance(value, dict):
+            raise CongealError(f"{self / name} is not the file this program writes; run 'congeal align' into a new folder")
+        return value
+
+    def discard(self, name: str) -> None:
+        """Remove a working file or folder that nothing needs any more."""
+        path = self.work / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

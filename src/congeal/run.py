@@ -1,9 +1,9 @@
 """The run folder: what was asked, how far it got, and files that are either whole or absent.
 
-    config.json       what was asked; the same question resumes, another one is refused
-    .lock             held by the process at work, with its pid
-    .work/state.json  the stages finished so far, and what later ones need to know
-    checkpoint.pt     the method's own state in the middle of fitting
+config.json       what was asked; the same question resumes, another one is refused
+.lock             held by the process at work, with its pid
+.work/state.json  the stages finished so far, and what later ones need to know
+checkpoint.pt     the method's own state in the middle of fitting
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 import os
 import pickle
 import shutil
+import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ CONFIG = "config.json"
 # Written down for the reader; a difference in them does not make it another run.
 NOT_COMPARED = ("version", "command", "created")
 FULL = (errno.ENOSPC, errno.EDQUOT)
+# What torch.load raises, depending on where a file was cut.
+DAMAGE = (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 class RunFailed(CongealError):
@@ -121,17 +124,34 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested parameters by dotted names, so that a difference can be named."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat.update({f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value})
+    return flat
+
+
 class Checkpoint:
-    """Where a method keeps its state while fitting: plain tensors and numbers, one file, replaced whole."""
+    """Where a method keeps its state while fitting: plain tensors and numbers, one file, replaced whole.
+
+    `seconds` is the time spent since it was opened, plus what went into the state that was loaded.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._opened = time.monotonic()
+        self._before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._before + time.monotonic() - self._opened
 
     def save(self, state: Mapping[str, Any]) -> None:
         import torch
 
         buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
+        torch.save({"seconds": self.seconds, "state": dict(state)}, buffer)
         write_bytes(self.path, buffer.getvalue())
 
     def load(self) -> dict[str, Any] | None:
@@ -142,14 +162,15 @@ class Checkpoint:
             return None
         try:
             state = torch.load(self.path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        except DAMAGE as error:
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
             log.warning("%s is damaged and is ignored; fitting starts again (%s)", self.path, first_line)
             return None
-        if not isinstance(state, dict):
+        if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
             log.warning("%s is not a checkpoint of this program and is ignored; fitting starts again", self.path)
             return None
-        return state
+        self._before = float(state.get("seconds", 0.0))
+        return dict(state["state"])
 
     def delete(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -182,7 +203,9 @@ class RunFolder:
         if not run.path.exists():
             raise CongealError(f"no such run folder: {run}; 'congeal align SOURCE -o {run}' makes one")
         if not (run / CONFIG).is_file():
-            raise CongealError(f"{run} is not a run folder (it has no {CONFIG}); give the folder that 'congeal align -o' wrote")
+            raise CongealError(
+                f"{run} is not a run folder (it has no {CONFIG}); give the folder that 'congeal align -o' wrote"
+            )
         run.state = run._read_state()
         return run
 
@@ -219,18 +242,21 @@ class RunFolder:
 
     def _check_same(self, config: Mapping[str, Any]) -> None:
         before = self.config
+        before, config = _flat(before), _flat(config)
         keys = [key for key in {**before, **config} if key not in NOT_COMPARED]
         differing = [key for key in keys if before.get(key) != config.get(key)]
         if differing:
             told = ", ".join(f"{key} (was {before.get(key)!r}, now {config.get(key)!r})" for key in differing)
-            raise CongealError(f"{self} belongs to another run, which differs in {told}; choose another folder or delete it")
+            raise CongealError(
+                f"{self} belongs to another run, which differs in {told}; choose another folder or delete it"
+            )
 
     @property
     def config(self) -> dict[str, Any]:
         try:
             config = json.loads((self / CONFIG).read_text())
         except (OSError, ValueError) as error:
-            raise CongealError(f"{self / CONFIG} cannot be read ({error}); choose another folder or delete it") from error
+            raise CongealError(f"{self / CONFIG} is damaged ({error}); choose another folder or delete it") from error
         if not isinstance(config, dict):
             raise CongealError(f"{self / CONFIG} is not a run's configuration; choose another folder or delete it")
         return config
@@ -249,7 +275,9 @@ class RunFolder:
                 f"another process (pid {pid}) is working in {self}; wait for it, stop it, or choose another folder"
             ) from None
         except OSError as error:
-            log.warning("%s is on a file system without locks (%s): do not start a second run in it", self, error.strerror)
+            log.warning(
+                "%s is on a file system without locks (%s): do not start a second run in it", self, error.strerror
+            )
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
@@ -261,7 +289,9 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # -- stages
@@ -317,7 +347,9 @@ class RunFolder:
         except ValueError as error:
             raise CongealError(f"{self / name} is damaged ({error}); run 'congeal align' into a new folder") from error
         if not isinstance(value, dict):
-            raise CongealError(f"{self / name} is not the file this program writes; run 'congeal align' into a new folder")
+            raise CongealError(
+                f"{self / name} is not the file this program writes; run 'congeal align' into a new folder"
+            )
         return value
 
     def discard(self, name: str) -> None:

@@ -183,7 +183,7 @@ class Transforms:
         back = np.full_like(self.matrices, np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
             back[known] = matrix.invert(self.matrices[known])
-        singular = known & ((np.linalg.det(self.matrices) == 0) | ~np.isfinite(back).all(axis=(1, 2)))
+            singular = known & ((np.linalg.det(self.matrices) == 0) | ~np.isfinite(back).all(axis=(1, 2)))
         if singular.any():
             row = int(np.flatnonzero(singular)[0])
             raise CongealError(f"the transform of image '{self.ids[row]}' has no inverse: its matrix is singular")

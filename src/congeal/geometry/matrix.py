@@ -122,15 +122,12 @@ def homography_from_points(source: np.ndarray, target: np.ndarray) -> np.ndarray
     return np.concatenate([solution, np.ones_like(solution[..., :1])], -1).reshape(*solution.shape[:-1], 3, 3)
 
 
-def mean_matrix(matrices: np.ndarray, size: Size, keep: float = 1.0) -> np.ndarray:
-    """The mean transform of (N, 3, 3) b_from_a: the homography through the mean positions of a's four corners.
+def mean_matrix(matrices: Matrix, size: Size) -> Matrix:
+    """The mean transform of (N, 3, 3) b_from_a, a frame of `size`: mean entries, each scaled to 1 at a's centre.
 
-    Averaging where corners land, not matrix entries, means the same for affine matrices and stays meaningful for
-    homographies. `keep` < 1 drops the transforms whose corners lie farthest from the median.
+    Entries, not corners, are averaged: a few wild homographies throw corners to infinity, but their entries stay
+    small, so they do not drag the mean of all the others along.
     """
-    frame = corners(size)
-    landed = map_points(np.asarray(matrices, np.float64), frame)
-    if keep < 1:
-        distance = np.linalg.norm(landed - np.median(landed, 0), axis=-1).max(-1)
-        landed = landed[distance <= np.quantile(distance, keep)]
-    return homography_from_points(frame, landed.mean(0))
+    pixel = _pixel_from_normalised(size)
+    centred = normalise(matrices @ _like(pixel, matrices))
+    return normalise(centred.mean(0) @ _like(np.linalg.inv(pixel), matrices))

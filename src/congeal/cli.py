@@ -1,0 +1,338 @@
+"""The command line: one dataclass per command, each with a `run` that does it (and is told the command as typed).
+
+Exit codes: 0 done (a result that collapsed is done, and said loudly), 2 wrong use (flags, paths, names, a folder that
+belongs to another run), 1 failed during the work (nothing readable, disk full, a bug), 130 stopped with Ctrl-C.
+Nothing heavy is imported up here: `congeal --help` must come at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import logging
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from congeal import __version__
+from congeal.errors import CongealError
+
+if TYPE_CHECKING:
+    from congeal.pipeline import Result
+
+log = logging.getLogger("congeal")
+
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Settings = Annotated[
+    tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(name="set", metavar="KEY=VALUE", help_behavior_hint="")
+]
+
+
+def output(metavar: str) -> Any:
+    return tyro.conf.arg(aliases=["-o"], metavar=metavar)
+
+
+@dataclasses.dataclass
+class Align:
+    """Align a set of images and write a run folder: transforms, aligned images, numbers, report, model.
+
+    The same command again resumes a run that was stopped.
+    """
+
+    source: Source
+    """A folder, a glob, a list file, .npy/.npz, idx(.gz), a TIFF stack, tar shards, Parquet, a URL, or a named set
+    such as digits:3 or mnist:3."""
+    output: Annotated[str, output("RUN")]
+    """The run folder to write, or to resume."""
+    method: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """How to align; 'congeal methods' lists them. The best one available unless given."""
+    motion: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """translation, rigid, similarity, affine or homography; the method's own unless given."""
+    reference: Annotated[str, tyro.conf.arg(metavar="auto|PATH|INDEX")] = "auto"
+    """What to align to: the method's own choice, an image file, or the index of an image of the set."""
+    init: Annotated[str | None, tyro.conf.arg(metavar="FILE.csv", help_behavior_hint="")] = None
+    """Where to start: a transforms file, or boxes (columns id,x,y,width,height in source pixels)."""
+    size: int = 64
+    """Longer side, in pixels, of the images the method works on. Results keep the full resolution."""
+    limit: Count = None
+    """Use only the first so many images."""
+    seed: int = 0
+    """Seed of everything random."""
+    no_aligned: Flag = False
+    """Do not write the aligned images, only transforms and pictures of the whole."""
+    output_format: str = "auto"
+    """auto gives back what came in; or files, npy, tiff, shards."""
+    set: Settings = dataclasses.field(default_factory=list)
+    """A parameter of the method, for example --set damping=0.1; may be repeated."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        from congeal.pipeline import align
+
+        result = align(
+            self.source,
+            self.output,
+            method=self.method,
+            motion=self.motion,
+            params=parse_settings(self.set),
+            reference=self.reference,
+            init=self.init,
+            size=self.size,
+            limit=self.limit,
+            seed=self.seed,
+            write_aligned=not self.no_aligned,
+            output_format=self.output_format,
+            quiet=self.quiet,
+            command=command,
+        )
+        tell(result, self.quiet)
+
+
+@dataclasses.dataclass
+class Apply:
+    """Align new images with the model of a finished run, without touching the old ones."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align'."""
+    source: Source
+    """The new images; anything 'congeal align' takes."""
+    output: Annotated[str, output("DIR")]
+    """The folder to write, or to resume."""
+    limit: Count = None
+    """Use only the first so many images."""
+    no_aligned: Flag = False
+    """Do not write the aligned images."""
+    output_format: str = "auto"
+    """auto gives back what came in; or files, npy, tiff, shards."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        from congeal.pipeline import apply
+
+        result = apply(
+            self.run_folder,
+            self.source,
+            self.output,
+            limit=self.limit,
+            write_aligned=not self.no_aligned,
+            output_format=self.output_format,
+            quiet=self.quiet,
+            command=command,
+        )
+        tell(result, self.quiet)
+
+
+@dataclasses.dataclass
+class Export:
+    """Write a run's transforms in another format."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
+    to: Annotated[str, tyro.conf.arg(metavar="FILE")]
+    """transforms.csv, .json, .npz, .parquet, or .tfm (a folder of ITK files); the suffix chooses."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        from congeal.export import export
+
+        print(export(self.run_folder, self.to))
+
+
+@dataclasses.dataclass
+class Pack:
+    """Turn any source into one memory-mapped array, once, so that later runs read it fast."""
+
+    source: Source
+    """Anything 'congeal align' takes."""
+    output: Annotated[str, output("FILE")]
+    """The file to write; give it to 'congeal align' as SOURCE."""
+    limit: Count = None
+    """Use only the first so many images."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        from congeal.images import open_images, pack
+
+        packed = pack(open_images(self.source, limit=self.limit), self.output)
+        print(f"packed {len(packed)} images into {Path(self.output).resolve()}")
+
+
+@dataclasses.dataclass
+class Methods:
+    """List the methods, their motions, and which of them can align new images."""
+
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        from congeal.pipeline import describe_methods
+
+        print(describe_methods())
+
+
+@dataclasses.dataclass
+class Demo:
+    """Align the bundled handwritten threes and show the report; under two minutes."""
+
+    output: Annotated[str, output("RUN")] = "congeal-demo"
+    """The run folder to write, or to resume."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        from congeal.pipeline import align
+
+        result = align("digits:3", self.output, size=28, quiet=self.quiet, command=command)
+        tell(result, self.quiet)
+
+
+@dataclasses.dataclass
+class Report:
+    """Write report.html of a run again from what is in its folder."""
+
+    run_folder: Run
+    """The run folder."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        from congeal.report import write_report
+        from congeal.run import RunFolder
+
+        print(write_report(RunFolder.existing(self.run_folder)).resolve())
+
+
+COMMANDS: dict[str, Any] = {
+    "align": Align,
+    "apply": Apply,
+    "export": Export,
+    "report": Report,
+    "pack": Pack,
+    "methods": Methods,
+    "demo": Demo,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; gives the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--version"]:
+        print(f"congeal {__version__}")
+        return 0
+    try:
+        command = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="congeal",
+            description="Jointly align a set of images of one kind of object. 'congeal --version' prints the version.",
+            args=arguments or ["--help"],
+        )
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2
+    with messages(quiet=getattr(command, "quiet", False)):
+        return perform(command, shlex.join(["congeal", *arguments]))
+
+
+def perform(command: Any, as_typed: str) -> int:
+    """Run the command; every way it can end becomes one sentence and an exit code."""
+    try:
+        command.run(as_typed)
+    except KeyboardInterrupt:
+        log.error("stopped; run the same command to resume")
+        return 130
+    except BrokenPipeError:  # `congeal methods | head` is not a failure
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 — else the interpreter complains again at exit
+        return 0
+    except CongealError as error:
+        from congeal.run import RunFailed
+
+        log.error("congeal: %s", error)
+        if command.debug:
+            traceback.print_exc()
+        return 1 if isinstance(error, RunFailed) else 2
+    except MemoryError:
+        log.error("congeal: not enough memory; try a smaller --size or fewer images with --limit")
+        return 1
+    except Exception as error:
+        log.error("congeal: unexpected %s: %s; %s", type(error).__name__, first_line(error), keep_traceback(command))
+        return 1
+    return 0
+
+
+def keep_traceback(command: Any) -> str:
+    """Put the traceback of the current error where it can be found; gives the words for where that is."""
+    if command.debug:
+        traceback.print_exc()
+        return "this is a bug; please report it with the traceback above"
+    folder = Path(getattr(command, "output", ""))
+    if (folder / "config.json").is_file():
+        try:
+            (folder / "error.log").write_text(traceback.format_exc())
+        except OSError as problem:
+            return f"this is a bug; run again with --debug to see the traceback (error.log: {problem.strerror})"
+        return f"this is a bug; please report it with {folder / 'error.log'}"
+    return "this is a bug; run again with --debug to see the traceback"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["no message"])[0]
+
+
+@contextmanager
+def messages(quiet: bool) -> Iterator[None]:
+    """One-line messages on stderr while a command runs."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING if quiet else logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """["damping=0.1", "align_on=grey"] → {"damping": 0.1, "align_on": "grey"}."""
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise CongealError(f"--set takes KEY=VALUE, for example --set damping=0.1, not {setting!r}")
+        try:
+            values[key.strip()] = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            values[key.strip()] = text.strip()
+    return values
+
+
+def tell(result: Result, quiet: bool) -> None:
+    """The outcome in a few lines on stdout; a collapse as a warning on stderr as well."""
+    if result.metrics["collapsed"]:
+        log.warning("WARNING: the alignment collapsed (%s): %s", result.metrics["verdict"], result.metrics["advice"])
+    if not quiet:
+        print(result.summary())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Named data sets: `digits:3` is bundled, the others are made from MNIST.
+
+A name is `family:rest`; each family has its own file. Openers give an `ImageSource`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from congeal.errors import CongealError
+from congeal.images.source import ImageSource
+
+
+def _digits(rest: str) -> ImageSource:
+    from congeal.datasets.digits import open_digits
+
+    return open_digits(rest)
+
+
+def _mnist(rest: str) -> ImageSource:
+    from congeal.datasets.mnist import open_mnist
+
+    return open_mnist(rest)
+
+
+def _perspective(rest: str) -> ImageSource:
+    from congeal.datasets.perspective import open_perspective
+
+    return open_perspective(rest)
+
+
+def _perspective_baked(rest: str) -> ImageSource:
+    from congeal.datasets.perspective import open_perspective
+
+    return open_perspective(rest, baked=True)
+
+
+def _affnist(rest: str) -> ImageSource:
+    from congeal.datasets.affnist import open_affnist
+
+    return open_affnist(rest)
+
+
+def _infimnist(rest: str) -> ImageSource:
+    from congeal.datasets.infimnist import open_infimnist
+
+    return open_infimnist(rest)
+
+
+# family → what to write, and the opener
+_FAMILIES: dict[str, tuple[str, Callable[[str], ImageSource]]] = {
+    "digits": ("digits:3", _digits),
+    "mnist": ("mnist:3", _mnist),
+    "perspective": ("perspective:3@0.2", _perspective),
+    "perspective-baked": ("perspective-baked:3@0.2", _perspective_baked),
+    "affnist": ("affnist:2@100000", _affnist),
+    "infimnist": ("infimnist:7@1000000", _infimnist),
+}
+
+
+def names() -> list[str]:
+    """One example of each family, as a user would write it."""
+    return [example for example, _ in _FAMILIES.values()]
+
+
+def open_named(name: str) -> ImageSource:
+    """Open `digits:3` and the like."""
+    family, _, rest = name.partition(":")
+    if family not in _FAMILIES:
+        raise CongealError(f"there is no data set '{name}': there are {', '.join(names())}")
+    return _FAMILIES[family][1](rest)

@@ -1,0 +1,82 @@
+"""Put an image of any size on a canvas of a given size, with exact geometry.
+
+Convention: a source pixel centre x lands at `scale · (x + ½) − ½ + offset` on the canvas, on each axis. Shrinking uses
+a triangle filter as wide as the step between canvas pixels, so nothing aliases; scale 1 is exact.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+Size = tuple[int, int]
+
+
+class Placement(NamedTuple):
+    """Where a source image lies on its canvas; `offset` is the canvas position of its top-left outer corner."""
+
+    scale_x: float
+    scale_y: float
+    offset_x: float
+    offset_y: float
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """canvas_from_source (3, 3), pixel centres."""
+        x, y = self.scale_x, self.scale_y
+        return np.array([[x, 0, x / 2 - 0.5 + self.offset_x], [0, y, y / 2 - 0.5 + self.offset_y], [0, 0, 1.0]])
+
+
+def place(source: Size, canvas: Size) -> Placement:
+    """Fit the source into the canvas, centred, aspect kept.
+
+    A source that misses the canvas' shape by less than half a pixel fills it, so that images of one size
+    get plain rescaling and no letterbox.
+    """
+    height, width = source
+    scale = min(canvas[0] / height, canvas[1] / width)
+    if abs(scale * height - canvas[0]) < 0.5 and abs(scale * width - canvas[1]) < 0.5:
+        return Placement(canvas[1] / width, canvas[0] / height, 0.0, 0.0)
+    return Placement(scale, scale, (canvas[1] - scale * width) / 2, (canvas[0] - scale * height) / 2)
+
+
+def placements(sources: np.ndarray, canvas: Size) -> np.ndarray:
+    """canvas_from_source (N, 3, 3) for sizes (N, 2); one shared matrix when all sizes are equal."""
+    if len(sources) and (sources == sources[0]).all():
+        height, width = (int(v) for v in sources[0])
+        return np.broadcast_to(place((height, width), canvas).matrix, (len(sources), 3, 3))
+    unique, inverse = np.unique(sources, axis=0, return_inverse=True)
+    matrices = np.array([place((int(h), int(w)), canvas).matrix for h, w in unique]).reshape(-1, 3, 3)
+    return matrices[inverse.reshape(-1)]
+
+
+def render(
+    pixels: np.ndarray, canvas: Size, placement: Placement, mask: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """(H, W, C) → (C, h, w) float32 in the same units, and the canvas mask (h, w), None where everything is covered."""
+    height, width, channels = pixels.shape
+    rows, cover_y = _axis(height, canvas[0], placement.scale_y, placement.offset_y)
+    columns, cover_x = _axis(width, canvas[1], placement.scale_x, placement.offset_x)
+    if (height, width) == canvas and placement == (1, 1, 0, 0):
+        out = np.ascontiguousarray(np.moveaxis(pixels, -1, 0), dtype=np.float32)
+        return out, None if mask is None or (mask >= 1).all() else mask.astype(np.float32)
+    flat = rows @ pixels.reshape(height, width * channels).astype(np.float32)
+    out = np.matmul(flat.reshape(canvas[0], width, channels).transpose(2, 0, 1), columns.T)
+    cover = np.outer(cover_y, cover_x)
+    if mask is not None:
+        cover = cover * (rows @ mask.astype(np.float32) @ columns.T)
+    return np.ascontiguousarray(out), None if (cover > 0.999).all() else cover.astype(np.float32)
+
+
+@lru_cache(maxsize=128)
+def _axis(n_source: int, n_canvas: int, scale: float, offset: float) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (n_canvas, n_source) of the filter along one axis, and how much of each canvas pixel is covered."""
+    left = np.arange(n_canvas) - offset
+    cover = np.clip(np.minimum(left + 1, scale * n_source) - np.maximum(left, 0), 0, 1).astype(np.float32)
+    centre = np.clip((left + 0.5) / scale - 0.5, 0, n_source - 1)
+    reach = max(1.0, 1 / scale)
+    weights = np.maximum(0, 1 - np.abs(np.arange(n_source) - centre[:, None]) / reach)
+    weights *= (cover > 0)[:, None] / weights.sum(1, keepdims=True)
+    return weights.astype(np.float32), cover

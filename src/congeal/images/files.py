@@ -1,0 +1,121 @@
+"""Image files on disk: folders, globs, list files."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from congeal.errors import CongealError
+from congeal.images.decode import EXTENSIONS, decode, probe
+from congeal.images.source import Header, Image, ImageSource, UnreadableImage, unique_ids
+
+_HEADER_BYTES = 1 << 16
+
+
+class FileSource(ImageSource):
+    """Image files below a base folder; ids are paths relative to it, with '/'."""
+
+    def __init__(self, base: Path, relative: Sequence[str], *, name: str) -> None:
+        self.base, self.relative, self.name = base, relative, name
+        self._ids = unique_ids(path.replace(os.sep, "/") for path in relative)
+
+    def __len__(self) -> int:
+        return len(self.relative)
+
+    def id(self, i: int) -> str:
+        return self._ids[i]
+
+    def path(self, i: int) -> Path:
+        return self.base / self.relative[i]
+
+    def read(self, i: int) -> Image:
+        return decode(self._bytes(i), self.id(i))
+
+    def probe(self, i: int) -> Header:
+        return probe(self._bytes(i, _HEADER_BYTES), self.id(i)) or super().probe(i)
+
+    def _bytes(self, i: int, count: int = -1) -> bytes:
+        try:
+            with open(self.path(i), "rb") as file:
+                return file.read(count)
+        except OSError as error:
+            raise UnreadableImage(f"cannot be opened ({error.strerror})") from error
+
+
+def open_folder(folder: Path) -> FileSource:
+    """All image files below a folder, hidden ones left out, in natural order."""
+    relative = sorted(list_files(folder, EXTENSIONS), key=natural_key)
+    if not relative:
+        raise CongealError(f"the folder {folder} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
+    return FileSource(folder, relative, name=folder.resolve().name or str(folder))
+
+
+def open_paths(paths: Sequence[Path], *, name: str) -> FileSource:
+    """Given files in the given order; ids are relative to the deepest folder that holds them all."""
+    absolute = [os.path.abspath(path) for path in paths]
+    base = os.path.commonpath([os.path.dirname(path) for path in absolute])
+    return FileSource(Path(base), [os.path.relpath(path, base) for path in absolute], name=name)
+
+
+def open_list(path: Path) -> FileSource:
+    """A text file with one path per line, relative to the list's own folder; empty lines and '#' lines are comments."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise CongealError(f"{path} is not a text file with one image path per line ({error.reason})") from error
+    entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not entries:
+        raise CongealError(f"the list {path} names no images: write one path per line")
+    return open_paths([path.parent / entry for entry in entries], name=path.name)
+
+
+def matches(pattern: str) -> list[Path]:
+    """Files that match a glob with `**` and `{a,b}` or `{000..010}` braces, in natural order."""
+    found = {
+        path for one in expand_braces(pattern) for path in glob.glob(one, recursive=True) if not os.path.isdir(path)
+    }
+    return [Path(path) for path in sorted(found, key=natural_key)]
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`a-{000..002}.tar` → three names; `{x,y}` → two; anything else → itself."""
+    found = re.search(r"\{([^{}]*)\}", pattern)
+    if not found:
+        return [pattern]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", found[1])
+    if numbers:
+        choices = [str(n).zfill(len(numbers[1])) for n in range(int(numbers[1]), int(numbers[2]) + 1)]
+    else:
+        choices = found[1].split(",")
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    return [whole for choice in choices for whole in expand_braces(before + choice + after)]
+
+
+def list_files(folder: Path, extensions: frozenset[str]) -> Iterator[str]:
+    """Paths of files below a folder, relative to it, by extension; one directory scan each and no stat per file."""
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        try:
+            with os.scandir(folder / below) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    path = os.path.join(below, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(path)
+                    elif os.path.splitext(entry.name)[1].lower() in extensions:
+                        yield path
+        except PermissionError as error:
+            raise CongealError(f"the folder {folder / below} cannot be listed: {error.strerror}") from error
+
+
+def natural_key(name: str) -> tuple[list[tuple[int, int | str]], str]:
+    """Sorts 'image2' before 'image10'."""
+    parts: list[tuple[int, int | str]] = [
+        (0, int(part)) if part.isdecimal() else (1, part.lower()) for part in re.split(r"(\d+)", name) if part
+    ]
+    return parts, name

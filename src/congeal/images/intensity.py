@@ -1,0 +1,46 @@
+"""Pixel values of any type → [0, 1]: which value is black, which is white, and which channels are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from congeal.errors import CongealError
+
+AlignOn = int | Sequence[int] | Literal["grey"] | None
+_LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+
+
+def intensity_range(dtype: np.dtype, low: float, high: float) -> tuple[float, float]:
+    """(black, white) for a set of images of one dtype whose smallest and largest values are `low` and `high`.
+
+    uint8 and bool have fixed ranges. Other integers rarely use their whole range (12 bits in 16), so white is the set's
+    largest value. Floats up to 1 are taken as they are. Negative values move black down to the smallest.
+    """
+    if dtype == np.uint8:
+        return 0.0, 255.0
+    if dtype.kind == "b":
+        return 0.0, 1.0
+    black = min(low, 0.0)
+    white = high if dtype.kind != "f" or high > 1 or black < 0 else 1.0
+    return black, white if white > black else black + 1.0
+
+
+def select_channels(pixels: np.ndarray, align_on: AlignOn) -> np.ndarray:
+    """The channels (last axis) a method looks at; "grey" is luma for three channels and the mean for other counts."""
+    if align_on is None:
+        return pixels
+    channels = pixels.shape[-1]
+    if isinstance(align_on, str):
+        if align_on != "grey":
+            raise CongealError(f"align_on is a channel number, a list of them or 'grey', not '{align_on}'")
+        if channels == 1:
+            return pixels
+        weights = _LUMA if channels == 3 else np.full(channels, 1 / channels, dtype=np.float32)
+        return (pixels.astype(np.float32) @ weights)[..., None]
+    wanted = [align_on] if isinstance(align_on, int | np.integer) else list(align_on)
+    if not wanted or not all(0 <= channel < channels for channel in wanted):
+        raise CongealError(f"align_on is {align_on}, but the images have channels 0 to {channels - 1}")
+    return pixels[..., wanted]

@@ -1,0 +1,128 @@
+"""`open_images(anything)`: find out what the user means and open it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from congeal.errors import CongealError
+from congeal.images.arrays import ArraySource, ListSource, from_tensor, open_npy, open_npz
+from congeal.images.decode import EXTENSIONS
+from congeal.images.files import list_files, matches, natural_key, open_folder, open_list, open_paths
+from congeal.images.source import ImageSource
+
+_NAMED = re.compile(r"[a-z]+(-[a-z]+)*:[^/\\]")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
+_TIFF = (".tif", ".tiff")
+
+
+def open_images(anything: Any, limit: int | None = None) -> ImageSource:
+    """A source over nearly anything: see docs/formats.md. `limit` keeps the first so many images."""
+    source = _open(anything)
+    if len(source) == 0:
+        raise CongealError(f"{source.name} holds no images")
+    return source.limit(limit)
+
+
+def _open(anything: Any) -> ImageSource:
+    if isinstance(anything, ImageSource):
+        return anything
+    if isinstance(anything, np.ndarray):
+        return ArraySource(anything)
+    if isinstance(anything, str):
+        return _open_text(anything)
+    if isinstance(anything, Path):
+        return open_path(anything)
+    if hasattr(anything, "detach") and hasattr(anything, "ndim"):
+        return from_tensor(anything)
+    if isinstance(anything, Sequence):
+        return _open_sequence(anything)
+    raise CongealError(
+        f"images cannot be read from a {type(anything).__name__}: give a path, an array, a tensor or a list"
+    )
+
+
+def _open_text(text: str) -> ImageSource:
+    if _URL.match(text):
+        from congeal.images.remote import open_url
+
+        return open_url(text)
+    if os.path.exists(text):
+        return open_path(Path(text))
+    if _NAMED.match(text):
+        from congeal.datasets import open_named
+
+        return open_named(text)
+    if any(character in text for character in "*?[{"):
+        return _open_found(matches(text), text)
+    return open_path(Path(text))
+
+
+def _open_sequence(items: Sequence[Any]) -> ImageSource:
+    if len(items) == 0:
+        raise CongealError("the list of images is empty")
+    if all(isinstance(item, str | Path) for item in items):
+        return _open_found([Path(item) for item in items], "list")
+    return ListSource(items)
+
+
+def _open_found(paths: list[Path], what: str) -> ImageSource:
+    """Several files: all shards, all Parquet, or one image each."""
+    if not paths:
+        raise CongealError(f"no file matches {what}")
+    suffixes = {path.suffix.lower() for path in paths}
+    if suffixes == {".tar"}:
+        from congeal.images.shards import open_shards
+
+        return open_shards(paths, name=what)
+    if suffixes == {".parquet"}:
+        from congeal.images.parquet import open_parquet
+
+        return open_parquet(paths, name=what)
+    if len(paths) == 1 and not suffixes <= EXTENSIONS:
+        return open_path(paths[0])
+    return open_paths(paths, name=what)
+
+
+def open_path(path: Path) -> ImageSource:
+    """A local folder or file, by its suffix and then by its first bytes."""
+    if not path.exists():
+        raise CongealError(f"no such file or folder: {path}")
+    if path.is_dir():
+        return _open_directory(path)
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return open_npy(path)
+    if suffix == ".npz":
+        return open_npz(path)
+    if suffix in (".txt", ".lst"):
+        return open_list(path)
+    if suffix in (".tar", ".parquet"):
+        return _open_found([path], path.name)
+    if suffix in _TIFF:
+        from congeal.images.tiff import open_tiff
+
+        return open_tiff(path)
+    if suffix in EXTENSIONS:
+        return open_paths([path], name=path.name)
+    from congeal.images.idx import is_idx, open_idx
+
+    if is_idx(path):
+        return open_idx(path)
+    known = "an image, .npy, .npz, .txt, .lst, .tar, .parquet, idx or idx.gz"
+    raise CongealError(f"{path} is not a known kind of file: give a folder, {known}")
+
+
+def _open_directory(folder: Path) -> ImageSource:
+    for suffix in (".tar", ".parquet"):
+        # Folders of shards hold nothing else; a folder of images answers at its first file.
+        if next(list_files(folder, EXTENSIONS), None) is None:
+            found = sorted(list_files(folder, frozenset((suffix,))), key=natural_key)
+            if found:
+                return _open_found([folder / name for name in found], str(folder))
+    return open_folder(folder)

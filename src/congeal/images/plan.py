@@ -1,0 +1,152 @@
+"""Decide, before any pixel is decoded, how large the stack, the frame and the aligned picture are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from congeal.errors import CongealError
+from congeal.geometry.matrix import rescale
+from congeal.images.canvas import place
+from congeal.images.intensity import AlignOn
+from congeal.images.source import Header, ImageSource, UnreadableImage
+
+if TYPE_CHECKING:
+    from congeal.transforms import Transforms
+
+Size = tuple[int, int]
+# Sizes are medians, so a few thousand headers tell as much as a million.
+_SAMPLE = 4096
+# A start that zooms in by less than this keeps the plain stack; small differences are not worth a decoding pass.
+_WORTHWHILE_ZOOM = 1.25
+# A stack never grows beyond this multiple of the working size, however small the boxes are.
+_LARGEST_ZOOM = 8.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a fitted method remembers of its stack, so that new images reach it at the same sizes (height, width)."""
+
+    size: Size
+    frame: Size
+    aligned_size: Size
+    channels: int
+    align_on: AlignOn = None
+
+    def __post_init__(self) -> None:
+        for name in ("size", "frame", "aligned_size"):  # JSON knows lists only
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes are (height, width). `initial` (N,3,3) aligned_from_source or None; `mixed` channel counts."""
+
+    size: Size
+    frame: Size
+    aligned: Size
+    initial: np.ndarray | None
+    mixed: bool
+    dtypes: frozenset[np.dtype]
+
+
+def make_plan(
+    source: ImageSource,
+    size: int,
+    init: np.ndarray | Transforms | None,
+    init_size: Size | None,
+    layout: Layout | None = None,
+) -> Plan:
+    """Look at the headers of up to a few thousand images and choose sizes, or take those of a given layout."""
+    if size < 2:
+        raise CongealError(f"size is the longer side of the working picture in pixels; {size} is too small")
+    initial, aligned = starting_matrices(source, init, init_size)
+    headers = sample_headers(source)
+    sizes = np.array([(h.height, h.width) for h in headers.values()])
+    typical = (int(np.median(sizes[:, 0])), int(np.median(sizes[:, 1])))
+    stack = shrink(typical, size)
+    aligned = aligned or typical
+    frame = shrink(aligned, size)
+    if initial is not None and stack != typical:
+        zoom = _zoom(headers, initial, stack, frame, aligned)
+        if zoom > _WORTHWHILE_ZOOM:
+            longer = min(round(max(stack) * min(zoom, _LARGEST_ZOOM)), max(typical))
+            stack = shrink(typical, longer)
+    channels = {h.channels for h in headers.values()}
+    if layout is not None:
+        stack, frame, aligned = layout.size, layout.frame, layout.aligned_size
+    return Plan(stack, frame, aligned, initial, len(channels) > 1, frozenset(h.dtype for h in headers.values()))
+
+
+def shrink(size: Size, longer: int) -> Size:
+    """The same shape with its longer side at most `longer`; never enlarged."""
+    scale = min(1.0, longer / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def sample_headers(source: ImageSource) -> dict[int, Header]:
+    """Headers of readable images spread evenly over the set, by position."""
+    if source.shape is not None and source.dtype is not None:
+        return dict.fromkeys((0, len(source) // 2, len(source) - 1), Header(*source.shape, source.dtype))
+    first_reason = ""
+    headers: dict[int, Header] = {}
+    sample = np.unique(np.linspace(0, len(source) - 1, min(len(source), _SAMPLE)).astype(int))
+    rest = np.setdiff1d(np.arange(len(source)), sample)
+    for positions in (sample, rest):
+        for i in positions:
+            try:
+                headers[int(i)] = source.probe(int(i))
+            except UnreadableImage as error:
+                first_reason = first_reason or f"{source.id(int(i))}: {error}"
+            if positions is rest and headers:
+                return headers
+        if headers:
+            return headers
+    raise nothing_readable(source, first_reason)
+
+
+def nothing_readable(source: ImageSource, first_reason: str) -> CongealError:
+    """The error for a set without one usable image."""
+    return CongealError(f"none of the {len(source)} images in {source.name} can be used; the first: {first_reason}")
+
+
+def starting_matrices(
+    source: ImageSource, init: np.ndarray | Transforms | None, init_size: Size | None
+) -> tuple[np.ndarray | None, Size | None]:
+    """aligned_from_source (N,3,3) to start from, in the order of the source, and the size it leads to, if known."""
+    if init is None:
+        return source.initial, init_size or source.initial_size
+    if not isinstance(init, np.ndarray | list | tuple):
+        row = {id: k for k, id in enumerate(init.ids)}
+        missing = [id for id in map(source.id, range(len(source))) if id not in row]
+        if missing:
+            raise CongealError(
+                f"the starting transforms belong to another set: {len(missing)} of {len(source)} images of "
+                f"{source.name} are not in them, the first is '{missing[0]}'"
+            )
+        rows = [row[source.id(i)] for i in range(len(source))]
+        return np.asarray(init.matrices, dtype=np.float64)[rows], init_size or init.aligned_size
+    matrices = np.asarray(init, dtype=np.float64)
+    if matrices.shape != (len(source), 3, 3):
+        raise CongealError(f"init has shape {matrices.shape}; {len(source)} images need ({len(source)}, 3, 3)")
+    return matrices, init_size
+
+
+def _zoom(headers: dict[int, Header], initial: np.ndarray, stack: Size, frame: Size, aligned: Size) -> float:
+    """How many frame pixels the start shows per pixel of the plain stack: the median over the sampled images."""
+    from congeal.images.resample import scale_at_centre
+
+    aligned_from_frame = rescale(frame, aligned)
+    zooms = []
+    for i, header in headers.items():
+        if not np.isfinite(initial[i]).all() or abs(np.linalg.det(initial[i])) < 1e-12:
+            continue
+        stack_from_source = place((header.height, header.width), stack).matrix
+        stack_from_frame = stack_from_source @ np.linalg.inv(initial[i]) @ aligned_from_frame
+        zooms.append(1 / max(scale_at_centre(stack_from_frame, frame), 1e-6))
+    return float(np.median(zooms)) if zooms else 1.0

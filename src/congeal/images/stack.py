@@ -1,0 +1,259 @@
+"""The images as methods see them: one size, float32 in [0, 1], with the matrices that lead back to the originals."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from congeal.errors import CongealError
+from congeal.geometry.matrix import compose, invert, normalise, rescale
+from congeal.images.arrays import NOT_FINITE
+from congeal.images.canvas import placements
+from congeal.images.intensity import AlignOn, intensity_range, select_channels
+from congeal.images.plan import Layout, Plan, make_plan, nothing_readable
+from congeal.images.source import ImageSource, Indices, Skipped
+from congeal.images.store import AnotherKind, Store, fill_store
+
+if TYPE_CHECKING:
+    from congeal.transforms import Transforms
+
+Size = tuple[int, int]
+_SCAN_VALUES = 16 << 20
+NO_START = "no starting transform was given for it"
+
+
+class Stack:
+    """n readable images of a source at working resolution. See docs/architecture.md for the four spaces.
+
+    size, frame, aligned_size are (height, width). start and stack_from_source are (n, 3, 3) float64; kept (n,) are
+    positions in the source; source_sizes (n, 2); intensity is the (black, white) pixel values that became 0 and 1.
+    """
+
+    def __init__(
+        self, source: ImageSource, plan: Plan, *, reasons: dict[int, str], sizes: np.ndarray, align_on: AlignOn
+    ) -> None:
+        self.source, self.size, self.frame, self.aligned_size = source, plan.size, plan.frame, plan.aligned
+        reasons = dict(reasons)
+        if plan.initial is not None:
+            lost = np.flatnonzero(~np.isfinite(plan.initial).all(axis=(1, 2)))
+            reasons = {int(i): NO_START for i in lost} | reasons
+        if len(reasons) == len(source):
+            i = min(reasons)
+            raise nothing_readable(source, f"{source.id(i)}: {reasons[i]}")
+        self.skipped = [Skipped(source.id(i), reasons[i]) for i in sorted(reasons)]
+        self.kept = np.setdiff1d(np.arange(len(source)), list(reasons)) if reasons else np.arange(len(source))
+        self.ids = [source.id(int(i)) for i in self.kept]
+        self.source_sizes = sizes[self.kept] if reasons else sizes
+        self.stack_from_source = placements(self.source_sizes, self.size)
+        self.start = self._start(plan)
+        self.align_on = align_on
+        self.intensity = (0.0, 1.0)
+        self._store: Store | None = None
+
+    def _start(self, plan: Plan) -> np.ndarray:
+        n = len(self.kept)
+        if plan.initial is None:
+            return np.broadcast_to(rescale(self.frame, self.size), (n, 3, 3))
+        source_from_aligned = invert(np.asarray(plan.initial, dtype=np.float64)[self.kept])
+        return normalise(compose(self.stack_from_source, source_from_aligned, rescale(self.frame, self.aligned_size)))
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    @property
+    def channels(self) -> int:
+        return int(self.images([0]).shape[1])
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.size, self.frame, self.aligned_size, self.channels, self.align_on)
+
+    def images(self, indices: Indices) -> torch.Tensor:
+        """(B, C, H, W) float32 in [0, 1] for positions in the stack (not in the source)."""
+        rows = self.kept[np.asarray(indices)]
+        if self._store is not None:
+            values = np.array(self._store.pixels[rows], dtype=np.float32)
+            black, white = self._store.black[rows], self._store.white[rows]
+            images = torch.from_numpy(values)
+            if (black == black[:1]).all() and (white == white[:1]).all() and len(rows):
+                return _unit(images, float(black[0]), float(white[0]))
+            low = torch.from_numpy(black)[:, None, None, None]
+            return images.sub_(low).div_(torch.from_numpy(white - black)[:, None, None, None])
+        pixels = np.moveaxis(select_channels(self.source.batch(rows), self.align_on), -1, 1)
+        return _unit(torch.from_numpy(np.array(pixels, dtype=np.float32, order="C")), *self.intensity)
+
+    def masks(self, indices: Indices) -> torch.Tensor | None:
+        """(B, 1, H, W) float32, 1 where the image is; None if every image of the set fills its canvas."""
+        rows = self.kept[np.asarray(indices)]
+        if self._store is not None:
+            if self._store.masks is None:
+                return None
+            return torch.from_numpy(np.array(self._store.masks[rows], dtype=np.float32))[:, None].div_(255)
+        if not self.source.has_masks:
+            return None
+        return torch.from_numpy(np.array(self.source.masks(rows), dtype=np.float32))[:, None]
+
+    @property
+    def has_masks(self) -> bool:
+        return self._store.masks is not None if self._store is not None else self.source.has_masks
+
+    def aligned_from_source(self, stack_from_frame: np.ndarray) -> np.ndarray:
+        """(n, 3, 3) at full resolution from what a method found, (n, 3, 3) stack_from_frame."""
+        aligned_from_frame = rescale(self.frame, self.aligned_size)
+        found = np.asarray(stack_from_frame, dtype=np.float64)
+        return normalise(compose(aligned_from_frame, invert(found), self.stack_from_source))
+
+    def to_transforms(
+        self,
+        stack_from_frame: np.ndarray,
+        score: np.ndarray | None = None,
+        status: np.ndarray | list[str] | None = None,
+        out_of_frame: np.ndarray | None = None,
+    ) -> Transforms:
+        """One row per image of the source; skipped ones have a matrix of NaN and source size 0."""
+        from congeal.transforms import Transforms
+
+        n = len(self.source)
+        matrices = np.full((n, 3, 3), np.nan)
+        matrices[self.kept] = self.aligned_from_source(stack_from_frame)
+        sizes = np.zeros((n, 2), dtype=np.int64)
+        sizes[self.kept] = self.source_sizes
+        states = np.full(n, "skipped", dtype=object)
+        states[self.kept] = "ok" if status is None else status
+        columns = [np.full(n, np.nan), np.full(n, np.nan)]
+        for column, values in zip(columns, (score, out_of_frame), strict=True):
+            if values is not None:
+                column[self.kept] = values
+        ids = self.ids if len(self) == n else [self.source.id(i) for i in range(n)]
+        return Transforms(ids, matrices, sizes, self.aligned_size, list(states), *columns)
+
+
+def prepare(
+    source: ImageSource,
+    *,
+    size: int = 64,
+    init: np.ndarray | Transforms | None = None,
+    init_size: Size | None = None,
+    folder: Path | None = None,
+    align_on: AlignOn = None,
+    limit: int | None = None,
+    layout: Layout | None = None,
+    quiet: bool = True,
+) -> Stack:
+    """Make the stack of a source.
+
+    size: longer side of the working picture. init: aligned_from_source to start from, an array (N, 3, 3) in the
+    order of the source or Transforms matched by id; `init_size` is the (height, width) it leads to. folder: where a
+    decoded stack is kept, and found again by a resumed run. align_on: channel numbers or "grey". layout: that of
+    the stack a model was fitted on, for new images.
+    """
+    stack = _prepare(
+        source, size, init, init_size, folder, align_on if layout is None else layout.align_on, limit, layout, quiet
+    )
+    if layout is not None and stack.channels != layout.channels:
+        raise CongealError(
+            f"{source.name} has {stack.channels} channel(s) to align on, the model was fitted on {layout.channels}: "
+            "convert the images, or fit with align_on='grey'"
+        )
+    return stack
+
+
+def _prepare(
+    source: ImageSource,
+    size: int,
+    init: np.ndarray | Transforms | None,
+    init_size: Size | None,
+    folder: Path | None,
+    align_on: AlignOn,
+    limit: int | None,
+    layout: Layout | None,
+    quiet: bool,
+) -> Stack:
+    source = source.limit(limit)
+    plan = make_plan(source, size, init, init_size, layout)
+    shape, dtype = source.shape, source.dtype
+    if shape is not None and dtype is not None and plan.size == shape[:2]:
+        return _in_place(source, shape, dtype, plan, align_on)
+    align_on = _grey_if_all(align_on) if plan.mixed else align_on
+    store, align_on = _decode(source, plan, align_on, None if folder is None else Path(folder), quiet)
+    stack = Stack(source, plan, reasons=store.reasons, sizes=store.sizes, align_on=align_on)
+    if store.blank:
+        raise _all_blank(source)
+    first = stack.kept[0]
+    stack._store, stack.intensity = store, (float(store.black[first]), float(store.white[first]))
+    return stack
+
+
+def _decode(
+    source: ImageSource, plan: Plan, align_on: AlignOn, folder: Path | None, quiet: bool
+) -> tuple[Store, AlignOn]:
+    """Fill the store; when the sample missed an odd one out, once more with room for every kind of image."""
+    dtypes = plan.dtypes
+    while True:
+        try:
+            return fill_store(source, plan.size, align_on=align_on, dtypes=dtypes, folder=folder, quiet=quiet), align_on
+        except AnotherKind as odd:
+            if odd.channels:
+                align_on = _grey_if_all(align_on)
+            else:
+                dtypes = frozenset()
+
+
+def _grey_if_all(align_on: AlignOn) -> AlignOn:
+    """Images with different channel counts meet in grey unless channels were chosen."""
+    return "grey" if align_on is None else align_on
+
+
+def _all_blank(source: ImageSource) -> CongealError:
+    return CongealError(f"every image in {source.name} is blank (one value everywhere): there is nothing to align")
+
+
+def _unit(images: torch.Tensor, black: float, white: float) -> torch.Tensor:
+    if black:
+        images.sub_(black)
+    return images if white - black == 1 else images.div_(white - black)
+
+
+def _in_place(
+    source: ImageSource, shape: tuple[int, int, int], dtype: np.dtype, plan: Plan, align_on: AlignOn
+) -> Stack:
+    """A stack over images that already have the right size: nothing is copied, batches are read when asked for."""
+    select_channels(np.empty((0, *shape), dtype), align_on)
+    step = max(1, _SCAN_VALUES // int(np.prod(shape)))
+    reasons, low, high, blank = _scan(source, dtype, step)
+    sizes = np.broadcast_to(np.array(shape[:2], dtype=np.int64), (len(source), 2))
+    stack = Stack(source, plan, reasons=reasons, sizes=sizes, align_on=align_on)
+    if blank:
+        raise _all_blank(source)
+    stack.intensity = source.intensity or intensity_range(dtype, low, high)
+    return stack
+
+
+def _scan(source: ImageSource, dtype: np.dtype, step: int) -> tuple[dict[int, str], float, float, bool]:
+    """(reasons, smallest value, largest value, all blank) of a source of one shape.
+
+    Where the range is known in advance the scan ends at the first chunk with an image that is not blank.
+    """
+    known = source.intensity is not None or dtype in (np.dtype(np.uint8), np.dtype(bool))
+    reasons, low, high, blank = dict(source.unreadable), np.inf, -np.inf, True
+    # A short first chunk: usually its first image already shows that the set is not blank.
+    edges = sorted({0, *range(min(32, len(source)), len(source), step), len(source)})
+    for start, stop in pairwise(edges):
+        rows = np.array([i for i in range(start, stop) if i not in reasons], dtype=np.int64)
+        values = source.batch(rows).reshape(len(rows), -1) if len(rows) else np.empty((0, 1))
+        if not known and values.dtype.kind == "f":
+            finite = np.isfinite(values).all(1)
+            reasons |= {int(i): NOT_FINITE for i in rows[~finite]}
+            values = values[finite]
+        if not len(values):
+            continue
+        smallest, largest = values.min(1), values.max(1)
+        low, high = min(low, float(smallest.min())), max(high, float(largest.max()))
+        blank = blank and bool((smallest == largest).all())
+        if known and not blank:
+            break
+    return reasons, low, high, blank

@@ -1,0 +1,167 @@
+"""TIFF through tifffile: one image in a folder of images, or a stack of pages given by itself."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import tifffile
+from PIL import Image as Pillow
+
+from congeal.errors import CongealError
+from congeal.images.arrays import NOT_FINITE, ArraySource
+from congeal.images.decode import from_pillow, make_image
+from congeal.images.source import Image, ImageSource, UnreadableImage
+
+_WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR, _LAB = 0, 3, 5, 6, 8
+
+
+class TiffPages(ImageSource):
+    """A TIFF whose pages are images; pages are decoded one at a time and may differ in size."""
+
+    layout = "tiff"
+
+    def __init__(self, path: Path, file: tifffile.TiffFile, pages: list[Any]) -> None:
+        self.name, self.path, self.pages, self._file, self._lock = path.name, path, pages, file, Lock()
+        kinds = {(page.shape[2:], page.dtype, page.photometric) for page in pages}
+        self.grey = all(len(page.shape) == 2 and page.photometric != _PALETTE for page in pages)
+        if len(kinds) > 1 or _alpha(pages[0]):
+            self.layout = "files"  # one TIFF stack cannot give back pages of several kinds
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+    def id(self, i: int) -> str:
+        return f"page-{range(len(self))[i]:05d}"
+
+    def read(self, i: int) -> Image:
+        try:
+            with self._lock:
+                return _page_image(self.pages[i], self.id(i))
+        except UnreadableImage:
+            raise
+        except Exception as error:  # damaged pages raise nearly anything; each is a reason in skipped.csv
+            raise UnreadableImage(_reason(error)) from error
+
+
+def open_tiff(path: Path) -> ImageSource:
+    """A TIFF given by itself: every page, or every position along T, Z, … of a hyperstack, is one image."""
+    try:
+        file = tifffile.TiffFile(path)
+        series = file.series
+    except Exception as error:
+        raise CongealError(f"{path} is not a readable TIFF file ({error})") from error
+    if len(series) == 1 and not _alpha(series[0].pages[0]) and _plain(series[0].pages[0]):
+        array = _series_array(path, series[0])
+        if array is not None:
+            # Pages that are colours (axis C) or one image leave a single position: a stack of one.
+            return ArraySource(array, name=path.name, ids=_page_ids(len(array)), layout="tiff")
+    pages = [page.aspage() for page in file.pages if not _is_thumbnail(page.aspage())]
+    if not pages:
+        raise CongealError(f"{path} has no pages")
+    return TiffPages(path, file, pages)
+
+
+def decode_tiff(data: bytes, id: str) -> Image:
+    """One TIFF file that is one image, such as a member of a folder."""
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        pages = [page.aspage() for page in file.pages if not _is_thumbnail(page.aspage())]
+        if len(pages) == 1 and file.series[0].ndim <= 3 and "C" not in file.series[0].axes:
+            if _needs_pillow(pages[0]):
+                with Pillow.open(io.BytesIO(data)) as picture:
+                    return from_pillow(picture, id)
+            return _page_image(pages[0], id)
+        array = _stacked(file.series[0].asarray(), file.series[0].axes) if len(file.series) == 1 else None
+        if array is None or len(array) != 1:
+            count = len(pages) if array is None else len(array)
+            raise UnreadableImage(f"the file has {count} pages: open it by itself as a stack, or split it")
+        pixels = array[0]
+    return _finite(make_image(id, pixels, has_alpha=False))
+
+
+def _page_image(page: Any, id: str) -> Image:
+    """One page (Y, X), (Y, X, S) or (S, Y, X) as an Image."""
+    if _needs_pillow(page):
+        raise UnreadableImage(
+            f"a page in {page.photometric.name} colours cannot be read from a stack: convert it to RGB"
+        )
+    pixels = np.asarray(page.asarray())
+    if page.axes.startswith("S"):
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.ndim not in (2, 3):
+        raise UnreadableImage(f"a page with axes {page.axes} is not an image")
+    if page.photometric == _PALETTE and page.colormap is not None:
+        pixels = (np.moveaxis(page.colormap, 0, -1) >> 8).astype(np.uint8)[pixels]
+    if pixels.dtype == bool:
+        pixels = pixels.astype(np.uint8) * np.uint8(255)
+    if page.photometric == _WHITE_IS_ZERO and pixels.dtype.kind == "u":
+        pixels = np.iinfo(pixels.dtype).max - pixels
+    if pixels.dtype.kind not in "uif":
+        raise UnreadableImage(f"pixels of type {pixels.dtype} are not an image")
+    tag = page.tags.get(274)
+    orientation = int(tag.value) if tag is not None and 1 <= int(tag.value) <= 8 else 1
+    return _finite(make_image(id, pixels, has_alpha=_alpha(page), orientation=orientation))
+
+
+def _series_array(path: Path, series: Any) -> np.ndarray | None:
+    """A series as (N, Y, X[, C]), memory-mapped where the file allows it; None if pages are better read one by one."""
+    if series.dataoffset is not None:
+        return _stacked(tifffile.memmap(path, series=0, mode="r"), series.axes)
+    if "C" in series.axes:
+        # Channels in separate compressed pages: only the whole series puts them together.
+        return _stacked(series.asarray(), series.axes)
+    return None
+
+
+def _stacked(array: np.ndarray, axes: str) -> np.ndarray | None:
+    """Axes such as TZCYX → (T·Z, Y, X, C); without channels (N, Y, X)."""
+    if "Y" not in axes or "X" not in axes or array.ndim != len(axes) or ("C" in axes and "S" in axes):
+        return None
+    channel = [axes.index(letter) for letter in "CS" if letter in axes]
+    plane = [axes.index("Y"), axes.index("X")]
+    others = [k for k in range(array.ndim) if k not in (*plane, *channel)]
+    ordered = array.transpose(*others, *plane, *channel)
+    return ordered.reshape(-1, *ordered.shape[len(others) :])
+
+
+def _page_ids(n: int) -> list[str]:
+    return [f"page-{i:05d}" for i in range(n)]
+
+
+def _plain(page: Any) -> bool:
+    """Stored values are the pixels: no palette, no inversion, no turning."""
+    tag = page.tags.get(274)
+    turned = tag is not None and int(tag.value) not in (0, 1)
+    special = page.photometric in (_WHITE_IS_ZERO, _PALETTE) or _needs_pillow(page)
+    return not turned and not special and page.dtype is not None and page.dtype.kind in "uif"
+
+
+def _needs_pillow(page: Any) -> bool:
+    """Colour spaces that tifffile leaves as stored. JPEG pages in YCbCr are decoded to RGB by its codec."""
+    jpeg = page.compression in (6, 7)
+    return page.photometric in (_CMYK, _LAB) or (page.photometric == _YCBCR and not jpeg)
+
+
+def _alpha(page: Any) -> bool:
+    # 1 and 2 are the two kinds of alpha; 0 is a channel that means something else.
+    return bool(page.extrasamples) and int(page.extrasamples[-1]) in (1, 2)
+
+
+def _is_thumbnail(page: Any) -> bool:
+    return bool(page.is_reduced)
+
+
+def _finite(image: Image) -> Image:
+    if image.pixels.dtype.kind == "f" and not np.isfinite(image.pixels).all():
+        raise UnreadableImage(NOT_FINITE)
+    return image
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "imagecodecs" in text:
+        return f"{text}: pip install 'congeal[formats]'"
+    return f"damaged page ({text})"

@@ -1,0 +1,232 @@
+"""The contract every method keeps: scikit-learn's manners on image sets.
+
+A method is a dataclass of hyper-parameters. `fit` finds one transform per image; what it learnt ends in `_`.
+A subclass writes `_align` and, if it can align images it has not seen, `_state`, `_restore` and `_align_new`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from congeal.errors import CongealError
+from congeal.geometry import MOTIONS
+from congeal.images import Layout, Stack, open_images, open_writer, prepare, warp_image
+from congeal.images.intensity import AlignOn
+from congeal.methods.job import Callback, Job, StateFile
+from congeal.methods.measure import measure
+from congeal.metrics import Quality
+from congeal.transforms import Transforms
+
+FORMAT = 1  # of the model file
+
+
+@dataclass(kw_only=True, eq=False)
+class Method:
+    """Hyper-parameters every method has."""
+
+    motion: str = "homography"
+    """translation, rigid, similarity, affine or homography."""
+    size: int = 64
+    """Longer side, in pixels, of the picture the method works on; larger images are reduced to it."""
+    align_on: AlignOn = None
+    """Channels to align on: None for all, a number, several numbers, or "grey"."""
+    guards: bool = True
+    """Keep the set from zooming or drifting as a whole; off shows the published behaviour."""
+    random_state: int = 0
+
+    name: ClassVar[str]
+    motions: ClassVar[tuple[str, ...]] = MOTIONS
+
+    # ---- parameters
+
+    @classmethod
+    def _parameter_names(cls) -> list[str]:
+        return [f.name for f in fields(cls)]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The hyper-parameters by name."""
+        return {name: getattr(self, name) for name in self._parameter_names()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change hyper-parameters; unknown names are an error that lists the known ones."""
+        for name, value in params.items():
+            if name not in self._parameter_names():
+                raise CongealError(f"{self.name} has no parameter '{name}': it has {', '.join(self._parameter_names())}")
+            setattr(self, name, value)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import Tags, TargetTags, TransformerTags
+
+        return Tags(estimator_type=None, target_tags=TargetTags(required=False), transformer_tags=TransformerTags())
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "layout_")
+
+    # ---- fitting
+
+    def fit(
+        self,
+        images: Any,
+        y: None = None,
+        *,
+        init: np.ndarray | Transforms | None = None,
+        checkpoint: StateFile | None = None,
+        callbacks: Iterable[Callback] = (),
+        quiet: bool = True,
+    ) -> Self:
+        """Align a set: anything `open_images` takes, or a prepared Stack.
+
+        init: aligned_from_source matrices (N, 3, 3) to start from. checkpoint: where the state is kept, so that the
+        same call continues an interrupted one. callbacks: called with an Event after every step.
+        """
+        self._check_parameters()
+        stack = images if isinstance(images, Stack) else self._prepare(images, init)
+        if len(stack) < 2:
+            raise CongealError(
+                f"{stack.source.name} has {len(stack)} usable image: aligning a set needs at least two"
+            )
+        job = Job(self.name, callbacks, checkpoint, quiet)
+        try:
+            found = self._align(stack, job)
+        finally:
+            job.close()
+        self.history_ = job.history
+        self.layout_ = stack.layout
+        self._measure(stack, found)
+        return self
+
+    def transform(self, images: Any, *, init: np.ndarray | Transforms | None = None, output: Any = None) -> Any:
+        """Align images the fit has not seen, with no change to the model. Gives what `fit_transform` gives."""
+        if not self.can_transform():
+            raise CongealError(f"{self.name} has no step for new images: fit it on all of them, or use another method")
+        if not hasattr(self, "layout_"):
+            raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit first, or congeal.load a model")
+        stack = images if isinstance(images, Stack) else self._prepare(images, init, self.layout_)
+        self._measure(stack, self._align_new(stack))
+        return _output(stack, self.transforms_, images, output)
+
+    def fit_transform(self, images: Any, y: None = None, *, output: Any = None, **options: Any) -> Any:
+        """Fit, and give the aligned images: an array for an array, of the same dtype; a list of arrays for anything
+        else, or with `output` a folder of files (its path is returned)."""
+        stack = images if isinstance(images, Stack) else self._prepare(images, options.pop("init", None))
+        self.fit(stack, **options)
+        return _output(stack, self.transforms_, images, output)
+
+    @classmethod
+    def can_transform(cls) -> bool:
+        """Whether this method can align new images."""
+        return cls._align_new is not Method._align_new
+
+    def _check_parameters(self) -> None:
+        if self.motion not in self.motions:
+            raise CongealError(f"{self.name} has no motion '{self.motion}': choose one of {', '.join(self.motions)}")
+
+    def _prepare(self, images: Any, init: Any, layout: Layout | None = None) -> Stack:
+        return prepare(open_images(images), size=self.size, init=init, align_on=self.align_on, layout=layout)
+
+    def _measure(self, stack: Stack, stack_from_frame: torch.Tensor) -> None:
+        found = stack_from_frame.double().cpu().numpy()
+        result = measure(stack, found)
+        self.stack_from_frame_ = found
+        self.quality_: Quality = result.quality
+        self.transforms_: Transforms = stack.to_transforms(found, result.score, result.status, result.out_of_frame)
+
+    # ---- what a subclass writes
+
+    def _align(self, stack: Stack, job: Job) -> torch.Tensor:
+        """Find stack_from_frame (n, 3, 3), starting at stack.start."""
+        raise NotImplementedError
+
+    def _align_new(self, stack: Stack) -> torch.Tensor:
+        """Find stack_from_frame (n, 3, 3) of unseen images from what was learnt."""
+        raise NotImplementedError
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """What was learnt, as tensors by name."""
+        raise CongealError(f"{self.name} learns nothing that could be saved for new images")
+
+    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `_state`, after the hyper-parameters and the layout are in place."""
+        raise NotImplementedError
+
+    # ---- files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted model: weights in safetensors, everything else as JSON in its header."""
+        from safetensors.torch import save
+
+        from congeal.run import write_bytes
+
+        if not hasattr(self, "layout_"):
+            raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit before save")
+        about = {"format": FORMAT, "method": self.name, "params": self._plain_params(), "layout": self.layout_.as_dict()}
+        tensors = {name: tensor.contiguous() for name, tensor in self._state().items()}
+        write_bytes(path, save(tensors, {"congeal": json.dumps(about)}))
+
+    def _plain_params(self) -> dict[str, Any]:
+        """Hyper-parameters as JSON can hold them; an array given as reference lives on in the learnt state."""
+        params = self.get_params()
+        return {k: v if isinstance(v, str | int | float | bool | list | tuple | None) else None for k, v in params.items()}
+
+
+def load(path: str | os.PathLike[str]) -> Method:
+    """Read a model file written by `save`. Nothing in it is executed, so it is safe to load from strangers."""
+    from safetensors import SafetensorError, safe_open
+
+    from congeal.methods.registry import method_class
+
+    path = Path(path)
+    if not path.exists():
+        raise CongealError(f"no model file '{path}'")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["congeal"])
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CongealError(f"'{path}' is not a model file of congeal") from error
+    if about.get("format") != FORMAT:
+        raise CongealError(f"'{path}' has model format {about.get('format')}, this version reads {FORMAT}")
+    cls = method_class(about["method"])
+    known = cls._parameter_names()
+    model = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in about["params"].items() if k in known})
+    model.layout_ = Layout(**about["layout"])
+    model._restore(state)
+    return model
+
+
+def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> Any:
+    """Aligned images at full resolution: a folder, an array or a list, after what came in."""
+    source, size = stack.source, stack.aligned_size
+    source_from_aligned = np.linalg.inv(transforms.matrices[stack.kept])
+    aligned = (
+        warp_image(source.read(int(i)), m, size) for i, m in zip(stack.kept, source_from_aligned, strict=True)
+    )
+    if output is not None:
+        with open_writer(output, source, size) as writer:
+            for i, image in zip(stack.kept, aligned, strict=True):
+                writer.write(int(i), image.pixels, image.mask)
+        return Path(output)
+    if isinstance(images, np.ndarray | torch.Tensor):
+        return _as_given(images, stack, aligned)
+    return [image.pixels for image in aligned]
+
+
+def _as_given(images: np.ndarray | torch.Tensor, stack: Stack, aligned: Iterable[Any]) -> np.ndarray | torch.Tensor:
+    """Same kind, dtype and axes as the array that came in; rows that were skipped are zero."""
+    out = np.zeros((len(stack.source), *stack.aligned_size, stack.source.read(int(stack.kept[0])).pixels.shape[2]))
+    for i, image in zip(stack.kept, aligned, strict=True):
+        out[i] = image.pixels
+    if isinstance(images, torch.Tensor):
+        tensor = torch.from_numpy(out).to(images.dtype)
+        return tensor[..., 0] if images.ndim == 3 else tensor.movedim(-1, 1)
+    out = out.astype(images.dtype)
+    return out[..., 0] if images.ndim == 3 else out

@@ -1,0 +1,29 @@
+"""Which methods there are. A new method is one file and one line here."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from congeal.errors import CongealError
+
+if TYPE_CHECKING:
+    from congeal.methods.base import Method
+
+# name on the command line: (module, class, one sentence)
+_METHODS = {
+    "lsc": ("congeal.methods.lsc", "LSC", "least squares to a reference, by Gauss-Newton: fast and sharp from a fair start"),
+}
+
+
+def methods() -> dict[str, str]:
+    """Every method's name and what it does, in one sentence."""
+    return {name: what for name, (_, _, what) in _METHODS.items()}
+
+
+def method_class(name: str) -> type[Method]:
+    """The class behind a method's name."""
+    if name not in _METHODS:
+        raise CongealError(f"unknown method '{name}': choose one of {', '.join(_METHODS)}")
+    module, cls, _ = _METHODS[name]
+    return getattr(importlib.import_module(module), cls)  # type: ignore[no-any-return]

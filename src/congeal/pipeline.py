@@ -1,0 +1,387 @@
+"""From a source of images to a run folder, stage by stage; each stage is skipped if an earlier run finished it.
+
+prepared   the images at working resolution                    .work/stack
+fitted     the method's answer                                 transforms.csv, model.safetensors, metrics.csv
+rendered   original pixels sampled through it                  aligned/, mean.png, variance.png
+measured   the numbers                                         metrics.json
+reported   all of it on one page                               report.html
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from congeal import __version__
+from congeal.errors import CongealError
+from congeal.images import ImageSource, Stack, open_images, prepare
+from congeal.images.writers import FORMATS
+from congeal.methods.base import Method, load
+from congeal.methods.registry import method_class, methods
+from congeal.render import Look, render
+from congeal.report import write_report
+from congeal.run import RunFolder, failing_as_run
+from congeal.starts import read_start
+from congeal.transforms import Transforms
+
+log = logging.getLogger("congeal")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its numbers (as in metrics.json), its transforms, its folder."""
+
+    metrics: dict[str, Any]
+    transforms: Transforms
+    folder: Path
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    def summary(self) -> str:
+        """The outcome in a few lines."""
+        m = self.metrics
+        skipped = f" ({m['n_skipped']} skipped, see skipped.csv)" if m["n_skipped"] else ""
+        return "\n".join(
+            [
+                f"{m['n_images']} images aligned with {m['method']}, {m['motion']}{skipped}",
+                f"APSNR         {_shown(m['apsnr_before'])} → {_shown(m['apsnr_after'])} dB",
+                f"energy ratio  {_shown(m['energy_ratio'])}",
+                f"mean scale    {_shown(m['mean_scale'])}",
+                f"verdict       {'COLLAPSED, ' if m['collapsed'] else ''}{m['verdict']}: {m['advice']}",
+                f"report        {self.report.resolve()}",
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        from congeal.report.data import picture
+
+        pictures = [picture(path) for path in (self.folder / ".work" / "mean_before.png", self.folder / "mean.png")]
+        shown = "".join(f'<img src="{p["uri"]}" style="width:128px;margin-right:8px">' for p in pictures if p)
+        return f"{shown}<pre>{html.escape(self.summary())}</pre>"
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def align(
+    source: Any,
+    output: str | os.PathLike[str],
+    *,
+    method: str | None = None,
+    motion: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    reference: str | int = "auto",
+    init: str | os.PathLike[str] | None = None,
+    size: int = 64,
+    limit: int | None = None,
+    seed: int = 0,
+    write_aligned: bool = True,
+    output_format: str = "auto",
+    quiet: bool = False,
+    command: str | None = None,
+) -> Result:
+    """Align `source` (anything `open_images` takes) and write a run folder; the same call again resumes it.
+
+    method and params: a name of `congeal.methods()` and its hyper-parameters. reference: "auto" for the method's own
+    choice, the index of an image of the source, or an image file. init: a file with transforms or boxes. size: longer
+    side of the pictures the method works on. output_format: "auto", "files", "npy", "tiff" or "shards".
+    """
+    images = open_images(source, limit=limit)
+    check_format(output_format, images)
+    name = method or default_method()
+    model = make_method(name, {"motion": motion, "size": size, "random_state": seed}, params or {})
+    set_reference(model, reference, images)
+    start, start_size = read_start(init, images)
+    config = {
+        "task": "align",
+        "source": source_name(source, images),
+        "method": name,
+        "params": model.get_params(),
+        "init": None if init is None else str(Path(init).resolve()),
+        "limit": limit,
+        "seed": seed,
+        "write_aligned": write_aligned,
+        "output_format": output_format,
+        "version": __version__,
+        "command": command,
+    }
+    with RunFolder(output).begin(config) as run:
+        check_unchanged(run, images)
+        with failing_as_run():
+            if not run.reached("fitted"):
+                log.info("preparing %d images of %s", len(images), images.name)
+                stack = prepare(
+                    images,
+                    size=model.size,
+                    init=start,
+                    init_size=start_size,
+                    folder=run.work / "stack",
+                    align_on=model.align_on,
+                    quiet=quiet,
+                )
+                run.finish("prepared")
+                use_stack_position(model, stack)
+                log.info("aligning %d images with %s", len(stack), name)
+                checkpoint = run.checkpoint
+                model.fit(stack, checkpoint=checkpoint, quiet=quiet)
+                if model.can_transform():
+                    model.save(run / "model.safetensors")
+                run.write_rows("metrics.csv", model.history_, columns=["step"])
+                keep_answer(run, stack, model, checkpoint.seconds)
+            return finish(run, images, quiet)
+
+
+def apply(
+    run: str | os.PathLike[str],
+    source: Any,
+    output: str | os.PathLike[str],
+    *,
+    limit: int | None = None,
+    write_aligned: bool = True,
+    output_format: str = "auto",
+    quiet: bool = False,
+    command: str | None = None,
+) -> Result:
+    """Align new images with the model of a finished run into a new folder, without fitting anything."""
+    trained = RunFolder.existing(run)
+    name = str(trained.config.get("method"))
+    if not method_class(name).can_transform():
+        able = ", ".join(other for other in methods() if method_class(other).can_transform())
+        raise CongealError(
+            f"{trained} was made with '{name}', which aligns a set as a whole and has no step for new images; "
+            f"align with one of {able} instead"
+        )
+    if not trained.reached("fitted"):
+        raise CongealError(f"{trained} has no model yet; run its 'congeal align' command again to finish it")
+    model = load(trained / "model.safetensors")
+    images = open_images(source, limit=limit)
+    check_format(output_format, images)
+    config = {
+        "task": "apply",
+        "run": str(trained.path.resolve()),
+        "run_created": trained.config.get("created"),
+        "source": source_name(source, images),
+        "method": name,
+        "params": model.get_params(),
+        "limit": limit,
+        "seed": trained.config.get("seed"),
+        "write_aligned": write_aligned,
+        "output_format": output_format,
+        "version": __version__,
+        "command": command,
+    }
+    with RunFolder(output).begin(config) as folder:
+        check_unchanged(folder, images)
+        with failing_as_run():
+            if not folder.reached("fitted"):
+                stack = prepare(
+                    images, size=model.size, folder=folder.work / "stack", layout=model.layout_, quiet=quiet
+                )
+                folder.finish("prepared")
+                log.info("aligning %d new images with the model of %s", len(stack), trained)
+                began = time.monotonic()
+                model._measure(stack, model._align_new(stack))  # `transform` would hold every aligned image
+                keep_answer(folder, stack, model, time.monotonic() - began)
+            return finish(folder, images, quiet)
+
+
+# ---- before the work: is the question right?
+
+
+def default_method() -> str:
+    """The method of this project where it is there, else the baseline."""
+    return "deep" if "deep" in methods() else "lsc"
+
+
+def make_method(name: str, settings: Mapping[str, Any], params: Mapping[str, Any]) -> Method:
+    """The method with its hyper-parameters checked; a setting of None leaves the method's own."""
+    model = method_class(name)()
+    model.set_params(**{key: value for key, value in settings.items() if value is not None})
+    known = model.get_params()
+    model.set_params(**{key: fitting(key, value, known.get(key)) for key, value in params.items()})
+    model._check_parameters()
+    return model
+
+
+def fitting(name: str, value: Any, default: Any) -> Any:
+    """A value from the command line in the shape of the parameter's default."""
+    if isinstance(default, tuple):
+        return tuple(value) if isinstance(value, list | tuple) else (value,)
+    number = isinstance(default, int | float) and not isinstance(default, bool)
+    if number and (not isinstance(value, int | float) or isinstance(value, bool)):
+        raise CongealError(f"the parameter '{name}' is a number such as {default}, not {value!r}")
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise CongealError(f"the parameter '{name}' is True or False, not {value!r}")
+    return value
+
+
+def set_reference(model: Method, reference: str | int, images: ImageSource) -> None:
+    """Give the method its reference: "auto" leaves the method's own choice; a position is one in the source."""
+    if reference == "auto":
+        return
+    text = str(reference)
+    if text.isdecimal():
+        if int(text) >= len(images):
+            raise CongealError(
+                f"there is no image {text} to be the reference: {images.name} has 0 to {len(images) - 1}"
+            )
+        model.set_params(reference=int(text))
+        return
+    words = ("mean", "stack")
+    if text not in words and not Path(text).is_file():
+        raise CongealError(
+            f"the reference is 'auto', {', '.join(map(repr, words))}, an index or an image file, not {text!r}"
+        )
+    model.set_params(reference=text if text in words else str(Path(text).resolve()))
+
+
+def use_stack_position(model: Method, stack: Stack) -> None:
+    """Turn a reference given as a position in the source into one in the stack, which lacks skipped images."""
+    reference = model.get_params().get("reference")
+    if not isinstance(reference, int):
+        return
+    position = int(np.searchsorted(stack.kept, reference))
+    if position == len(stack.kept) or stack.kept[position] != reference:
+        raise CongealError(f"image {reference} cannot be the reference: it was skipped, see skipped.csv")
+    model.set_params(reference=position)
+
+
+def check_format(output_format: str, images: ImageSource) -> None:
+    if output_format not in FORMATS:
+        raise CongealError(f"unknown output format '{output_format}': use {', '.join(FORMATS)}")
+    if output_format == "shards" and images.layout != "shards":
+        raise CongealError(
+            f"the output format 'shards' is for input from shards, and {images.name} is not: use files or npy"
+        )
+
+
+def source_name(source: Any, images: ImageSource) -> str:
+    """What to call the source in config.json: a path in full, so that it means the same from anywhere."""
+    if isinstance(source, str | os.PathLike):
+        return str(Path(source).resolve()) if Path(source).exists() else str(source)
+    return f"{images.name}: {len(images)} images"
+
+
+def check_unchanged(run: RunFolder, images: ImageSource) -> None:
+    """Resuming makes sense only on the images the run began with."""
+    if run.reached("reported"):
+        return
+    now = images.fingerprint()
+    before = run.state.get("fingerprint")
+    if before is None:
+        run.remember(fingerprint=now)
+    elif before != now:
+        raise CongealError(f"the images of {images.name} changed since {run} began; choose another folder or delete it")
+
+
+# ---- the work
+
+
+def keep_answer(run: RunFolder, stack: Stack, model: Method, seconds: float) -> None:
+    """Everything later stages need, so that they work without stack and method."""
+    model.transforms_.save(run / "transforms.csv")
+    stack.to_transforms(stack.start).save(run.work / "start.npz")
+    run.write_rows("skipped.csv", [skipped._asdict() for skipped in stack.skipped], columns=["id", "reason"])
+    black, white = stack.intensity
+    run.finish(
+        "fitted",
+        quality=model.quality_.as_dict(),
+        fit_seconds=seconds,
+        n_skipped=len(stack.skipped),
+        motion=model.motion,
+        aligned_size=stack.aligned_size,
+        look={"black": black, "white": white, "channels": shown_channels(stack)},
+    )
+
+
+def shown_channels(stack: Stack) -> int:
+    """3 if the pictures of the whole set are to be in colour, else 1."""
+    sample = np.unique(np.linspace(0, len(stack) - 1, min(len(stack), 64)).astype(int))
+    return 3 if any(stack.source.probe(int(i)).channels == 3 for i in stack.kept[sample]) else 1
+
+
+def finish(run: RunFolder, images: ImageSource, quiet: bool) -> Result:
+    """From the method's answer to the report; without anything left to do, only read the result."""
+    config, state = run.config, run.state
+    found = Transforms.load(run / "transforms.csv")
+    found.aligned_size = (int(state["aligned_size"][0]), int(state["aligned_size"][1]))
+    if not run.reached("rendered"):
+        began = time.monotonic()
+        rendered = render(
+            run,
+            images,
+            found,
+            Transforms.load(run.work / "start.npz"),
+            Look(**state["look"]),
+            weigh=state["quality"]["kind"] == "photo",
+            write_aligned=config["write_aligned"],
+            output_format=config["output_format"],
+            quiet=quiet,
+        )
+        for lost in rendered.lost:
+            log.warning("%s: %s", *lost)
+        run.finish("rendered", align_seconds=time.monotonic() - began, n_exif_rotated=rendered.n_rotated)
+    if not run.reached("measured"):
+        run.write_json("metrics.json", numbers(run, found))
+        run.finish("measured")
+    if not run.reached("reported"):
+        write_report(run)
+        run.discard("stack")
+        run.finish("reported")
+    return Result(run.read_json("metrics.json"), found, run.path)
+
+
+def numbers(run: RunFolder, found: Transforms) -> dict[str, Any]:
+    """metrics.json. images_per_second counts fitting and writing together; sizes are (height, width)."""
+    config, state, quality = run.config, run.state, run.state["quality"]
+    seconds = state["fit_seconds"] + state["align_seconds"]
+    return {
+        "n_images": quality["n_images"],
+        "n_skipped": state["n_skipped"],
+        "method": config["method"],
+        "motion": state["motion"],
+        **{key: value for key, value in quality.items() if key != "n_images"},
+        "fit_seconds": round(state["fit_seconds"], 3),
+        "align_seconds": round(state["align_seconds"], 3),
+        "images_per_second": round(quality["n_images"] / max(seconds, 1e-9), 1),
+        "peak_memory_mb": peak_memory_mb(),
+        "seed": config["seed"],
+        "version": __version__,
+        "aligned_size": state["aligned_size"],
+        "status": dict(Counter(found.status.tolist())),
+        "n_exif_rotated": state["n_exif_rotated"],
+    }
+
+
+def peak_memory_mb() -> float | None:
+    """The most memory this process held at any time, in MB; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1e6 if sys.platform == "darwin" else 1024), 1)
+
+
+def describe_methods() -> str:
+    """The methods in lines of text: name, what it does, motions, whether it can align new images."""
+    lines = []
+    for name, sentence in methods().items():
+        cls = method_class(name)
+        default = " (default)" if name == default_method() else ""
+        new = "also aligns new images" if cls.can_transform() else "this set only, no new images"
+        lines += [f"{name}{default}", f"    {sentence}", f"    motions: {', '.join(cls.motions)}; {new}"]
+    return "\n".join(lines)

@@ -1,0 +1,220 @@
+"""Aligned pixels from original ones: the images themselves, and pictures of the whole set before and after.
+
+One pass over the source in chunks, so memory does not grow with the number of images. Everything is sampled from the
+source at output resolution, in its own dtype; statistics are kept on the 0–255 scale of the pictures.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from PIL import Image as Pillow
+
+from congeal.geometry.matrix import invert, rescale
+from congeal.geometry.warp import coverage
+from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, open_writer, warp_pixel_batch, warp_pixels
+from congeal.metrics import RunningStats
+from congeal.progress import Progress
+from congeal.run import RunFolder, write_bytes, write_json
+from congeal.transforms import Transforms
+
+Size = tuple[int, int]
+
+CHUNK_VALUES = 4_000_000  # pixel values read at a time
+SHOWN = 720  # longer side of the pictures that only the report shows
+THUMBNAIL = 200
+SAMPLES = 8  # pairs in each of the report's two groups
+
+
+@dataclass(frozen=True)
+class Look:
+    """How pixel values become grey levels: `black` and `white` for what is not 8-bit, in 1 or 3 `channels`."""
+
+    black: float
+    white: float
+    channels: int
+
+    def __call__(self, pixels: np.ndarray) -> np.ndarray:
+        """(..., C) native pixels → (..., channels) on the 0–255 scale."""
+        if pixels.dtype == np.uint8:
+            values = pixels
+        else:
+            black, white = (0.0, 1.0) if pixels.dtype == bool else (self.black, self.white)
+            values = (pixels.astype(np.float32) - black) * (255 / (white - black))
+        if values.shape[-1] == self.channels:
+            return values
+        return np.repeat(values.mean(-1, keepdims=True, dtype=np.float32), self.channels, axis=-1)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images of one size: pixels (B,H,W,C), masks (B,H,W) or None."""
+
+    pixels: np.ndarray
+    masks: np.ndarray | None
+
+    @property
+    def size(self) -> Size:
+        return self.pixels.shape[1], self.pixels.shape[2]
+
+    def sample(self, source_from_output: np.ndarray, size: Size) -> Batch:
+        """The same images through (B,3,3), at `size`. One image goes through the filter for shrinking as well."""
+        if len(self.pixels) == 1:
+            matrix = source_from_output[0]
+            mask = None if self.masks is None else warp_pixels(self.masks[0], matrix, size)[None]
+            return Batch(warp_pixels(self.pixels[0], matrix, size)[None], mask)
+        masks = (
+            None if self.masks is None else warp_pixel_batch(self.masks[..., None], source_from_output, size)[..., 0]
+        )
+        return Batch(warp_pixel_batch(self.pixels, source_from_output, size), masks)
+
+
+@dataclass
+class Picture:
+    """Mean and spread of the set in one frame, gathered while images pass by."""
+
+    size: Size
+    weigh: bool
+    stats: RunningStats = field(default_factory=RunningStats)
+
+    def add(self, shown: np.ndarray, source_from_frame: np.ndarray, source: Size, masks: np.ndarray | None) -> None:
+        """Take in images (B,h,w,c) as they lie in the frame; masks (B,h,w) are theirs, there too."""
+        if not self.weigh and masks is None:
+            self.stats.update(shown)
+            return
+        cover = coverage(torch.from_numpy(source_from_frame), source, self.size).numpy()[:, 0]
+        self.stats.update(shown, (cover if masks is None else cover * masks)[..., None])
+
+    def png(self) -> tuple[bytes, bytes]:
+        """The mean, and the standard deviation on a fixed scale: white is the largest there can be, half the range."""
+        return png(self.stats.mean), png(2 * np.sqrt(self.stats.variance))
+
+
+@dataclass
+class Rendered:
+    """Images that could be read at first but not again, and how many were turned upright by their EXIF orientation."""
+
+    lost: list[Skipped] = field(default_factory=list)
+    n_rotated: int = 0
+
+
+def render(
+    run: RunFolder,
+    source: ImageSource,
+    found: Transforms,
+    start: Transforms,
+    look: Look,
+    *,
+    weigh: bool,
+    write_aligned: bool,
+    output_format: str,
+    quiet: bool,
+) -> Rendered:
+    """Write aligned/, mean.png, variance.png, and under .work what the report shows of the start.
+
+    found and start are `aligned_from_source`, one row per image of the source; with `weigh`, what lies outside an
+    image does not count in the mean (photographs), without, it counts as black (objects on dark ground). After an
+    interruption images already written are not written again.
+    """
+    size = found.aligned_size
+    if size is None:
+        raise ValueError("rendering needs the aligned size")
+    shown_size = smaller(size, SHOWN)
+    shown_from_aligned = rescale(size, shown_size)
+    after, before = Picture(size, weigh), Picture(shown_size, weigh)
+    samples = choose_samples(run, found)
+    writer = open_writer(run / "aligned", source, size, format=output_format) if write_aligned else None
+    result = Rendered()
+    rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
+    with Progress(len(rows), "writing" if write_aligned else "averaging", quiet=quiet) as progress:
+        for indices, images in chunks(source, rows, result):
+            source_from_aligned = invert(found.matrices[indices])
+            aligned = images.sample(source_from_aligned, size)
+            after.add(look(aligned.pixels), source_from_aligned, images.size, aligned.masks)
+            if writer is not None:
+                write_new(writer, indices, aligned)
+            source_from_shown = invert(shown_from_aligned @ start.matrices[indices])
+            at_start = images.sample(source_from_shown, shown_size)
+            before.add(look(at_start.pixels), source_from_shown, images.size, at_start.masks)
+            for k, index in enumerate(indices):
+                if index in samples:
+                    write_thumbnail(run, f"{index}_before", look(at_start.pixels[k]))
+                    write_thumbnail(run, f"{index}_after", look(aligned.pixels[k]))
+            progress.update(len(indices))
+    if writer is not None:
+        writer.close()
+    for picture, mean, variance in (
+        (after, run / "mean.png", run / "variance.png"),
+        (before, run.work / "mean_before.png", run.work / "variance_before.png"),
+    ):
+        if picture.stats.count:
+            for path, data in zip((mean, variance), picture.png(), strict=True):
+                write_bytes(path, data)
+    return result
+
+
+def chunks(source: ImageSource, rows: np.ndarray, result: Rendered) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Positions in the source and their images, many small ones of one size at a time, large ones one by one."""
+    if source.shape is not None:
+        step = max(1, CHUNK_VALUES // int(np.prod(source.shape)))
+        for start in range(0, len(rows), step):
+            part = rows[start : start + step]
+            yield part, Batch(source.batch(part), source.masks(part) if source.has_masks else None)
+        return
+    for index in rows:
+        try:
+            image = source.read(int(index))
+        except UnreadableImage as error:
+            result.lost.append(Skipped(source.id(int(index)), f"it was read once, but not again for writing: {error}"))
+            continue
+        result.n_rotated += image.orientation != 1
+        yield np.array([index]), Batch(image.pixels[None], None if image.mask is None else image.mask[None])
+
+
+def write_new(writer: Writer, indices: np.ndarray, aligned: Batch) -> None:
+    """Write the images that an earlier, interrupted run has not written yet."""
+    for k, index in enumerate(indices.tolist()):
+        if not writer.done(index):
+            writer.write(index, aligned.pixels[k], None if aligned.masks is None else aligned.masks[k])
+
+
+def choose_samples(run: RunFolder, found: Transforms) -> set[int]:
+    """The images least and most like the mean, for the report; their list goes to .work/samples.json."""
+    known = np.flatnonzero(np.isfinite(found.score) & np.isfinite(found.matrices).all(axis=(1, 2)))
+    order = known[np.argsort(found.score[known], kind="stable")]
+    worst = order[: min(SAMPLES, (len(order) + 1) // 2)]
+    best = order[::-1][: min(SAMPLES, len(order) // 2)]
+    listing = [
+        {"group": group, "index": int(i), "id": found.ids[i], "score": float(found.score[i]), "status": found.status[i]}
+        for group, members in (("worst", worst), ("best", best))
+        for i in members
+    ]
+    write_json(run.work / "samples.json", listing)
+    return {int(i) for i in (*worst, *best)}
+
+
+def write_thumbnail(run: RunFolder, name: str, shown: np.ndarray) -> None:
+    folder = run.work / "samples"
+    folder.mkdir(exist_ok=True)
+    write_bytes(folder / f"{name}.png", png(shown, longest=THUMBNAIL))
+
+
+def smaller(size: Size, longest: int) -> Size:
+    """The same shape, its longer side at most `longest`."""
+    scale = min(1.0, longest / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def png(values: np.ndarray, longest: int | None = None) -> bytes:
+    """(h,w,1 or 3) on the 0–255 scale → an 8-bit PNG."""
+    levels = np.clip(np.rint(values), 0, 255).astype(np.uint8)
+    picture = Pillow.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)
+    if longest is not None:
+        picture.thumbnail((longest, longest))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,119 @@
+"""MNIST: what a name means, where files are looked for, and what happens offline."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from congeal.datasets import mnist as module
+from congeal.datasets import open_named
+from congeal.errors import CongealError
+from congeal.metrics import apsnr, apsnr_uint8_wrap
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    raw = b"\0\0\x08" + bytes([values.ndim]) + np.array(values.shape, ">i4").tobytes() + values.tobytes()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+
+
+def small_mnist(folder: Path, suffix: str = ".gz") -> None:
+    """Every image of digit d is filled with d; 30 training and 20 test images."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, n in (("train", 30), ("t10k", 20)):
+        labels = (np.arange(n) % 10).astype(np.uint8)
+        write_idx(folder / f"{part}-labels-idx1-ubyte{suffix}", labels)
+        write_idx(folder / f"{part}-images-idx3-ubyte{suffix}", np.tile(labels[:, None, None], (1, 28, 28)))
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache and a mirror that refuses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setattr(module, "MIRRORS", [f"http://127.0.0.1:{port}/mnist/"])
+    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.delenv("CONGEAL_DATA", raising=False)
+    return tmp_path
+
+
+def test_offline_is_one_sentence_with_the_way_out(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (offline / "empty").mkdir()
+    monkeypatch.setenv("CONGEAL_DATA", str(offline / "empty"))
+    with pytest.raises(CongealError) as caught:
+        open_named("mnist:3")
+    assert "CONGEAL_DATA" in str(caught.value)
+    assert "t10k-images-idx3-ubyte.gz" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["", "mnist"])
+@pytest.mark.parametrize("suffix", [".gz", ""])
+def test_own_files_are_found(offline: Path, monkeypatch: pytest.MonkeyPatch, place: str, suffix: str) -> None:
+    small_mnist(offline / "own" / place, suffix)
+    monkeypatch.setenv("CONGEAL_DATA", str(offline / "own"))
+    source = open_named("mnist:4")
+    assert [source.id(i) for i in range(len(source))] == [
+        "train-00004",
+        "train-00014",
+        "train-00024",
+        "test-00004",
+        "test-00014",
+    ]
+    assert (source.batch(np.arange(5)) == 4).all()
+
+
+def test_the_cache_is_used_only_with_the_right_checksum(offline: Path, mnist_folder: Path) -> None:
+    cache = offline / "cache"
+    cache.mkdir()
+    for name in module.SHA256:
+        shutil.copy(mnist_folder / "mnist" / name, cache / name)
+    assert len(open_named("mnist:0/test")) == 980
+    small_mnist(cache)
+    with pytest.raises(CongealError, match="neither on this machine"):
+        open_named("mnist:0/test")
+
+
+@pytest.mark.parametrize("damage", [b"", b"hello", gzip.compress(b"\0\0\x08\x03\0\0\0\x01"), None])
+def test_a_damaged_file_is_named(offline: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None) -> None:
+    small_mnist(offline)
+    path = offline / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-20] if damage is None else damage)
+    monkeypatch.setenv("CONGEAL_DATA", str(offline))
+    with pytest.raises(CongealError, match=r"t10k-images-idx3-ubyte\.gz"):
+        open_named("mnist:3")
+
+
+def test_files_that_do_not_belong_together(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_mnist(offline)
+    write_idx(offline / "t10k-labels-idx1-ubyte.gz", np.zeros(3, np.uint8))
+    monkeypatch.setenv("CONGEAL_DATA", str(offline))
+    with pytest.raises(CongealError, match="do not belong together"):
+        open_named("mnist:3")
+
+
+@pytest.mark.parametrize(("name", "count"), [("mnist:3", 6131), ("mnist:5", 6000), ("mnist:5/test", 892)])
+def test_counts_and_ids(mnist: Path, name: str, count: int) -> None:
+    source = open_named(name)
+    assert len(source) == count
+    assert source.kind == "object"
+    ids = [source.id(i) for i in range(count)]
+    assert len(set(ids)) == count
+    parts = {"train": module.load("train"), "test": module.load("t10k")}
+    for i in (0, count // 2, count - 1):
+        part, number = ids[i].split("-")
+        images, labels = parts[part]
+        assert labels[int(number)] == int(name[6])
+        np.testing.assert_array_equal(source.read(i).pixels[..., 0], images[int(number)])
+
+
+def test_raw_mnist_scores_what_is_known(mnist: Path) -> None:
+    """12.8 dB by the paper's formula, 31.4 in wrapping uint8: the range the paper prints."""
+    sets = [open_named(f"mnist:{digit}").batch(np.arange(6000)) for digit in range(10)]
+    assert np.mean([apsnr(images) for images in sets]) == pytest.approx(12.79, abs=0.02)
+    assert np.mean([apsnr_uint8_wrap(images) for images in sets]) == pytest.approx(31.4, abs=0.1)

@@ -1,0 +1,367 @@
+"""Metrics: definitions against NumPy and against cases whose answer is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from congeal import metrics
+from congeal.datasets import open_named
+from congeal.errors import CongealError
+from congeal.geometry import matrix
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def threes() -> np.ndarray:
+    return open_named("digits:3").batch(np.arange(200))[..., 0]
+
+
+# ---- running statistics
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+@pytest.mark.parametrize("parts", [1, 7, 1000])
+def test_statistics_of_a_million_values(offset: float, parts: int) -> None:
+    values = offset + np.random.default_rng(1).standard_normal(1_000_000)
+    stats = metrics.RunningStats()
+    for part in np.array_split(values, parts):
+        stats.update(part)
+    assert stats.count == 1_000_000
+    assert abs(stats.mean - values.mean()) < 1e-9
+    assert abs(stats.variance / values.var() - 1) < 1e-9
+
+
+def test_statistics_with_batches_far_apart() -> None:
+    values = np.concatenate([RNG.normal(0, 1, (500, 4)), RNG.normal(1e6, 1, (300, 4)), RNG.normal(-1e6, 1, (9, 4))])
+    stats = metrics.RunningStats()
+    for part in np.array_split(values, 13):
+        stats.update(part)
+    np.testing.assert_allclose(stats.mean, values.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(stats.variance, values.var(0), rtol=1e-12)
+    assert stats.mse == pytest.approx(values.var(0).mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32, np.float64, "torch"])
+def test_statistics_take_every_kind_of_number(dtype: Any) -> None:
+    values = RNG.uniform(0, 255, (50, 3, 4, 5))
+    if dtype == "torch":
+        batch: Any = torch.from_numpy(values).requires_grad_()
+    else:
+        batch = values = values.astype(dtype)
+    stats = metrics.RunningStats().update(batch)
+    assert stats.mean.shape == (3, 4, 5)
+    np.testing.assert_allclose(stats.mean, values.astype(np.float64).mean(0), rtol=1e-12)
+    np.testing.assert_allclose(stats.variance, values.astype(np.float64).var(0), rtol=1e-9)
+
+
+def test_statistics_merge_in_any_order() -> None:
+    values = RNG.uniform(size=(90, 6))
+    parts = [metrics.RunningStats().update(values[i::3]) for i in range(3)]
+    total = metrics.RunningStats().merge(parts[2]).merge(metrics.RunningStats()).merge(parts[0]).merge(parts[1])
+    assert total.count == 90
+    np.testing.assert_allclose(total.mean, values.mean(0))
+    np.testing.assert_allclose(total.variance, values.var(0))
+    np.testing.assert_allclose(parts[2].variance, values[2::3].var(0), err_msg="merging does not change its argument")
+
+
+def test_statistics_with_masks() -> None:
+    values, weights = RNG.uniform(size=(40, 2, 3, 3)), RNG.uniform(size=(40, 1, 3, 3))
+    weights[:, :, 0, 0] = 0
+    stats = metrics.RunningStats().update(values[:10], weights[:10]).update(values[10:], weights[10:])
+    w = np.broadcast_to(weights, values.shape)[..., 1:, :]
+    mean = np.average(values[..., 1:, :], axis=0, weights=w)
+    np.testing.assert_allclose(stats.mean[:, 1:], mean)
+    np.testing.assert_allclose(stats.variance[:, 1:], np.average((values[..., 1:, :] - mean) ** 2, axis=0, weights=w))
+    assert (stats.mean[:, 0, 0] == 0).all()
+    assert (stats.variance[:, 0, 0] == 0).all()
+    ones = metrics.RunningStats().update(values, np.ones((40, 1, 1, 1)))
+    assert ones.mse == pytest.approx(metrics.RunningStats().update(values).mse)
+
+
+def test_statistics_say_what_is_wrong() -> None:
+    stats = metrics.RunningStats()
+    with pytest.raises(CongealError, match="no mean of no images"):
+        _ = stats.mean
+    stats.update(np.zeros((0, 2, 3))).update(np.zeros((4, 2, 3)))
+    with pytest.raises(CongealError, match=r"of \(2, 3\), not an array of shape \(4, 3, 2\)"):
+        stats.update(np.zeros((4, 3, 2)))
+    with pytest.raises(CongealError, match="cannot merge"):
+        stats.merge(metrics.RunningStats().update(np.zeros((1, 5))))
+
+
+# ---- APSNR
+
+
+def test_apsnr_is_the_formula(threes: np.ndarray) -> None:
+    x = threes.astype(np.float64)
+    mse = sum(((image - x.mean(0)) ** 2).sum() for image in x) / x.size
+    assert metrics.apsnr(threes) == pytest.approx(10 * np.log10(255**2 / mse), abs=1e-10)
+    assert metrics.apsnr_from_variance(x.var(0)) == pytest.approx(metrics.apsnr(threes), abs=1e-10)
+    assert metrics.apsnr(np.repeat(RNG.uniform(size=(1, 5, 5)), 9, axis=0)) == float("inf")
+
+
+def test_wrapping_apsnr(threes: np.ndarray) -> None:
+    images = np.array([[[0, 100]], [[20, 101]]], dtype=np.uint8)
+    # mean 10 and 100 (100.5 rounds to even): differences −10 → 246, 10, 0, 1; 246² mod 256 = 100
+    mse = (100 + 100 + 0 + 1) / 4
+    assert metrics.apsnr_uint8_wrap(images) == pytest.approx(10 * np.log10(255**2 / mse))
+    large = np.array([[[0]], [[40]]], dtype=np.uint8)  # 20² = 400 → 144
+    assert metrics.apsnr_uint8_wrap(large) == pytest.approx(10 * np.log10(255**2 / 144))
+    # streaming with a known mean
+    mean = threes.mean(0)
+    total = sum(metrics.uint8_wrap_squares(part, mean) for part in np.array_split(threes, 7))
+    assert metrics.apsnr_uint8_wrap(threes) == pytest.approx(10 * np.log10(255**2 * threes.size / total))
+    assert 30 < metrics.apsnr_uint8_wrap(threes) < 33, "the paper's printed range"
+
+
+# ---- cheating
+
+
+def test_energy_and_blanks() -> None:
+    assert metrics.energy_ratio([1.0, 2], [2.0, 4]) == 0.5
+    assert np.isnan(metrics.energy_ratio([0.0], [0.0]))
+    assert metrics.ink(torch.full((2, 1, 3, 3), 2.0)).tolist() == [18, 18]
+    assert metrics.blank([100.0, 99, 101, 1, 0]).tolist() == [False, False, False, True, True]
+    assert metrics.blank([0.0, 0]).all()
+    assert metrics.blank([]).shape == (0,)
+    assert metrics.blank([3.0, 1.0], median=100).tolist() == [False, True]
+
+
+def test_mean_scale() -> None:
+    turn = np.array([[0.0, -3, 1], [3, 0, 2], [0, 0, 1]])
+    assert metrics.mean_scale(turn[None]) == pytest.approx(3)
+    assert metrics.mean_scale(np.stack([np.diag([2.0, 8, 1]), np.eye(3)])) == pytest.approx(2.5)
+    assert metrics.mean_scale(np.stack([turn, np.full((3, 3), np.nan)])) == pytest.approx(3), (
+        "skipped rows do not count"
+    )
+    assert metrics.mean_scale(np.stack([turn] * 2), start=np.diag([3.0, 3, 1])) == pytest.approx(1)
+    assert np.isnan(metrics.mean_scale(np.full((1, 3, 3), np.nan)))
+    with pytest.raises(CongealError, match="size of the aligned frame"):
+        metrics.mean_scale(np.array([[[1, 0, 0], [0, 1, 0], [0.01, 0, 1.0]]]))
+
+
+def test_mean_scale_of_a_homography_is_taken_at_the_frame_centre() -> None:
+    m = np.array([[1.2, 0.1, 3], [0.05, 0.9, -2], [2e-3, -1e-3, 1]])
+    size, step = (30, 50), 1e-4
+    square = np.array([[24.5, 14.5]]) + step * np.array([[0, 0], [1, 0], [0, 1]])
+    a, b, c = matrix.map_points(np.linalg.inv(m), square)
+    area = abs(np.cross(np.append(b - a, 0), np.append(c - a, 0))[2]) / step**2
+    assert metrics.mean_scale(m[None], size) == pytest.approx(area**-0.5, rel=1e-4)
+    assert metrics.mean_scale(m[None] * -7, size) == pytest.approx(area**-0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("source_from_aligned", "share"),
+    [
+        (np.eye(3), 0),
+        (-np.eye(3), 0),
+        (np.array([[1.0, 0, 10], [0, 1, 0], [0, 0, 1]]), 0.25),
+        (np.array([[1.0, 0, 0], [0, 1, -20], [0, 0, 1]]), 1),
+        (np.array([[2.0, 0, -19.5], [0, 2, -9.5], [0, 0, 1]]), 0.75),
+        (np.diag([0.5, 0.5, 1]), 0),
+        (np.array([[1.0, 0, 0], [0, 1, 0], [-1 / 19.5, 0, 1.5]]), None),  # the right quarter is behind the horizon
+    ],
+)
+def test_out_of_frame(source_from_aligned: np.ndarray, share: float | None) -> None:
+    found = metrics.out_of_frame(np.stack([source_from_aligned] * 3), (20, 40), (20, 40))
+    assert found.shape == (3,)
+    if share is None:
+        assert 0.25 <= found[0] < 1
+    else:
+        np.testing.assert_allclose(found, share, atol=0.02)
+
+
+def test_out_of_frame_with_mixed_sizes_and_skipped_rows() -> None:
+    m = np.stack([np.eye(3), np.eye(3), np.full((3, 3), np.nan)])
+    found = metrics.out_of_frame(m, [[64, 64], [32, 64], [0, 0]], (64, 64))
+    np.testing.assert_allclose(found, [0, 0.5, np.nan])
+
+
+def test_kind_of_set(threes: np.ndarray) -> None:
+    photo = RNG.uniform(60, 200, (20, 3, 24, 24))
+    assert metrics.looks_like_objects(threes) == "object"
+    assert metrics.looks_like_objects(torch.from_numpy(threes)[:, None] / 255) == "object"
+    assert metrics.looks_like_objects(255 - threes) == "photo"
+    assert metrics.looks_like_objects(photo) == "photo"
+    letterbox, mask = photo.copy(), np.zeros((20, 1, 24, 24))
+    letterbox[:, :, :10], letterbox[:, :, 14:], mask[:, :, 10:14] = 0, 0, 1
+    assert metrics.looks_like_objects(letterbox) == "object"
+    assert metrics.looks_like_objects(letterbox, mask) == "photo", "padding is not ground"
+
+
+# ---- the verdict
+
+FINE = {"apsnr_before": 12.0, "apsnr_after": 15.0, "energy_ratio": 1.0, "mean_scale": 1.0, "out_of_frame_rise": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "verdict", "collapsed"),
+    [
+        ("object", {}, "good", False),
+        ("object", {"energy_ratio": 0.91, "mean_scale": 0.5}, "good", False),
+        ("object", {"energy_ratio": 0.89}, "shrunk", True),
+        ("object", {"energy_ratio": 1.11}, "grown", True),
+        ("object", {"energy_ratio": 0.02, "apsnr_after": 25.0}, "emptied", True),
+        ("object", {"energy_ratio": float("nan")}, "failed", True),
+        ("object", {"apsnr_after": 11.0}, "worse", False),
+        ("object", {"apsnr_after": 12.01}, "unchanged", False),
+        ("object", {"apsnr_after": float("inf"), "apsnr_before": float("inf")}, "unchanged", False),
+        ("object", {"apsnr_after": float("inf")}, "good", False),
+        ("object", {"apsnr_after": float("nan")}, "failed", True),
+        ("photo", {"energy_ratio": 0.2}, "good", False),
+        ("photo", {"mean_scale": 0.84}, "shrunk", True),
+        ("photo", {"mean_scale": 1.16}, "grown", True),
+        ("photo", {"out_of_frame_rise": 0.26}, "emptied", True),
+        ("photo", {"out_of_frame_rise": 0.24}, "good", False),
+    ],
+)
+def test_verdicts(kind: str, change: dict[str, float], verdict: str, collapsed: bool) -> None:
+    assert metrics.judge(kind, **(FINE | change)) == (verdict, collapsed)
+
+
+def fed(before: np.ndarray, after: np.ndarray, source: np.ndarray, **options: Any) -> metrics.QualityMeter:
+    meter = metrics.QualityMeter(**options)
+    for start in range(0, len(before), 64):
+        rows = slice(start, start + 64)
+        meter.update_before(before[rows])
+        meter.update_after(after[rows], torch.from_numpy(source[rows]))
+    return meter
+
+
+@pytest.mark.parametrize("histogram_bytes", [64 << 20, 0])
+def test_meter_equals_the_functions(threes: np.ndarray, monkeypatch: pytest.MonkeyPatch, histogram_bytes: int) -> None:
+    monkeypatch.setattr(metrics, "_HISTOGRAM_BYTES", histogram_bytes)
+    before, after = threes, np.sort(threes, axis=1)
+    unit = [(x / np.float32(255))[:, None] for x in (before, after, before)]
+    quality = fed(*unit).finish(mean_scale=1.0, out_of_frame=np.array([0.1, np.nan, 0.3]))
+    assert quality.n_images == 200
+    assert quality.kind == "object"
+    assert quality.apsnr_before == pytest.approx(metrics.apsnr(before), abs=1e-5)
+    assert quality.apsnr_after == pytest.approx(metrics.apsnr(after), abs=1e-5)
+    assert quality.apsnr_uint8_wrap_before == pytest.approx(metrics.apsnr_uint8_wrap(before), abs=1e-9)
+    assert quality.apsnr_uint8_wrap_after == pytest.approx(metrics.apsnr_uint8_wrap(after), abs=1e-9)
+    assert quality.energy_ratio == pytest.approx(1, abs=1e-6)
+    assert quality.out_of_frame_share == pytest.approx(0.2)
+    assert quality.blank_share == 0
+    assert quality.verdict == "good"
+
+
+def test_meter_keeps_a_bounded_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_HISTOGRAM_BYTES", 0)
+    monkeypatch.setattr(metrics, "_SAMPLE_IMAGES", 100)
+    images = RNG.uniform(size=(300, 1, 4, 4)).astype(np.float32)
+    meter = fed(images, images, images)
+    wrap = meter.finish(mean_scale=1, out_of_frame=0).apsnr_uint8_wrap_after
+    assert wrap == pytest.approx(metrics.apsnr_uint8_wrap(images[:100] * 255, meter.after.mean))
+
+
+SHRINK: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "shrunk": lambda x: np.where(np.arange(28) < 15, x, 0),
+    "emptied": lambda x: x * (np.arange(28) < 8),
+    "grown": lambda x: np.minimum(1, x * np.float32(1.4)),
+}
+
+
+@pytest.mark.parametrize("verdict", SHRINK)
+def test_a_collapse_is_called_one(threes: np.ndarray, verdict: str) -> None:
+    unit = (threes / np.float32(255))[:, None]
+    quality = fed(unit, SHRINK[verdict](unit), unit).finish(mean_scale=1.0, out_of_frame=0.0)
+    assert quality.collapsed
+    assert quality.verdict == verdict
+    assert quality.advice.count(".") == 1
+
+
+def test_emptied_frames_are_blank_however_many(threes: np.ndarray) -> None:
+    unit = (threes / np.float32(255))[:, None]
+    after = unit.copy()
+    after[50:] = 0
+    quality = fed(unit, after, unit).finish(mean_scale=1.0, out_of_frame=0.0)
+    assert quality.blank_share == 0.75
+    assert quality.verdict == "emptied"
+
+
+def test_ink_is_compared_at_one_resolution(threes: np.ndarray) -> None:
+    unit = (threes / np.float32(255))[:, None]
+    after = unit.repeat(2, axis=2).repeat(2, axis=3)
+    assert fed(unit, after, unit, aligned_area=4).finish(mean_scale=1, out_of_frame=0).energy_ratio == pytest.approx(1)
+
+
+def test_quality_is_plain_json() -> None:
+    flat = np.full((5, 1, 4, 4), 0.5, np.float32)
+    for meter in (metrics.QualityMeter(), fed(flat, flat, flat), fed(flat * 0, flat * 0, flat * 0)):
+        quality = meter.finish(mean_scale=1.0, out_of_frame=0.0).as_dict()
+        assert json.loads(json.dumps(quality, allow_nan=False)) == quality
+    assert quality["verdict"] == "failed"
+    assert quality["blank_share"] == 1
+
+
+# ---- against a known answer
+
+
+def homographies(n: int, size: float = 1.0) -> np.ndarray:
+    rng = np.random.default_rng(5)
+    frame = matrix.corners((28, 28))
+    return matrix.homography_from_points(frame, frame + rng.normal(0, size, (n, 4, 2)))
+
+
+def test_corner_error_removes_one_gauge() -> None:
+    truth, gauge = homographies(200, 3.0), homographies(1, 4.0)[0]
+    np.testing.assert_allclose(metrics.corner_error(gauge @ truth, truth, (28, 28)), 0, atol=1e-6)
+    other_resolution = matrix.rescale((28, 28), (280, 140)) @ truth
+    np.testing.assert_allclose(metrics.corner_error(other_resolution, truth, (28, 28)), 0, atol=1e-6)
+
+
+def test_corner_error_measures_in_true_pixels_whatever_the_gauge() -> None:
+    truth, noise = homographies(3000, 3.0), 0.5
+    frame = matrix.corners((28, 28))
+    moved = frame + np.random.default_rng(6).normal(0, noise, (3000, 4, 2))
+    slip = matrix.homography_from_points(frame, moved)
+    wanted = np.linalg.norm(moved - frame, axis=-1).mean(-1)
+    for gauge in (np.eye(3), np.diag([0.1, 0.1, 1]), homographies(1, 4.0)[0]):
+        found = metrics.corner_error(gauge @ slip @ truth, truth, (28, 28))
+        np.testing.assert_allclose(found, wanted, atol=0.05)
+
+
+def test_corner_error_is_not_bent_by_lost_images() -> None:
+    truth = homographies(300, 3.0)
+    found = truth.copy()
+    found[:45] = np.array([[1.0, 0, 300], [0, 1, 0], [0, 0, 1]]) @ found[:45]
+    found[45], truth[46] = np.nan, np.nan
+    error = metrics.corner_error(found, truth, (28, 28))
+    np.testing.assert_allclose(error[:45], 300, atol=1e-3)
+    assert np.isnan(error[45:47]).all()
+    np.testing.assert_allclose(error[47:], 0, atol=1e-3)
+    with pytest.raises(CongealError, match="300 against 299"):
+        metrics.corner_error(found, truth[1:], (28, 28))
+
+
+def test_landmark_error_by_hand() -> None:
+    # eyes 10 px apart and still, nose jumping 1 px either side of its mean
+    points = np.array([[[0, 0], [10, 0], [4, 5]], [[0, 0], [10, 0], [6, 5]]], dtype=float)
+    found = metrics.landmark_error(points, 0, 1)
+    assert found["eye_distance"] == 10
+    np.testing.assert_allclose(found["per_landmark"], [0, 0, 10])
+    assert found["mean"] == pytest.approx(10 / 3)
+    scaled = metrics.landmark_error(np.concatenate([7 * points + 3, np.full((1, 3, 2), np.nan)]), 0, 1)
+    assert scaled["mean"] == pytest.approx(10 / 3), "no resolution, no shift, no image without landmarks changes it"
+    assert np.isnan(scaled["per_image"][2])
+    with pytest.raises(CongealError, match="landmarks must be"):
+        metrics.landmark_error(points[0])
+
+
+def test_score_against_mean(threes: np.ndarray) -> None:
+    mean = threes.mean(0)
+    score = metrics.score_against_mean(threes, mean)
+    assert score[7] == pytest.approx(np.corrcoef(threes[7].ravel(), mean.ravel())[0, 1])
+    ends = metrics.score_against_mean(np.stack([3 * mean + 1, -mean, 0 * mean]), mean)
+    np.testing.assert_allclose(ends, [1, -1, 0], atol=1e-12)
+    spoilt, mask = np.stack([mean, mean]), np.ones((2, 28, 28))
+    spoilt[:, :, 14:], mask[:, :, 14:] = 255, 0
+    np.testing.assert_allclose(metrics.score_against_mean(spoilt, mean, mask), 1)

@@ -1,0 +1,59 @@
+"""What `import congeal` offers; a change here is a change for users."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import congeal
+
+PUBLIC = [
+    "LSC",
+    "CongealError",
+    "Transforms",
+    "__version__",
+    "align",
+    "apply",
+    "load",
+    "methods",
+    "open_images",
+    "pack",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(congeal.__all__) == sorted(PUBLIC)
+
+
+@pytest.mark.parametrize("name", congeal.__all__)
+def test_every_public_name_exists_and_says_what_it_is(name: str) -> None:
+    value = getattr(congeal, name)
+    assert name in dir(congeal)
+    assert isinstance(value, str) or value.__doc__
+
+
+def test_lazy_names_and_typed_names_agree() -> None:
+    assert set(congeal._HOME) | {"CongealError", "__version__"} == set(congeal.__all__)
+
+
+def test_unknown_name_is_an_attribute_error_that_lists_the_known() -> None:
+    with pytest.raises(AttributeError, match="open_images"):
+        _ = congeal.alignn
+
+
+def test_version_is_the_packages() -> None:
+    metadata = pytest.importorskip("importlib.metadata")
+    try:
+        installed = metadata.version("congeal")
+    except metadata.PackageNotFoundError:
+        pytest.skip("congeal is not installed, only on the path")
+    assert congeal.__version__ == installed
+
+
+@pytest.mark.parametrize("code", ["import congeal", "import congeal.cli", "from congeal import CongealError"])
+def test_importing_does_not_load_torch(code: str) -> None:
+    check = f"{code}; import sys; sys.exit(' '.join({{'torch', 'numpy', 'jinja2'}} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -132,7 +132,7 @@ def align(
                     align_on=model.align_on,
                     quiet=quiet,
                 )
-                run.finish("prepared")
+                note_prepared(run, stack)
                 use_stack_position(model, stack)
                 log.info("aligning %d images with %s", len(stack), name)
                 checkpoint = run.checkpoint
@@ -190,7 +190,7 @@ def apply(
                 stack = prepare(
                     images, size=model.size, folder=folder.work / "stack", layout=model.layout_, quiet=quiet
                 )
-                folder.finish("prepared")
+                note_prepared(folder, stack)
                 log.info("aligning %d new images with the model of %s", len(stack), trained)
                 began = time.monotonic()
                 model._measure(stack, model._align_new(stack))  # `transform` would hold every aligned image
@@ -240,12 +240,12 @@ def set_reference(model: Method, reference: str | int, images: ImageSource) -> N
             )
         model.set_params(reference=int(text))
         return
-    words = ("mean", "stack")
-    if text not in words and not Path(text).is_file():
-        raise CongealError(
-            f"the reference is 'auto', {', '.join(map(repr, words))}, an index or an image file, not {text!r}"
-        )
-    model.set_params(reference=text if text in words else str(Path(text).resolve()))
+    if text in ("mean", "stack"):
+        model.set_params(reference=text)
+    elif Path(text).is_file():
+        model.set_params(reference=str(Path(text).resolve()))
+    else:
+        raise CongealError(f"the reference is 'auto', 'mean', 'stack', an index or an image file, not {text!r}")
 
 
 def use_stack_position(model: Method, stack: Stack) -> None:
@@ -290,11 +290,19 @@ def check_unchanged(run: RunFolder, images: ImageSource) -> None:
 # ---- the work
 
 
+def note_prepared(run: RunFolder, stack: Stack) -> None:
+    run.write_rows("skipped.csv", [skipped._asdict() for skipped in stack.skipped], columns=["id", "reason"])
+    for skipped in stack.skipped[:3]:
+        log.warning("skipped %s: %s", *skipped)
+    if len(stack.skipped) > 3:
+        log.warning("and %d more, see %s", len(stack.skipped) - 3, run / "skipped.csv")
+    run.finish("prepared")
+
+
 def keep_answer(run: RunFolder, stack: Stack, model: Method, seconds: float) -> None:
     """Everything later stages need, so that they work without stack and method."""
     model.transforms_.save(run / "transforms.csv")
     stack.to_transforms(stack.start).save(run.work / "start.npz")
-    run.write_rows("skipped.csv", [skipped._asdict() for skipped in stack.skipped], columns=["id", "reason"])
     black, white = stack.intensity
     run.finish(
         "fitted",

@@ -15,7 +15,7 @@ import torch
 from PIL import Image as Pillow
 
 from congeal.geometry.matrix import invert, rescale
-from congeal.geometry.warp import coverage
+from congeal.geometry.sampling import coverage
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, open_writer, warp_pixel_batch, warp_pixels
 from congeal.metrics import RunningStats
 from congeal.progress import Progress

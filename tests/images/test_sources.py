@@ -264,7 +264,12 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"label": [1, 2]}), tmp_path / "d.parquet")
     with pytest.raises(CongealError, match="label"):
         open_images(tmp_path / "d.parquet")
-    assert len(open_images(str(tmp_path / "[ab].parquet"))) == 10
+    with pytest.raises(CongealError, match="other columns"):
+        open_images(str(tmp_path / "[ab].parquet"))
+    (tmp_path / "e.parquet").write_bytes((tmp_path / "a.parquet").read_bytes())
+    both = open_images(str(tmp_path / "[ae].parquet"))
+    same(both, np.concatenate([COLOUR, COLOUR]))
+    assert ids(both)[5] == "a#2"
 
 
 def test_urls(tmp_path: Path) -> None:

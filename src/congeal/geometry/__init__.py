@@ -9,7 +9,14 @@ The pixel convention, written once:
   `c_from_a = c_from_b @ b_from_a`. The image b is *sampled* through `a_from_b`.
 * Normalised coordinates put the origin at the centre of the frame and one unit at half its longer side, the same
   along both axes, so that a rotation stays a rotation in a frame that is not square.
+
+Names that need torch (motions, warps) are imported when they are first used.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from congeal.geometry.matrix import (
     compose,
@@ -24,13 +31,10 @@ from congeal.geometry.matrix import (
     rescale,
     to_normalised,
 )
-from congeal.geometry.motion import (
-    MOTIONS,
-    matrix_from_parameters,
-    n_parameters,
-    parameters_from_matrix,
-)
-from congeal.geometry.warp import coverage, sampling_grid, warp
+
+if TYPE_CHECKING:
+    from congeal.geometry.motion import MOTIONS, matrix_from_parameters, n_parameters, parameters_from_matrix
+    from congeal.geometry.sampling import coverage, sampling_grid, warp
 
 __all__ = [
     "MOTIONS",
@@ -52,3 +56,14 @@ __all__ = [
     "to_normalised",
     "warp",
 ]
+
+_HOME = dict.fromkeys(("MOTIONS", "matrix_from_parameters", "n_parameters", "parameters_from_matrix"), "motion")
+_HOME |= dict.fromkeys(("coverage", "sampling_grid", "warp"), "sampling")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'congeal.geometry' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"congeal.geometry.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

@@ -31,6 +31,9 @@ class ParquetSource(ImageSource):
         self._groups = [(f, g) for f, file in enumerate(self._files) for g in range(file.metadata.num_row_groups)]
         counts = [self._files[f].metadata.row_group(g).num_rows for f, g in self._groups]
         self._starts = [0, *accumulate(counts)]
+        for path, file in zip(self.paths, self._files, strict=True):
+            if file.schema_arrow.names != self._files[0].schema_arrow.names:
+                raise CongealError(f"{path} has other columns than {self.paths[0]}: open them one at a time")
         self._column = self._image_column(self._files[0].schema_arrow)
         self._ids = self._read_ids()
         self._held: tuple[int, Any] = (-1, None)

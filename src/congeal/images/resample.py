@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
-from congeal.geometry.warp import Mode, Padding, warp
+from congeal.geometry.sampling import Mode, Padding, warp
 from congeal.images.canvas import Placement, render
 from congeal.images.source import Image
 

@@ -44,7 +44,7 @@ def measure(stack: Stack, stack_from_frame: np.ndarray) -> Measurement:
         for part in chunks(stack):
             after, weight = _seen(stack.images(part), stack.masks(part), found[part], stack, kind)
             score[part] = score_against_mean(after, mean, weight)
-    scale = mean_scale(np.linalg.inv(stack_from_frame), stack.size, np.linalg.inv(stack.start))
+    scale = mean_scale(np.linalg.inv(stack_from_frame), stack.frame, np.linalg.inv(stack.start))
     quality = meter.finish(mean_scale=scale, out_of_frame=outside, out_of_frame_before=outside_before)
     return Measurement(quality, score, _status(kind, score, ink * pixel_area(stack), source_ink, outside), outside)
 

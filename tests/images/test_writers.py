@@ -1,0 +1,277 @@
+"""What comes in goes out: dtype, depth, channels, container; resumable, atomic; packing; resampling."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image as Pillow
+
+from congeal.errors import CongealError
+from congeal.images import open_images, open_writer, pack, prepare, warp_image, warp_pixel_batch, warp_pixels
+from congeal.images.source import ImageSource
+
+RNG = np.random.default_rng(3)
+SHIFT = np.array([[1.0, 0, 2], [0, 1, 1], [0, 0, 1]])  # source_from_aligned: look 2 right, 1 down
+
+
+def copy_through(source: ImageSource, folder: Path, format: str = "auto") -> None:
+    """Write every readable image of one size unchanged."""
+    size = source.read(0).pixels.shape[:2]
+    with open_writer(folder, source, (size[0], size[1]), format) as writer:
+        for i in range(len(source)):
+            image = warp_image(source.read(i), np.eye(3), (size[0], size[1]))
+            assert not writer.done(i)
+            writer.write(i, image.pixels, image.mask)
+
+
+def test_warp_pixels_keeps_dtype_and_moves_exactly() -> None:
+    for dtype in (np.uint8, np.uint16, np.int16, np.int32, np.float32, np.float64, bool):
+        pixels = (RNG.random((9, 11, 2)) * 200).astype(dtype)
+        same = warp_pixels(pixels, np.eye(3), (9, 11))
+        assert same.dtype == dtype
+        np.testing.assert_array_equal(same, pixels)
+        moved = warp_pixels(pixels, SHIFT, (9, 11))
+        np.testing.assert_allclose(moved[:8, :9].astype(float), pixels[1:, 2:].astype(float), rtol=1e-5, atol=1e-5)
+        assert not moved[8:].any()
+    grey = RNG.integers(0, 2**31, (5, 5), dtype=np.int64)
+    np.testing.assert_array_equal(warp_pixels(grey, np.eye(3), (5, 5)), grey)
+    with pytest.raises(CongealError, match="pixels must be"):
+        warp_pixels(np.zeros(3), np.eye(3), (2, 2))
+
+
+def test_bicubic_overshoot_is_clipped() -> None:
+    step = np.zeros((8, 8, 1), np.uint8)
+    step[:, 4:] = 255
+    half = np.array([[1.0, 0, 0.5], [0, 1, 0], [0, 0, 1]])
+    out = warp_pixels(step, half, (8, 8), padding="border", mode="bicubic")
+    assert (out[:, 3] > 120).all()
+    assert (out[:, 0] == 0).all()
+    assert (out[:, 6] == 255).all()
+
+
+def test_shrinking_a_photo_does_not_alias() -> None:
+    stripes = np.tile(np.array([0, 255], np.uint8), (400, 200))[..., None]
+    from_small = np.array([[8.0, 0, 3.5], [0, 8, 3.5], [0, 0, 1]])
+    out = warp_pixels(stripes, from_small, (50, 50))
+    assert np.abs(out.astype(float) - 127.5).max() < 8
+    spot = np.exp(-((np.mgrid[:400, :400] - np.array([160, 250])[:, None, None]) ** 2).sum(0) / 800).astype(np.float32)
+    small = warp_pixels(spot, from_small, (50, 50))
+    rows, columns = np.mgrid[:50, :50]
+    found = np.array([(columns * small).sum(), (rows * small).sum()]) / small.sum()
+    np.testing.assert_allclose(found * 8 + 3.5, [250, 160], atol=0.1)
+
+
+def test_batch_equals_single() -> None:
+    pixels = RNG.integers(0, 256, (4, 9, 9, 3), dtype=np.uint8)
+    matrices = np.eye(3) + RNG.normal(0, 0.05, (4, 3, 3)) * [[1, 1, 1], [1, 1, 1], [0.01, 0.01, 0]]
+    batch = warp_pixel_batch(pixels, matrices, (9, 9))
+    for k in range(4):
+        np.testing.assert_array_equal(batch[k], warp_pixels(pixels[k], matrices[k], (9, 9)))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "channels", "out"),
+    [
+        ("a.png", np.uint8, 1, "a.png"),
+        ("a.png", np.uint8, 3, "a.png"),
+        ("a.png", np.uint8, 4, "a.png"),
+        ("a.png", np.uint8, 2, "a.png"),
+        ("a.bmp", np.uint8, 3, "a.png"),
+        ("a.png", np.uint16, 1, "a.png"),
+        ("a.png", np.uint16, 3, "a.tif"),
+        ("a.png", np.uint16, 4, "a.tif"),
+        ("a.tif", np.uint8, 3, "a.tif"),
+        ("a.tif", np.uint16, 3, "a.tif"),
+        ("a.tif", np.uint16, 5, "a.tif"),
+        ("a.tif", np.float32, 1, "a.tif"),
+        ("a.tif", np.float32, 3, "a.tif"),
+        ("a.tif", np.int16, 1, "a.tif"),
+    ],
+)
+def test_files_keep_type_and_channels(tmp_path: Path, name: str, dtype: type, channels: int, out: str) -> None:
+    pixels = (RNG.random((8, 6, channels)) * 250).astype(dtype)
+    path = tmp_path / "in" / "deep" / name
+    path.parent.mkdir(parents=True)
+    flat = pixels[..., 0] if channels == 1 else pixels
+    if name.endswith(".tif"):
+        photometric = "rgb" if channels == 3 else "minisblack"
+        tifffile.imwrite(path, flat, photometric=photometric, planarconfig="contig" if channels > 1 else None)
+    elif dtype == np.uint16 and channels > 1:
+        path.write_bytes(pytest.importorskip("imagecodecs").png_encode(flat))
+    else:
+        Pillow.fromarray(flat).save(path)
+    source = open_images(tmp_path / "in")
+    copy_through(source, tmp_path / "out")
+    assert (tmp_path / "out" / "deep" / out).exists()
+    before, after = source.read(0), open_images(tmp_path / "out").read(0)
+    assert after.pixels.dtype == dtype
+    np.testing.assert_array_equal(after.pixels, before.pixels)
+    if before.mask is not None:
+        np.testing.assert_allclose(after.mask, before.mask, atol=1e-6)
+
+
+def test_names_that_would_collide_stay_apart(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a.png", "a.bmp", "b.jpg"):
+        Pillow.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "in" / name)
+    copy_through(open_images(tmp_path / "in"), tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a.bmp.png", "a.png.png", "b.png"]
+
+
+def test_ids_cannot_leave_the_folder(tmp_path: Path) -> None:
+    source = open_images([np.zeros((4, 4), np.uint8)])
+    source.id = lambda i: "../../outside.png"  # type: ignore[method-assign]
+    copy_through(source, tmp_path / "out")
+    assert [p.name for p in tmp_path.rglob("*.png")] == ["outside.png"]
+    assert (tmp_path / "out" / "outside.png").exists()
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 6), (3, 8, 6, 1), (3, 8, 6, 3)])
+def test_array_in_array_out(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    array = RNG.integers(0, 60000, shape, dtype=np.uint16)
+    copy_through(open_images(array), tmp_path)
+    out = np.load(tmp_path / "aligned.npy")
+    assert out.dtype == array.dtype
+    np.testing.assert_array_equal(out, array)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["aligned.npy"]
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "zlib"}])
+@pytest.mark.parametrize("shape", [(3, 8, 6), (3, 8, 6, 3)])
+def test_tiff_stack_in_tiff_stack_out(tmp_path: Path, shape: tuple[int, ...], options: dict[str, str]) -> None:
+    array = RNG.integers(0, 60000, shape, dtype=np.uint16)
+    tifffile.imwrite(tmp_path / "in.tif", array, photometric="rgb" if len(shape) == 4 else "minisblack", **options)
+    copy_through(open_images(tmp_path / "in.tif"), tmp_path / "out")
+    with tifffile.TiffFile(tmp_path / "out" / "aligned.tif") as file:
+        assert len(file.pages) == 3
+    out = open_images(tmp_path / "out" / "aligned.tif")
+    np.testing.assert_array_equal(out.batch(range(3)).reshape(shape), array)
+
+
+def test_shards_in_shards_out(tmp_path: Path) -> None:
+    images = RNG.integers(0, 256, (4, 8, 6, 3), dtype=np.uint8)
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"s-{shard}.tar", "w") as tar:
+            for k in range(2):
+                buffer = io.BytesIO()
+                Pillow.fromarray(images[2 * shard + k]).save(buffer, "PNG")
+                info = tarfile.TarInfo(f"d/{shard}{k}.png")
+                info.size = buffer.tell()
+                tar.addfile(info, io.BytesIO(buffer.getvalue()))
+    source = open_images(str(tmp_path / "s-{0..1}.tar"))
+    copy_through(source, tmp_path / "out")
+    out = open_images(tmp_path / "out")
+    assert [out.shard_of(i) for i in range(4)] == [source.shard_of(i) for i in range(4)]
+    np.testing.assert_array_equal(out.batch(range(4)), images)
+    # A run that stopped inside the second shard keeps the first and writes the second anew.
+    (tmp_path / "out" / "s-1.tar").unlink()
+    again = open_writer(tmp_path / "out", source.limit(4), (8, 6))
+    assert [again.done(i) for i in range(4)] == [True, True, False, False]
+    with pytest.raises(CongealError, match="shards"):
+        open_writer(tmp_path / "x", open_images(images), (8, 6), "shards")
+
+
+@pytest.mark.parametrize("format", ["files", "npy"])
+def test_a_stopped_run_resumes(tmp_path: Path, format: str) -> None:
+    array = RNG.integers(0, 256, (5, 8, 6), dtype=np.uint8)
+    source = open_images(array)
+
+    def interrupted() -> None:
+        with open_writer(tmp_path, source, (8, 6), format) as writer:
+            for i in (0, 3):
+                writer.write(i, source.read(i).pixels)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not (tmp_path / "aligned.npy").exists()
+    with open_writer(tmp_path, source, (8, 6), format) as writer:
+        todo = [i for i in range(5) if not writer.done(i)]
+        assert todo == [1, 2, 4]
+        for i in todo:
+            writer.write(i, source.read(i).pixels)
+    found = open_images(tmp_path / "aligned.npy" if format == "npy" else tmp_path)
+    np.testing.assert_array_equal(found.batch(range(5))[..., 0], array)
+    finished = open_writer(tmp_path, source, (8, 6), format)
+    assert all(finished.done(i) for i in range(5))
+
+
+def test_different_images_do_not_fit_one_array(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path, open_images([np.zeros((4, 4), np.uint8)] * 2), (4, 4), "npy")
+    writer.write(0, np.zeros((4, 4, 1), np.uint8))
+    with pytest.raises(CongealError, match="write files"):
+        writer.write(1, np.zeros((4, 4, 3), np.uint8))
+    with pytest.raises(CongealError, match="unknown output format"):
+        open_writer(tmp_path, open_images(np.zeros((1, 4, 4))), (4, 4), "gif")
+
+
+def test_refusals_of_the_disk_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CongealError, match="cannot write"):
+        open_writer(tmp_path / "file" / "out", open_images(np.zeros((1, 4, 4))), (4, 4))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source = open_images([np.zeros((4, 4), np.uint8)])
+    writer = open_writer(tmp_path / "out", source, (4, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        with pytest.raises(CongealError, match="No space left on device; free some space"):
+            writer.write(0, source.read(0).pixels)
+    assert list((tmp_path / "out").iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", full, raising=False)
+        with pytest.raises(CongealError, match="No space left"):
+            open_writer(tmp_path / "out", source, (4, 4), "npy").write(0, source.read(0).pixels)
+
+
+def test_pack_one_size(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    images = RNG.integers(0, 256, (3, 8, 6, 3), dtype=np.uint8)
+    for k, pixels in enumerate(images):
+        Pillow.fromarray(pixels).save(tmp_path / "in" / f"{k}.png")
+    (tmp_path / "in" / "1b.png").write_text("words")
+    packed = pack(open_images(tmp_path / "in"), tmp_path / "p.npy")
+    assert [packed.id(i) for i in range(4)] == ["0.png", "1.png", "1b.png", "2.png"]
+    array = np.load(tmp_path / "p.npy")
+    np.testing.assert_array_equal(array[[0, 1, 3]], images)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "p.npy", "p.npy.json"]
+    stack = prepare(open_images(tmp_path / "p.npy"))
+    assert [(s.id, s.reason) for s in stack.skipped] == [("1b.png", "not an image, or a format that cannot be read")]
+    assert stack.masks([0]) is None
+    with pytest.raises(CongealError, match=r"\.npy"):
+        pack(open_images(images), tmp_path / "p.tar")
+
+
+def test_pack_mixed_sizes_remembers_the_canvas(tmp_path: Path) -> None:
+    items = [RNG.integers(0, 256, shape, dtype=np.uint8) for shape in ((20, 20), (20, 20), (40, 20))]
+    packed = pack(open_images(items), tmp_path / "p.npy")
+    assert packed.shape == (20, 20, 1)
+    np.testing.assert_array_equal(packed.read(0).pixels[..., 0], items[0])
+    about = json.loads((tmp_path / "p.npy.json").read_text())
+    np.testing.assert_allclose(np.reshape(about["canvas_from_source"]["2"], (3, 3)) @ (9.5, 19.5, 1), (9.5, 9.5, 1))
+    stack = prepare(packed)
+    masks = stack.masks(range(3))
+    assert masks is not None
+    np.testing.assert_array_equal(masks[:, 0, 10].sum(1), [20, 20, 10])
+
+
+def test_pack_mixed_kinds(tmp_path: Path) -> None:
+    grey, colour = np.full((8, 8), 10, np.uint8), np.full((8, 8, 3), 20, np.uint8)
+    packed = pack(open_images([grey, colour]), tmp_path / "c.npy")
+    assert packed.shape == (8, 8, 3)
+    deep = pack(open_images([grey, np.full((8, 8), 500, np.uint16)]), tmp_path / "d.npy")
+    assert deep.dtype == np.uint16
+    assert deep.read(0).pixels.max() == 2570
+    floats = pack(open_images([grey, np.full((8, 8), 0.5, np.float32)]), tmp_path / "f.npy")
+    assert floats.read(0).pixels[0, 0, 0] == pytest.approx(10 / 255)
+    with pytest.raises(CongealError, match="channels"):
+        pack(open_images([colour, np.zeros((8, 8, 5), np.uint8)]), tmp_path / "x.npy")

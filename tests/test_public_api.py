@@ -16,8 +16,8 @@ PUBLIC = [
     "__version__",
     "align",
     "apply",
+    "list_methods",
     "load",
-    "methods",
     "open_images",
     "pack",
 ]

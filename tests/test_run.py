@@ -8,7 +8,9 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import torch
 
 from congeal import run as run_module
 from congeal.errors import CongealError
-from congeal.run import Checkpoint, RunFailed, RunFolder, failing_as_run, write_bytes, write_json, write_rows
+from congeal.run import Checkpoint, History, RunFailed, RunFolder, failing_as_run, write_bytes, write_json, write_rows
 
 CONFIG = {"source": "digits:3", "method": "lsc", "params": {"iterations": 3}, "seed": 0, "version": "1", "command": "a"}
 
@@ -172,16 +174,50 @@ def test_rows_keep_all_columns(tmp_path: Path) -> None:
     assert (tmp_path / "b.csv").read_text() == "id,reason\n"
 
 
+def test_history_can_be_watched_and_goes_on_after_an_interruption(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run").begin(CONFIG) as run:
+        first = History(run, every=0.0)
+        for step in (1, 2, 3):
+            first(SimpleNamespace(step=step, values={"loss": 1.0 / step}))
+        assert [row["step"] for row in run.read_rows("metrics.csv")] == ["1", "2", "3"]
+        again = History(run, every=0.0)
+        again(SimpleNamespace(step=3, values={"loss": 9.0}))
+        assert [(row["step"], row["loss"]) for row in run.read_rows("metrics.csv")] == [
+            ("1", "1.0"),
+            ("2", "0.5"),
+            ("3", "9.0"),
+        ]
+
+
+def test_names_that_are_not_utf8_survive(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    with RunFolder(tmp_path / "run").begin({"source": name}) as run:
+        run.write_rows("skipped.csv", [{"id": name, "reason": "é"}])
+        assert run.read_rows("skipped.csv") == [{"id": name, "reason": "é"}]
+    RunFolder(tmp_path / "run").begin({"source": name}).close()
+
+
 def test_checkpoint_round_trip(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "checkpoint.pt")
     assert checkpoint.load() is None
     checkpoint.save({"step": 3, "weights": {"w": torch.arange(3.0)}, "history": [{"loss": 0.1}]})
-    state = checkpoint.load()
+    later = Checkpoint(tmp_path / "checkpoint.pt")
+    state = later.load()
     assert state is not None
     assert state["step"] == 3
     assert torch.equal(state["weights"]["w"], torch.arange(3.0))
     checkpoint.delete()
     assert checkpoint.load() is None
+
+
+def test_time_spent_before_an_interruption_counts(tmp_path: Path) -> None:
+    first = Checkpoint(tmp_path / "checkpoint.pt")
+    time.sleep(0.05)
+    first.save({"step": 1})
+    second = Checkpoint(tmp_path / "checkpoint.pt")
+    assert second.seconds < 0.05
+    second.load()
+    assert second.seconds >= 0.05
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a checkpoint", "half", "last byte"])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from congeal.images import open_images, pack
     from congeal.methods.base import load
     from congeal.methods.lsc import LSC
-    from congeal.methods.registry import methods
+    from congeal.methods.registry import methods as list_methods
     from congeal.pipeline import align, apply
     from congeal.transforms import Transforms
 
@@ -27,28 +27,30 @@ __all__ = [
     "__version__",
     "align",
     "apply",
+    "list_methods",
     "load",
-    "methods",
     "open_images",
     "pack",
 ]
 
+# public name: where it is defined
 _HOME = {
-    "LSC": "congeal.methods.lsc",
-    "Transforms": "congeal.transforms",
-    "align": "congeal.pipeline",
-    "apply": "congeal.pipeline",
-    "load": "congeal.methods.base",
-    "methods": "congeal.methods.registry",
-    "open_images": "congeal.images",
-    "pack": "congeal.images",
+    "LSC": "congeal.methods.lsc.LSC",
+    "Transforms": "congeal.transforms.Transforms",
+    "align": "congeal.pipeline.align",
+    "apply": "congeal.pipeline.apply",
+    "list_methods": "congeal.methods.registry.methods",
+    "load": "congeal.methods.base.load",
+    "open_images": "congeal.images.open_images",
+    "pack": "congeal.images.pack",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'congeal' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    module, _, attribute = _HOME[name].rpartition(".")
+    value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value
     return value
 

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ import numpy as np
 
 from congeal import __version__
 from congeal.errors import CongealError
-from congeal.images import ImageSource, Stack, open_images, prepare
+from congeal.images import ImageSource, Skipped, Stack, open_images, prepare
 from congeal.images.writers import FORMATS
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.render import Look, render
 from congeal.report import write_report
-from congeal.run import RunFolder, failing_as_run
+from congeal.run import History, RunFolder, failing_as_run
 from congeal.starts import read_start
 from congeal.transforms import Transforms
 
@@ -95,9 +95,9 @@ def align(
 ) -> Result:
     """Align `source` (anything `open_images` takes) and write a run folder; the same call again resumes it.
 
-    method and params: a name of `congeal.methods()` and its hyper-parameters. reference: "auto" for the method's own
-    choice, the index of an image of the source, or an image file. init: a file with transforms or boxes. size: longer
-    side of the pictures the method works on. output_format: "auto", "files", "npy", "tiff" or "shards".
+    method and params: a name of `congeal.list_methods()` and its hyper-parameters. reference: "auto" for the method's
+    own choice, the index of an image of the source, or an image file. init: a file with transforms or boxes. size:
+    longer side of the pictures the method works on. output_format: "auto", "files", "npy", "tiff" or "shards".
     """
     images = open_images(source, limit=limit)
     check_format(output_format, images)
@@ -136,7 +136,7 @@ def align(
                 use_stack_position(model, stack)
                 log.info("aligning %d images with %s", len(stack), name)
                 checkpoint = run.checkpoint
-                model.fit(stack, checkpoint=checkpoint, quiet=quiet)
+                model.fit(stack, checkpoint=checkpoint, callbacks=[History(run)], quiet=quiet)
                 if model.can_transform():
                     model.save(run / "model.safetensors")
                 run.write_rows("metrics.csv", model.history_, columns=["step"])
@@ -213,6 +213,10 @@ def make_method(name: str, settings: Mapping[str, Any], params: Mapping[str, Any
     known = model.get_params()
     model.set_params(**{key: fitting(key, value, known.get(key)) for key, value in params.items()})
     model._check_parameters()
+    if model.size < 2:
+        raise CongealError(
+            f"size is the longer side, in pixels, of what the method works on; {model.size} is too small"
+        )
     return model
 
 
@@ -276,9 +280,7 @@ def source_name(source: Any, images: ImageSource) -> str:
 
 
 def check_unchanged(run: RunFolder, images: ImageSource) -> None:
-    """Resuming makes sense only on the images the run began with."""
-    if run.reached("reported"):
-        return
+    """A run is about the images it began with; the same name may hold others by now."""
     now = images.fingerprint()
     before = run.state.get("fingerprint")
     if before is None:
@@ -291,26 +293,34 @@ def check_unchanged(run: RunFolder, images: ImageSource) -> None:
 
 
 def note_prepared(run: RunFolder, stack: Stack) -> None:
-    run.write_rows("skipped.csv", [skipped._asdict() for skipped in stack.skipped], columns=["id", "reason"])
-    for skipped in stack.skipped[:3]:
-        log.warning("skipped %s: %s", *skipped)
-    if len(stack.skipped) > 3:
-        log.warning("and %d more, see %s", len(stack.skipped) - 3, run / "skipped.csv")
+    run.write_rows("skipped.csv", [], columns=["id", "reason"])
+    run.state["n_skipped"] = 0
+    add_skipped(run, stack.skipped)
     run.finish("prepared")
+
+
+def add_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
+    """Put images that could not be used into skipped.csv, and name the first of them."""
+    rows = [*run.read_rows("skipped.csv"), *(one._asdict() for one in skipped)]
+    run.write_rows("skipped.csv", rows, columns=["id", "reason"])
+    run.state["n_skipped"] = len(rows)
+    for one in skipped[:3]:
+        log.warning("skipped %s: %s", *one)
+    if len(skipped) > 3:
+        log.warning("and %d more, see %s", len(skipped) - 3, run / "skipped.csv")
 
 
 def keep_answer(run: RunFolder, stack: Stack, model: Method, seconds: float) -> None:
     """Everything later stages need, so that they work without stack and method."""
     model.transforms_.save(run / "transforms.csv")
+    model.transforms_.save(run.work / "found.npz")  # a million rows of CSV take long to read
     stack.to_transforms(stack.start).save(run.work / "start.npz")
     black, white = stack.intensity
     run.finish(
         "fitted",
         quality=model.quality_.as_dict(),
         fit_seconds=seconds,
-        n_skipped=len(stack.skipped),
         motion=model.motion,
-        aligned_size=stack.aligned_size,
         look={"black": black, "white": white, "channels": shown_channels(stack)},
     )
 
@@ -324,8 +334,7 @@ def shown_channels(stack: Stack) -> int:
 def finish(run: RunFolder, images: ImageSource, quiet: bool) -> Result:
     """From the method's answer to the report; without anything left to do, only read the result."""
     config, state = run.config, run.state
-    found = Transforms.load(run / "transforms.csv")
-    found.aligned_size = (int(state["aligned_size"][0]), int(state["aligned_size"][1]))
+    found = Transforms.load(run.work / "found.npz")
     if not run.reached("rendered"):
         began = time.monotonic()
         rendered = render(
@@ -339,8 +348,7 @@ def finish(run: RunFolder, images: ImageSource, quiet: bool) -> Result:
             output_format=config["output_format"],
             quiet=quiet,
         )
-        for lost in rendered.lost:
-            log.warning("%s: %s", *lost)
+        add_skipped(run, rendered.lost)
         run.finish("rendered", align_seconds=time.monotonic() - began, n_exif_rotated=rendered.n_rotated)
     if not run.reached("measured"):
         run.write_json("metrics.json", numbers(run, found))
@@ -368,7 +376,7 @@ def numbers(run: RunFolder, found: Transforms) -> dict[str, Any]:
         "peak_memory_mb": peak_memory_mb(),
         "seed": config["seed"],
         "version": __version__,
-        "aligned_size": state["aligned_size"],
+        "aligned_size": found.aligned_size,
         "status": dict(Counter(found.status.tolist())),
         "n_exif_rotated": state["n_exif_rotated"],
     }

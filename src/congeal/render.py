@@ -24,7 +24,7 @@ from congeal.transforms import Transforms
 
 Size = tuple[int, int]
 
-CHUNK_VALUES = 4_000_000  # pixel values read at a time
+CHUNK_VALUES = 1_000_000  # pixel values read at a time
 SHOWN = 720  # longer side of the pictures that only the report shows
 THUMBNAIL = 200
 SAMPLES = 8  # pairs in each of the report's two groups

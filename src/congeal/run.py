@@ -92,11 +92,15 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode("utf-8", "surrogateescape"))  # file names that are not UTF-8 come back as they were
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     write_text(path, json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    return json.loads(Path(path).read_text(encoding="utf-8", errors="surrogateescape"))
 
 
 def write_rows(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
@@ -174,6 +178,26 @@ class Checkpoint:
 
     def delete(self) -> None:
         self.path.unlink(missing_ok=True)
+
+
+class History:
+    """A callback that keeps metrics.csv up to date while a method works, so that a long fit can be watched.
+
+    An event has a `step` and `values`. Rows of an interrupted run stay, up to the step at which it goes on.
+    """
+
+    def __init__(self, run: RunFolder, every: float = 10.0) -> None:
+        self.run, self.every = run, every
+        self.rows: list[dict[str, Any]] | None = None
+        self._written = time.monotonic()
+
+    def __call__(self, event: Any) -> None:
+        if self.rows is None:
+            self.rows = [row for row in self.run.read_rows("metrics.csv") if int(row["step"]) < event.step]
+        self.rows.append({"step": event.step, **event.values})
+        if time.monotonic() - self._written >= self.every:
+            self.run.write_rows("metrics.csv", self.rows)
+            self._written = time.monotonic()
 
 
 class RunFolder:
@@ -254,7 +278,7 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         try:
-            config = json.loads((self / CONFIG).read_text())
+            config = read_json(self / CONFIG)
         except (OSError, ValueError) as error:
             raise CongealError(f"{self / CONFIG} is damaged ({error}); choose another folder or delete it") from error
         if not isinstance(config, dict):
@@ -279,7 +303,7 @@ class RunFolder:
                 "%s is on a file system without locks (%s): do not start a second run in it", self, error.strerror
             )
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        os.write(self._lock, f"{os.getpid()}\n".encode())
 
     def close(self) -> None:
         if self._lock is not None:
@@ -298,7 +322,7 @@ class RunFolder:
 
     def _read_state(self) -> dict[str, Any]:
         try:
-            state = json.loads((self.work / "state.json").read_text())
+            state = read_json(self.work / "state.json")
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -336,10 +360,17 @@ class RunFolder:
     def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
         write_rows(self / name, rows, columns)
 
+    def read_rows(self, name: str) -> list[dict[str, str]]:
+        """A table of the run; empty if there is none."""
+        if not (self / name).exists():
+            return []
+        with (self / name).open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+            return list(csv.DictReader(file))
+
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the run; `CongealError` if the run has not got that far."""
         try:
-            value = json.loads((self / name).read_text())
+            value = read_json(self / name)
         except FileNotFoundError:
             raise CongealError(
                 f"{self} has no {name} yet: the run is not finished; run its 'congeal align' command again to resume it"

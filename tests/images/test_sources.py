@@ -227,7 +227,9 @@ def write_shard(path: Path, members: dict[str, bytes]) -> None:
 
 
 def test_shards(tmp_path: Path) -> None:
-    write_shard(tmp_path / "s-000.tar", {"d/a.png": encoded(COLOUR[0]), "d/a.json": b"{}", "d/b.png": encoded(COLOUR[1])})
+    write_shard(
+        tmp_path / "s-000.tar", {"d/a.png": encoded(COLOUR[0]), "d/a.json": b"{}", "d/b.png": encoded(COLOUR[1])}
+    )
     write_shard(tmp_path / "s-001.tar", {"c.cls": b"3", "c.png": encoded(COLOUR[2]), "e.png": b"junk"})
     source = open_images(str(tmp_path / "s-{000..001}.tar"))
     assert ids(source) == ["d/a", "d/b", "c", "e"]
@@ -326,6 +328,33 @@ def test_fingerprint_follows_the_set() -> None:
 
 def test_opening_images_needs_no_torch(tmp_path: Path) -> None:
     save(tmp_path / "a.png", GREY[0])
-    code = f"import sys; from congeal.images import open_images; open_images({str(tmp_path)!r}).read(0); print('torch' in sys.modules)"
+    code = f"from congeal.images import open_images; open_images({str(tmp_path)!r}).read(0)"
+    code += "; import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "channels"),
+    [
+        ("a.png", np.uint8, 1),
+        ("a.png", np.uint8, 3),
+        ("a.png", np.uint16, 1),
+        ("a.jpg", np.uint8, 1),
+        ("a.jpg", np.uint8, 3),
+        ("a.tif", np.uint8, 3),
+        ("a.tif", np.uint16, 1),
+        ("a.tif", np.uint16, 3),
+        ("a.tif", np.float32, 3),
+    ],
+)
+def test_headers_tell_what_decoding_finds(tmp_path: Path, name: str, dtype: type, channels: int) -> None:
+    pixels = (RNG.random((8, 6, channels)) * 250).astype(dtype)
+    flat = pixels[..., 0] if channels == 1 else pixels
+    if name == "a.tif":
+        tifffile.imwrite(tmp_path / name, flat, photometric="rgb" if channels == 3 else "minisblack")
+    else:
+        Pillow.fromarray(flat).save(tmp_path / name)
+    source = open_images(tmp_path)
+    found = source.read(0).pixels
+    assert source.probe(0) == (*found.shape, found.dtype)

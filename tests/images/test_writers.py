@@ -275,3 +275,24 @@ def test_pack_mixed_kinds(tmp_path: Path) -> None:
     assert floats.read(0).pixels[0, 0, 0] == pytest.approx(10 / 255)
     with pytest.raises(CongealError, match="channels"):
         pack(open_images([colour, np.zeros((8, 8, 5), np.uint8)]), tmp_path / "x.npy")
+
+
+def test_pack_arrays_keeps_starting_warps_and_skips_nan(tmp_path: Path) -> None:
+    source = open_images(RNG.random((4, 8, 6)).astype(np.float32))
+    source.array[1, 2, 2] = np.nan  # type: ignore[attr-defined]
+    source.initial, source.kind = np.broadcast_to(SHIFT, (4, 3, 3)), "object"
+    packed = pack(source, tmp_path / "p.npy")
+    assert packed.shape == (8, 6, 1)
+    assert list(packed.unreadable) == [1]
+    np.testing.assert_array_equal(packed.initial, source.initial)
+    assert packed.kind == "object"
+    np.testing.assert_array_equal(packed.batch([0, 2]), source.batch([0, 2]))
+    with pytest.raises(CongealError, match="NaN"):
+        pack(open_images(np.full((2, 4, 4), np.nan)), tmp_path / "n.npy")
+    assert not (tmp_path / "n.npy").exists()
+
+
+def test_a_foreign_json_beside_an_array_is_ignored(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((2, 4, 4)))
+    (tmp_path / "a.npy.json").write_text("[1, 2]")
+    assert len(open_images(tmp_path / "a.npy")) == 2

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 NOT_FINITE = "the image has NaN or infinite values"
+# Marks the JSON file beside an array as written by `pack`.
+PACKED = "congeal-pack-1"
 
 
 class ArraySource(ImageSource):
@@ -152,21 +154,31 @@ def sidecar(path: Path) -> Path:
 
 
 def open_npy(path: Path) -> ArraySource:
-    """A memory-mapped .npy file; one that `pack` wrote brings back its ids, masks and skipped images."""
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise CongealError(f"{path} is not a readable .npy file of numbers ({error})") from error
-    if not sidecar(path).exists():
+    """A memory-mapped .npy file; one that `pack` wrote brings back its ids, masks, warps and skipped images."""
+    array = _load(path)
+    about = json.loads(sidecar(path).read_text(encoding="utf-8")) if sidecar(path).exists() else None
+    if not isinstance(about, dict) or about.get("format") != PACKED:
         return ArraySource(array, name=path.name)
-    about = json.loads(sidecar(path).read_text(encoding="utf-8"))
     if len(about["ids"]) != len(array):
         raise CongealError(
             f"{sidecar(path)} lists {len(about['ids'])} ids but {path} holds {len(array)} images: pack again"
         )
-    masks = np.load(path.with_name(about["masks"]), mmap_mode="r", allow_pickle=False) if about.get("masks") else None
+    masks = _load(path.with_name(about["masks"])) if about["masks"] else None
     bad = {int(i): reason for i, reason in about["skipped"].items()}
-    return ArraySource(array, name=path.name, ids=about["ids"], bad=bad, mask_array=masks)
+    source = ArraySource(array, name=path.name, ids=about["ids"], bad=bad, mask_array=masks)
+    source.kind = about["kind"]
+    source.initial_size = tuple(about["initial_size"]) if about["initial_size"] else None
+    source.initial = _load(path.with_name(about["initial"])) if about["initial"] else None
+    source.truth = _load(path.with_name(about["truth"])) if about["truth"] else None
+    return source
+
+
+def _load(path: Path) -> np.ndarray:
+    try:
+        loaded: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise CongealError(f"{path} is not a readable .npy file of numbers ({error})") from error
+    return loaded
 
 
 def open_npz(path: Path) -> ArraySource:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from typing import Any
 
 import numpy as np
@@ -60,11 +59,8 @@ def decode(data: bytes, id: str) -> Image:
             return decode_tiff(data, id)
         if deep_colour_png(data):
             return _decode_deep_png(data, id)
-        with warnings.catch_warnings():
-            # Large photographs are the user's own; Pillow refuses only truly absurd sizes below.
-            warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
-            with Pillow.open(io.BytesIO(data)) as picture:
-                return from_pillow(picture, id)
+        with Pillow.open(io.BytesIO(data)) as picture:
+            return from_pillow(picture, id)
     except (UnreadableImage, MemoryError):
         raise
     except Exception as error:  # decoders raise nearly anything on damaged data; every case is a reason, none a crash
@@ -83,18 +79,18 @@ def probe(data: bytes, id: str) -> Header | None:
             mode = _target_mode(picture)
     except Exception:  # a header that does not parse here is decoded, and judged, in `decode`
         return None
-    if mode in ("L", "LA"):
-        return Header(height, width, 1, np.dtype(np.uint8))
-    return Header(height, width, 3, np.dtype(np.uint8)) if mode in ("RGB", "RGBA") else None
+    if mode.startswith("I;16"):
+        return Header(height, width, 1, np.dtype(np.uint16))
+    channels = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3}.get(mode)
+    return None if channels is None else Header(height, width, channels, np.dtype(np.uint8))
 
 
 def from_pillow(picture: Pillow.Image, id: str) -> Image:
     """A Pillow image with alpha split off and the EXIF orientation applied."""
     orientation = orientation_of(picture)
-    bits = picture.format
     mode = _target_mode(picture)
     pixels = np.array(picture if picture.mode == mode else picture.convert(mode))
-    if pixels.dtype == np.int32 and bits in ("PNG", "PPM"):
+    if pixels.dtype == np.int32 and picture.format in ("PNG", "PPM"):
         pixels = pixels.astype(np.uint16)  # older Pillow widens 16-bit grey to 32 bits
     pixels = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
     if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
@@ -163,6 +159,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image, or a format that cannot be read"
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, Pillow.DecompressionBombError):
+        return f"the image is too large ({text})"
     if "imagecodecs" in text:
         return f"{text}: pip install 'congeal[formats]'"
     return f"damaged image ({text})"

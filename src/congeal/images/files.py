@@ -35,6 +35,10 @@ class FileSource(ImageSource):
         return decode(self._bytes(i), self.id(i))
 
     def probe(self, i: int) -> Header:
+        if self.relative[i].lower().endswith((".tif", ".tiff")):
+            from congeal.images.tiff import probe_tiff
+
+            return probe_tiff(self.path(i)) or super().probe(i)
         return probe(self._bytes(i, _HEADER_BYTES), self.id(i)) or super().probe(i)
 
     def _bytes(self, i: int, count: int = -1) -> bytes:

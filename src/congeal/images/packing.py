@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.images.arrays import open_npy, sidecar
+from congeal.images.arrays import NOT_FINITE, PACKED, open_npy, sidecar
 from congeal.images.canvas import place, render
 from congeal.images.disk import allocate, write_atomic, writing
 from congeal.images.plan import nothing_readable
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage
 from congeal.progress import Progress
+
+_BATCH_VALUES = 16 << 20
 
 
 def pack(source: ImageSource, path: str | Path, *, quiet: bool = True) -> ImageSource:
@@ -29,17 +33,56 @@ def pack(source: ImageSource, path: str | Path, *, quiet: bool = True) -> ImageS
     path = Path(path)
     if path.suffix.lower() != ".npy":
         raise CongealError(f"pack writes a .npy file; {path} has another extension")
+    if source.shape is not None and source.dtype is not None and not source.has_masks:
+        packed = _copy(source, path, source.shape, source.dtype, quiet)
+    else:
+        packed = _decode(source, path, quiet)
+    if len(packed.reasons) == len(source):
+        packed.partial.unlink()
+        i = min(packed.reasons)
+        raise nothing_readable(source, f"{source.id(i)}: {packed.reasons[i]}")
+    _publish(source, path, packed)
+    return open_npy(path)
+
+
+@dataclass
+class _Packed:
+    """What has been written under a temporary name."""
+
+    partial: Path
+    array: np.ndarray
+    reasons: dict[int, str]
+    masks: np.ndarray | None = None
+    canvas_from_source: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+def _copy(source: ImageSource, path: Path, shape: tuple[int, int, int], dtype: np.dtype, quiet: bool) -> _Packed:
+    """Images of one kind, in batches, as they are."""
+    partial = path.with_name(f".{path.name}.partial.npy")
+    array = allocate(partial, (len(source), *(shape[:2] if source.grey else shape)), dtype)
+    packed = _Packed(partial, array, dict(source.unreadable))
+    step = max(1, _BATCH_VALUES // int(np.prod(shape)))
+    with Progress(len(source), "packing", quiet=quiet) as progress:
+        for start in range(0, len(source), step):
+            rows = np.array([i for i in range(start, min(len(source), start + step)) if i not in packed.reasons], int)
+            if len(rows):
+                batch = source.batch(rows)
+                finite = np.isfinite(batch).all(axis=(1, 2, 3))
+                packed.reasons |= {int(i): NOT_FINITE for i in rows[~finite]}
+                array[rows[finite]] = batch[finite].reshape(-1, *array.shape[1:])
+            progress.update(min(step, len(source) - start))
+    return packed
+
+
+def _decode(source: ImageSource, path: Path, quiet: bool) -> _Packed:
+    """Images that may differ, one by one, on a canvas of the median size."""
     headers, reasons = _headers(source, quiet)
     sizes = np.array([(h.height, h.width) for h in headers.values()])
     canvas = (int(np.median(sizes[:, 0])), int(np.median(sizes[:, 1])))
     dtype, channels = _common_dtype(headers), _common_channels(headers)
-    shape = (len(source), *canvas) if channels == 1 and source.shape is None else (len(source), *canvas, channels)
-    if source.grey:
-        shape = (len(source), *canvas)
     partial = path.with_name(f".{path.name}.partial.npy")
-    masks_partial = path.with_name(f".{path.name}.masks.partial.npy")
-    array, masks = allocate(partial, shape, dtype), None
-    placed: dict[str, list[float]] = {}
+    array = allocate(partial, (len(source), *canvas, *((channels,) if channels > 1 else ())), dtype)
+    packed = _Packed(partial, array, reasons)
     with Progress(len(source), "packing", quiet=quiet) as progress:
         for i in range(len(source)):
             progress.update()
@@ -50,49 +93,59 @@ def pack(source: ImageSource, path: str | Path, *, quiet: bool = True) -> ImageS
             except UnreadableImage as error:
                 reasons[i] = str(error)
                 continue
-            pixels = _convert(image, dtype, channels)
-            mask = image.mask
+            pixels, mask = _convert(image, dtype, channels), image.mask
             if pixels.shape[:2] != canvas:
                 placement = place(pixels.shape[:2], canvas)
                 values, mask = render(pixels, canvas, placement, mask)
                 pixels = _rounded(np.moveaxis(values, 0, -1), dtype)
-                placed[source.id(i)] = [float(v) for v in placement.matrix.ravel()]
-            array[i] = pixels.reshape(shape[1:])
+                packed.canvas_from_source[i] = placement.matrix
+            array[i] = pixels.reshape(array.shape[1:])
             if mask is not None:
-                if masks is None:
-                    masks = allocate(masks_partial, (len(source), *canvas), np.dtype(np.uint8))
-                    masks[:] = 255
-                masks[i] = np.rint(mask * 255)
-    if len(reasons) == len(source):
-        partial.unlink()
-        raise nothing_readable(source, next(iter(reasons.values())))
-    about: dict[str, object] = {
+                if packed.masks is None:
+                    packed.masks = allocate(_beside(path, "masks"), (len(source), *canvas), np.dtype(np.uint8))
+                    packed.masks[:] = 255
+                packed.masks[i] = np.rint(mask * 255)
+    return packed
+
+
+def _publish(source: ImageSource, path: Path, packed: _Packed) -> None:
+    """The files beside the array first, the array itself last, so that it never stands there without its ids."""
+    warps = {"initial": _on_canvas(source.initial, packed), "truth": _on_canvas(source.truth, packed)}
+    for name, matrices in warps.items():
+        if matrices is not None:
+            buffer = io.BytesIO()
+            np.save(buffer, matrices)
+            write_atomic(_beside(path, name), buffer.getvalue())
+    about = {
+        "format": PACKED,
         "ids": [source.id(i) for i in range(len(source))],
-        "skipped": reasons,
-        "masks": None if masks is None else f"{path.name}.masks.npy",
-        "canvas": list(canvas),
-        "canvas_from_source": placed,
+        "skipped": packed.reasons,
+        "kind": source.kind,
+        "initial_size": source.initial_size,
+        "masks": None if packed.masks is None else _beside(path, "masks").name,
+        **{name: None if matrices is None else _beside(path, name).name for name, matrices in warps.items()},
+        "canvas_from_source": {source.id(i): m.ravel().tolist() for i, m in packed.canvas_from_source.items()},
     }
-    _publish(path, partial, masks_partial if masks is not None else None, about, (array, masks))
-    return open_npy(path)
-
-
-def _publish(
-    path: Path,
-    partial: Path,
-    masks: Path | None,
-    about: dict[str, object],
-    arrays: tuple[np.ndarray, np.ndarray | None],
-) -> None:
-    """Everything under its final name; the array itself last, so that it never stands there without its ids."""
-    for array in arrays:
+    for array in (packed.array, packed.masks):
         if isinstance(array, np.memmap):
             array.flush()
+    write_atomic(sidecar(path), json.dumps(about).encode())
     with writing(path):
-        if masks is not None:
-            os.replace(masks, path.with_name(f"{path.name}.masks.npy"))
-        write_atomic(sidecar(path), json.dumps(about).encode())
-        os.replace(partial, path)
+        os.replace(packed.partial, path)
+
+
+def _on_canvas(aligned_from_source: np.ndarray | None, packed: _Packed) -> np.ndarray | None:
+    """aligned_from_source → aligned_from_canvas: the canvas is the source of whoever opens the packed file."""
+    if aligned_from_source is None:
+        return None
+    matrices = np.array(aligned_from_source, dtype=np.float64)
+    for i, canvas_from_source in packed.canvas_from_source.items():
+        matrices[i] = matrices[i] @ np.linalg.inv(canvas_from_source)
+    return matrices
+
+
+def _beside(path: Path, what: str) -> Path:
+    return path.with_name(f"{path.name}.{what}.npy")
 
 
 def _headers(source: ImageSource, quiet: bool) -> tuple[dict[int, Header], dict[int, str]]:
@@ -109,7 +162,8 @@ def _headers(source: ImageSource, quiet: bool) -> tuple[dict[int, Header], dict[
             except UnreadableImage as error:
                 reasons[i] = str(error)
     if not headers:
-        raise nothing_readable(source, next(iter(reasons.values()), "there is none"))
+        i = min(reasons)
+        raise nothing_readable(source, f"{source.id(i)}: {reasons[i]}")
     return headers, reasons
 
 

@@ -37,13 +37,14 @@ class RemoteSource(ImageSource):
 
 def open_url(url: str) -> ImageSource:
     """A folder, a glob or a single file behind a URL; containers (.npy, .tar, …) are copied to a temporary folder."""
-    import fsspec
+    from fsspec.core import url_to_fs
+    from fsspec.implementations.local import LocalFileSystem
 
     from congeal.images.open import open_images
 
     try:
-        system, path = fsspec.core.url_to_fs(url)
-        if isinstance(system, fsspec.implementations.local.LocalFileSystem):
+        system, path = url_to_fs(url)
+        if isinstance(system, LocalFileSystem):
             return open_images(path)
         if any(character in path for character in "*?["):
             found = [name for name in system.glob(path) if not _hidden(name)]

@@ -11,7 +11,7 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.geometry.matrix import compose, invert, normalise, rescale
-from congeal.images.arrays import NOT_FINITE
+from congeal.images.arrays import NOT_FINITE, as_slice
 from congeal.images.canvas import placements
 from congeal.images.intensity import AlignOn, intensity_range, select_channels
 from congeal.images.plan import Layout, Plan, make_plan, nothing_readable
@@ -72,27 +72,31 @@ class Stack:
     def layout(self) -> Layout:
         return Layout(self.size, self.frame, self.aligned_size, self.channels, self.align_on)
 
-    def images(self, indices: Indices) -> torch.Tensor:
+    def _rows(self, indices: Indices | slice) -> np.ndarray:
+        """Positions in the source."""
+        return self.kept[indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)]
+
+    def images(self, indices: Indices | slice) -> torch.Tensor:
         """(B, C, H, W) float32 in [0, 1] for positions in the stack (not in the source)."""
-        rows = self.kept[np.asarray(indices)]
+        rows = self._rows(indices)
         if self._store is not None:
-            values = np.array(self._store.pixels[rows], dtype=np.float32)
+            values = np.array(self._store.pixels[as_slice(rows)], dtype=np.float32)
             black, white = self._store.black[rows], self._store.white[rows]
             images = torch.from_numpy(values)
             if (black == black[:1]).all() and (white == white[:1]).all() and len(rows):
                 return _unit(images, float(black[0]), float(white[0]))
             low = torch.from_numpy(black)[:, None, None, None]
-            return images.sub_(low).div_(torch.from_numpy(white - black)[:, None, None, None])
+            return images.sub_(low).div_(torch.from_numpy(white - black)[:, None, None, None]).clamp_(0, 1)
         pixels = np.moveaxis(select_channels(self.source.batch(rows), self.align_on), -1, 1)
         return _unit(torch.from_numpy(np.array(pixels, dtype=np.float32, order="C")), *self.intensity)
 
-    def masks(self, indices: Indices) -> torch.Tensor | None:
+    def masks(self, indices: Indices | slice) -> torch.Tensor | None:
         """(B, 1, H, W) float32, 1 where the image is; None if every image of the set fills its canvas."""
-        rows = self.kept[np.asarray(indices)]
+        rows = self._rows(indices)
         if self._store is not None:
             if self._store.masks is None:
                 return None
-            return torch.from_numpy(np.array(self._store.masks[rows], dtype=np.float32))[:, None].div_(255)
+            return torch.from_numpy(np.array(self._store.masks[as_slice(rows)], dtype=np.float32))[:, None].div_(255)
         if not self.source.has_masks:
             return None
         return torch.from_numpy(np.array(self.source.masks(rows), dtype=np.float32))[:, None]
@@ -213,9 +217,10 @@ def _all_blank(source: ImageSource) -> CongealError:
 
 
 def _unit(images: torch.Tensor, black: float, white: float) -> torch.Tensor:
-    if black:
-        images.sub_(black)
-    return images if white - black == 1 else images.div_(white - black)
+    """In place: black → 0, white → 1. Rounding may not leave [0, 1]; the two usual ranges cannot."""
+    if black == 0 and white in (1, 255):
+        return images if white == 1 else images.div_(white)
+    return images.sub_(black).div_(white - black).clamp_(0, 1)
 
 
 def _in_place(

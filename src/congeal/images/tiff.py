@@ -14,7 +14,7 @@ from PIL import Image as Pillow
 from congeal.errors import CongealError
 from congeal.images.arrays import NOT_FINITE, ArraySource
 from congeal.images.decode import from_pillow, make_image
-from congeal.images.source import Image, ImageSource, UnreadableImage
+from congeal.images.source import Header, Image, ImageSource, UnreadableImage
 
 _WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR, _LAB = 0, 3, 5, 6, 8
 
@@ -57,6 +57,7 @@ def open_tiff(path: Path) -> ImageSource:
     if len(series) == 1 and not _alpha(series[0].pages[0]) and _plain(series[0].pages[0]):
         array = _series_array(path, series[0])
         if array is not None:
+            file.close()
             # Pages that are colours (axis C) or one image leave a single position: a stack of one.
             return ArraySource(array, name=path.name, ids=_page_ids(len(array)), layout="tiff")
     pages = [page.aspage() for page in file.pages if not _is_thumbnail(page.aspage())]
@@ -80,6 +81,19 @@ def decode_tiff(data: bytes, id: str) -> Image:
             raise UnreadableImage(f"the file has {count} pages: open it by itself as a stack, or split it")
         pixels = array[0]
     return _finite(make_image(id, pixels, has_alpha=False))
+
+
+def probe_tiff(path: Path) -> Header | None:
+    """Size and type of a TIFF that is one plain image, without its pixels; None if only decoding can tell."""
+    try:
+        with tifffile.TiffFile(path) as file:
+            page = file.pages.first
+            if len(file.pages) > 1 or "C" in file.series[0].axes or _alpha(page) or not _plain(page):
+                return None
+            height, width = page.shape[-2:] if page.axes.startswith("S") else page.shape[:2]
+            return Header(height, width, int(page.samplesperpixel), np.dtype(page.dtype))
+    except Exception:  # whatever is wrong with the file, reading it says so with a reason
+        return None
 
 
 def _page_image(page: Any, id: str) -> Image:

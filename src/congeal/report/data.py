@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
-import itertools
-import json
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from congeal.run import RunFolder
+from congeal.run import RunFolder, read_json
 
 LONGEST = 720  # pixels of an inlined picture: sharp on a page, small in a file
 MOST_SKIPPED = 100
@@ -32,7 +28,7 @@ def gather(run: RunFolder) -> dict[str, Any]:
             "variance": {"before": picture(run.work / "variance_before.png"), "after": picture(run / "variance.png")},
         },
         "samples": samples(run),
-        "skipped": list(itertools.islice(rows(run / "skipped.csv"), MOST_SKIPPED)),
+        "skipped": run.read_rows("skipped.csv")[:MOST_SKIPPED],
         "n_skipped": metrics.get("n_skipped", 0),
         "versions": versions(metrics),
     }
@@ -59,19 +55,12 @@ def samples(run: RunFolder) -> dict[str, list[dict[str, Any]]]:
     groups: dict[str, list[dict[str, Any]]] = {"best": [], "worst": []}
     if not listing.exists():
         return groups
-    for sample in json.loads(listing.read_text()):
+    for sample in read_json(listing):
         stem = run.work / "samples" / str(sample["index"])
         pair = {side: picture(stem.with_name(f"{stem.name}_{side}.png")) for side in ("before", "after")}
         if all(pair.values()):
             groups[sample["group"]].append({**sample, **pair})
     return groups
-
-
-def rows(path: Path) -> Iterator[dict[str, str]]:
-    if not path.exists():
-        return
-    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        yield from csv.DictReader(file)
 
 
 def versions(metrics: dict[str, Any]) -> dict[str, str]:

@@ -1,0 +1,271 @@
+"""Congealing on distribution fields by coordinate search, and the funnel that aligns new images.
+
+Shared by `entropy`, `sift` and `deepfeatures`. Each image becomes K maps of shares in [0, 1] (how dark, which visual
+word, which learned feature); the *field* is their mean over the set, a distribution at every pixel of the frame. The
+cost is the field's entropy. Every image tries a step forwards and backwards along each parameter and keeps whichever
+makes it likelier under the field. Entropy is concave, so all images may move at once: the sum of their gains under the
+old field bounds the entropy's change from above. The sequence of fields, from blurred to sharp, is the funnel: a new
+image that goes through it in the same order is drawn to the same pose.
+
+Learned-Miller, "Data driven image models through continuous joint alignment", 2006; Huang, Jain and Learned-Miller,
+"Unsupervised joint alignment of complex images", 2007.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from congeal.errors import CongealError
+from congeal.geometry import from_normalised, matrix_from_parameters, warp
+from congeal.geometry.matrix import Size
+from congeal.images import Stack
+from congeal.methods.base import Method
+from congeal.methods.best import Best
+from congeal.methods.gaussnewton import motion_field
+from congeal.methods.guards import Gauge, chunks, corner_motion, set_kind, total_ink
+from congeal.methods.job import Job
+
+_CACHE_BYTES = 256 << 20  # of maps kept between sweeps; beyond it they are made anew, so that memory stays flat
+_PSEUDO_COUNT = 0.5  # what a field has seen of every value before it saw the first image
+
+
+@dataclass
+class Level:
+    """One stage of the funnel: what images look like in it, and how far a step goes."""
+
+    maps: Callable[[torch.Tensor], torch.Tensor]
+    """(B, C, H, W) images → (B, K, H, W) shares in [0, 1]."""
+    step: float
+    """First step, in pixels of the farthest corner's motion."""
+    sweeps: int
+    group: int = 1
+    """How many successive maps share one distribution; 1: each map is a switch, on or off."""
+    outside: torch.Tensor | None = None
+    """(K,) what is beyond the image's edge; None: as the field expects, so that it counts neither way."""
+
+
+@dataclass(kw_only=True, eq=False)
+class FunnelMethod(Method):
+    """What the three methods share; a subclass says what its levels are and may learn something for them first."""
+
+    shrink: float = 0.5
+    """An image that refuses both directions of a parameter tries a step this much shorter next time; 1 as published."""
+    min_step: float = 0.05
+    """Steps, in pixels of corner motion, do not become shorter than this."""
+    noise: float = 0.0
+    """Standard deviation of the random change of each step's length, relative to it."""
+    tolerance: float = 0.02
+    """A level ends when the mean corner motion of a sweep falls below this many pixels."""
+
+    def _levels(self, stack: Stack, kind: str) -> list[Level]:
+        """The stages, from coarse to fine."""
+        raise NotImplementedError
+
+    def _learn(self, stack: Stack) -> dict[str, torch.Tensor]:
+        """Whatever the levels need that is learnt from the set."""
+        return {}
+
+    def _align(self, stack: Stack, job: Job) -> torch.Tensor:
+        with torch.no_grad():
+            return self._congeal(stack, job)
+
+    def _congeal(self, stack: Stack, job: Job) -> torch.Tensor:
+        start, kind = torch.as_tensor(stack.start.copy()).float(), set_kind(stack)
+        state = job.load() or _fresh(start)
+        self._learnt = state["learnt"] if state["learnt"] is not None else self._learn(stack)
+        self._kind = kind
+        levels = self._levels(stack, kind)
+        self._fields: list[list[torch.Tensor]] = state["fields"] or [[] for _ in levels]
+        ink = total_ink(stack) if kind == "object" else None
+        gauge = Gauge(start, stack.frame, ink, float(state["zoom"])) if self.guards else None
+        found, best, total = state["found"], Best(start, state["best"]), sum(level.sweeps for level in levels)
+        for at in range(int(state["level"]), len(levels)):
+            resumed = at == state["level"] and state["reach"] is not None
+            search = _Search(self, stack, levels[at])
+            reach = state["reach"] if resumed else search.first_reach()
+            for sweep in range(int(state["sweep"]) if resumed else 0, levels[at].sweeps):
+                field, shown_ink = search.look(found)
+                cost, energy = search.entropy(field), shown_ink / ink if ink else None
+                if at == len(levels) - 1:
+                    best.offer(found, cost, energy)
+                self._fields[at].append(field)
+                moved, reach = search.sweep(found, reach, field, seed=sum(map(len, self._fields)))
+                if gauge is not None:
+                    moved = gauge.fix(moved, shown_ink)
+                motion = float(corner_motion(found, moved, stack.frame).clamp(max=1e3).mean())
+                found = moved
+                done = sum(level.sweeps for level in levels[:at]) + sweep + 1
+                job.step(done, total, cost=cost, motion=motion, level=at)
+                if job.due():
+                    zoom = 1.0 if gauge is None else gauge.zoom
+                    where = {"level": at, "sweep": sweep + 1, "reach": reach, "zoom": zoom}
+                    kept = {"learnt": self._learnt, "fields": self._fields, "best": best.state()}
+                    job.save({"found": found, **where, **kept})
+                if motion < self.tolerance:
+                    break
+        if gauge is None:
+            return found
+        field, shown_ink = search.look(found)
+        best.offer(found, search.entropy(field), shown_ink / ink if ink else None)
+        return best.found
+
+    def _align_new(self, stack: Stack) -> torch.Tensor:
+        """Through the funnel: one sweep on each field, in the order in which `fit` met them."""
+        found = torch.as_tensor(stack.start.copy()).float()
+        with torch.no_grad():
+            for level, fields in zip(self._levels(stack, self._kind), self._fields, strict=True):
+                search = _Search(self, stack, level)
+                reach = search.first_reach()
+                for i, field in enumerate(fields):
+                    found, reach = search.sweep(found, reach, field, seed=i, refresh=False)
+        return found
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        if not hasattr(self, "_fields"):
+            raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit first")
+        fields = {f"fields.{i}": torch.stack(fields) for i, fields in enumerate(self._fields) if fields}
+        kind = torch.tensor(self._kind == "object")
+        return {"kind": kind, **fields, **{f"learnt.{name}": value for name, value in self._learnt.items()}}
+
+    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._kind = "object" if bool(state["kind"]) else "photo"
+        self._learnt = {k.removeprefix("learnt."): v for k, v in state.items() if k.startswith("learnt.")}
+        numbers = sorted(int(k.removeprefix("fields.")) for k in state if k.startswith("fields."))
+        self._fields = [list(state[f"fields.{i}"]) for i in numbers]
+
+
+def _fresh(start: torch.Tensor) -> dict[str, Any]:
+    at = {"level": 0, "sweep": 0, "reach": None, "zoom": 1.0}
+    return {"found": start, "learnt": None, "fields": None, "best": None, **at}
+
+
+class _Search:
+    """Coordinate search at one level, vectorised over images. `field` is (K, h, w), never 0 or 1."""
+
+    def __init__(self, method: FunnelMethod, stack: Stack, level: Level) -> None:
+        self.method, self.stack, self.level = method, stack, level
+        self.unit = parameter_units(stack.frame, method.motion)
+        self.longest = 3.0 if method.guards else math.inf
+        self.parts = _small_chunks(stack, level)
+        self._kept: dict[int, torch.Tensor] = {}
+        self._room = _CACHE_BYTES
+
+    def first_reach(self) -> torch.Tensor:
+        """(n, k) first step of each image along each parameter, in pixels; 0 for images with nothing to see."""
+        reach = torch.full((len(self.stack), len(self.unit)), min(self.level.step, self.longest))
+        for part in self.parts:
+            images = self.stack.images(part).flatten(1)
+            reach[part[(images.amax(1) <= images.amin(1)).numpy()]] = 0.0
+        return reach
+
+    def look(self, found: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """The field of the set as it is now, and the ink it shows."""
+        total: Any = 0.0
+        ink = 0.0
+        for i, part in enumerate(self.parts):
+            total = total + warp(self._maps(i), found[part], self.stack.frame).sum(0)
+            ink += float(warp(self.stack.images(part), found[part], self.stack.frame).sum())
+        return self._field(total), ink
+
+    def sweep(
+        self, found: torch.Tensor, reach: torch.Tensor, field: torch.Tensor, seed: int, refresh: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every parameter once, for all images: (new stack_from_frame, new reach). The field follows if `refresh`."""
+        found, reach = found.clone(), reach.clone()
+        generator = torch.Generator().manual_seed(self.method.random_state * 100_003 + seed)
+        for j in range(len(self.unit)):
+            weights, total = self._weights(field).flatten(), 0.0
+            stretch = 1 + self.method.noise * torch.randn(len(found), generator=generator) if self.method.noise else None
+            for i, part in enumerate(self.parts):
+                length = reach[part, j] if stretch is None else reach[part, j] * stretch[part]
+                candidates = self._candidates(found[part], length * self.unit[j], j)
+                maps = self._maps(i)
+                shown = [warp(maps, matrices, self.stack.frame) for matrices in candidates]
+                score = torch.stack([s.flatten(1) @ weights for s in shown])
+                choice = _choose(score) * (reach[part, j] > 0)
+                found[part] = candidates[choice, torch.arange(len(part))]
+                reach[part, j] = self._adapt(reach[part, j], choice > 0)
+                if refresh:
+                    total = total + sum((s * (choice == c)[:, None, None, None]).sum(0) for c, s in enumerate(shown))
+            if refresh:
+                field = self._field(total)
+        return found, reach
+
+    def _candidates(self, found: torch.Tensor, length: torch.Tensor, j: int) -> torch.Tensor:
+        """Stay, forwards, backwards: (3, B, 3, 3)."""
+        delta = torch.zeros(2, len(found), len(self.unit))
+        delta[0, :, j], delta[1, :, j] = length, -length
+        steps = from_normalised(matrix_from_parameters(delta), self.stack.frame)
+        return torch.cat([found[None], found @ steps])
+
+    def _adapt(self, reach: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+        shorter = (reach * self.method.shrink).clamp(min=min(self.method.min_step, self.level.step))
+        return torch.where(moved | (reach == 0), reach, shorter)
+
+    def entropy(self, field: torch.Tensor) -> float:
+        """Mean over pixels of the field's entropy, in nats."""
+        each = -field * field.log()
+        if self.level.group == 1:
+            each = each - (1 - field) * (1 - field).log()
+        return float(each.sum(0).mean())
+
+    def _field(self, total: torch.Tensor) -> torch.Tensor:
+        """Sums of maps over the set → a field, with a pseudo-count so that nothing is impossible."""
+        n = len(self.stack)
+        weight: Any = float(n)
+        if self.level.outside is None:
+            total, weight = total[:-1], total[-1:]
+        else:
+            total = total + n * self.level.outside[:, None, None]
+        seen_before = _PSEUDO_COUNT * max(2, self.level.group)
+        return (total.clamp(min=0) + _PSEUDO_COUNT) / (weight + seen_before)
+
+    def _weights(self, field: torch.Tensor) -> torch.Tensor:
+        """What one unit of each map costs at each pixel: the minus log-likelihood is linear in the maps."""
+        weights = -field.log()
+        if self.level.group == 1:
+            weights = weights + (1 - field).log()
+        if self.level.outside is not None:
+            return weights
+        # Where an image shows nothing it costs what the field expects: the last map, coverage, takes that back.
+        return torch.cat([weights, -(field * weights).sum(0, keepdim=True)])
+
+    def _maps(self, i: int) -> torch.Tensor:
+        """The maps of one chunk, as they are warped: 0 is what lies outside, the last map may be coverage."""
+        if i in self._kept:
+            return self._kept[i]
+        images, masks = self.stack.images(self.parts[i]), self.stack.masks(self.parts[i])
+        maps = self.level.maps(images)
+        if self.level.outside is not None:
+            maps = maps - self.level.outside[:, None, None]
+        else:
+            maps = torch.cat([maps, torch.ones_like(maps[:, :1])], 1)
+        maps = (maps if masks is None else maps * masks).contiguous()
+        if maps.nbytes <= self._room:
+            self._kept[i] = maps
+            self._room -= maps.nbytes
+        return maps
+
+
+def parameter_units(size: Size, motion: str) -> torch.Tensor:
+    """(k,) the value of each parameter that moves the farthest corner by one pixel."""
+    return 1 / motion_field(size, motion).norm(dim=1).amax((1, 2))
+
+
+def _choose(score: torch.Tensor) -> torch.Tensor:
+    """(3, B) costs of staying, forwards, backwards → the best; staying wins ties and rounding."""
+    better, which = score[1:].min(0)
+    return torch.where(better < score[0] - 1e-6 * score[0].abs(), which + 1, 0)
+
+
+def _small_chunks(stack: Stack, level: Level) -> list[np.ndarray]:
+    """The usual chunks, cut finer where an image becomes many maps."""
+    maps = level.maps(stack.images([0])).shape[1]
+    pieces = max(1, round(maps / stack.channels / 4))
+    return [piece for part in chunks(stack) for piece in np.array_split(part, pieces) if len(piece)]

@@ -1,0 +1,303 @@
+"""What the low-rank methods share: images as rows of a matrix, shrinkage, and the inner solver.
+
+Each image is warped into the frame, flattened and scaled to unit norm; the set is a matrix D (n, m). A set of aligned
+images is a matrix of low rank A plus sparse errors E. To first order a small motion changes row i by Q_i d_i, where
+the columns of Q_i (m, k) are an orthonormal basis of that image's motion Jacobian. All of it is float64: the solver's
+last steps work a millionth below the first ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from congeal.geometry import normalise, warp
+from congeal.geometry.matrix import Size
+from congeal.images import Stack
+from congeal.methods.appearance import blur, gradient
+from congeal.methods.gaussnewton import GaussNewton, motion_field
+from congeal.methods.guards import Gauge, chunks, pixel_area, set_kind, total_ink
+
+LARGE = 1500
+"""Where both sides of the matrix exceed this, singular values are found by random projection."""
+
+
+def soft(x: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Shrink towards zero: sign(x)·max(|x| − threshold, 0)."""
+    return torch.nn.functional.softshrink(x, threshold)
+
+
+# ---- images and their Jacobians as matrices
+
+
+@dataclass
+class Linear:
+    """The set around its current transforms, n images of m = channels · frame pixels."""
+
+    data: torch.Tensor  # (n, m) unit rows; zero for images with nothing in the frame
+    basis: torch.Tensor  # (n, m, k) Q_i; columns that no motion can move are zero
+    to_parameters: torch.Tensor  # (n, k, k) d_i → motion parameters
+    ink: float  # of all images together as the frame shows them, before they were scaled
+
+
+def linearise(
+    stack: Stack, found: torch.Tensor, motion: str, smoothing: float, rows: np.ndarray | None = None
+) -> Linear:
+    """Images `rows` of the stack (all by default) through their stack_from_frame `found` (len(rows), 3, 3).
+
+    smoothing: Gaussian blur in frame pixels. Gradients are taken on the source image and warped with it.
+    """
+    rows = np.arange(len(stack)) if rows is None else rows
+    sigma = smoothing * pixel_area(stack) ** 0.5
+    field = motion_field(stack.frame, motion).double()
+    n, m, k = len(rows), stack.channels * stack.frame[0] * stack.frame[1], len(field)
+    data = torch.empty(n, m, dtype=torch.float64)
+    basis = torch.empty(n, m, k, dtype=torch.float64)
+    to_parameters = torch.empty(n, k, k, dtype=torch.float64)
+    ink = 0.0
+    for part in np.array_split(np.arange(n), len(chunks(stack))):
+        if not len(part):
+            continue
+        images = blur(stack.images(rows[part]), sigma)
+        shown, jacobian = _shown(images, found[part], stack.frame, field)
+        ink += float(shown.sum())
+        data[part], basis[part], to_parameters[part] = _unit_rows(shown, jacobian)
+    return Linear(data, basis, to_parameters, ink)
+
+
+def _shown(
+    images: torch.Tensor, found: torch.Tensor, size: Size, field: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images in the frame (b, m) and how they change per motion parameter (b, m, k)."""
+    channels = images.shape[1]
+    dx, dy = gradient(images)
+    shown = warp(torch.cat([images, dx, dy], 1), found.float(), size, mode="bicubic").double()
+    image, along_x, along_y = shown.split(channels, 1)
+    (xx, xy), (yx, yy) = _map_derivative(found, size)
+    frame_x = along_x * xx[:, None] + along_y * yx[:, None]
+    frame_y = along_x * xy[:, None] + along_y * yy[:, None]
+    jacobian = frame_x[:, None] * field[:, 0, None] + frame_y[:, None] * field[:, 1, None]  # (b, k, c, h, w)
+    return image.flatten(1), jacobian.flatten(2).transpose(1, 2)
+
+
+def _map_derivative(
+    found: torch.Tensor, size: Size
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """((∂X/∂x, ∂X/∂y), (∂Y/∂x, ∂Y/∂y)) of frame point (x, y) → stack point (X, Y), each (b, h, w)."""
+    h = found.double()[:, :, :, None, None]
+    y, x = torch.meshgrid(
+        torch.arange(size[0], dtype=torch.float64), torch.arange(size[1], dtype=torch.float64), indexing="ij"
+    )
+    depth = h[:, 2, 0] * x + h[:, 2, 1] * y + h[:, 2, 2]
+    centre = h[:, 2, 0] * ((size[1] - 1) / 2) + h[:, 2, 1] * ((size[0] - 1) / 2) + h[:, 2, 2]
+    depth = (depth / centre).clamp(min=0.1) * centre  # as the warp holds points near the horizon
+    across = (h[:, 0, 0] * x + h[:, 0, 1] * y + h[:, 0, 2]) / depth
+    down = (h[:, 1, 0] * x + h[:, 1, 1] * y + h[:, 1, 2]) / depth
+    return (
+        ((h[:, 0, 0] - across * h[:, 2, 0]) / depth, (h[:, 0, 1] - across * h[:, 2, 1]) / depth),
+        ((h[:, 1, 0] - down * h[:, 2, 0]) / depth, (h[:, 1, 1] - down * h[:, 2, 1]) / depth),
+    )
+
+
+def _unit_rows(
+    image: torch.Tensor, jacobian: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows scaled to unit norm, the Jacobian of the scaled rows as an orthonormal basis, and the way back."""
+    norm = image.norm(dim=1)
+    seen = norm > 1e-6
+    scale = torch.where(seen, 1 / norm.clamp(min=1e-6), 0.0)
+    unit = image * scale[:, None]
+    jacobian = jacobian * scale[:, None, None]
+    jacobian = jacobian - unit[:, :, None] * (unit[:, None] @ jacobian)
+    # Any orthonormal basis of the Jacobian's columns gives the same problem; this one leaves out what cannot move.
+    value, vector = torch.linalg.eigh(jacobian.transpose(1, 2) @ jacobian)
+    known = value > 1e-10 * value[:, -1:].clamp(min=1e-20)
+    way = vector * torch.where(known, value.clamp(min=1e-30).rsqrt(), 0.0)[:, None]
+    return unit, jacobian @ way, way
+
+
+def move(
+    found: torch.Tensor, line: Linear, d: torch.Tensor, motion: str, size: Size, max_step: float
+) -> torch.Tensor:
+    """stack_from_frame after the steps d (n, k), none of which moves a corner by more than max_step frame pixels."""
+    delta = (line.to_parameters @ d[..., None])[..., 0]
+    return GaussNewton(motion, size, max_step=max_step).compose(found, -delta)
+
+
+# ---- the common pose
+
+
+class MotionGauge:
+    """`Gauge`, within the motion: taking out the mean of many rotations must not leave a change of scale."""
+
+    def __init__(self, stack: Stack, motion: str, zoom: float = 1.0) -> None:
+        self.motion = motion
+        start = torch.as_tensor(stack.start.copy())
+        scales = motion not in ("translation", "rigid")
+        ink = total_ink(stack) if scales and set_kind(stack) == "object" else None
+        self._gauge = Gauge(start, stack.frame, ink, zoom)
+
+    @property
+    def zoom(self) -> float:
+        return self._gauge.zoom
+
+    def fix(self, found: torch.Tensor, ink: float | None = None) -> torch.Tensor:
+        """H_i · G with the G nearest to what `Gauge` would do that the motion has."""
+        # `Gauge` multiplies every matrix by one and the same G, so any image tells which.
+        fixed = self._gauge.fix(found.double(), ink)
+        shift = normalise(torch.linalg.inv(found[0].double()) @ fixed[0])
+        return normalise(found.double() @ self._within_motion(shift)).to(found.dtype)
+
+    def _within_motion(self, shift: torch.Tensor) -> torch.Tensor:
+        if self.motion in ("affine", "homography"):
+            return shift
+        height, width = self._gauge.size
+        centre = shift.new_tensor([(width - 1) / 2, (height - 1) / 2])
+        target = shift @ torch.cat([centre, centre.new_ones(1)])
+        target = target[:2] / target[2]
+        linear = torch.eye(2, dtype=shift.dtype)
+        if self.motion != "translation":
+            turn = torch.stack([shift[0, 0] + shift[1, 1], shift[1, 0] - shift[0, 1]]) / 2
+            if self.motion == "rigid":
+                turn = turn / turn.norm()
+            linear = torch.stack([torch.stack([turn[0], -turn[1]]), torch.stack([turn[1], turn[0]])])
+        result = torch.eye(3, dtype=shift.dtype)
+        result[:2, :2], result[:2, 2] = linear, target - linear @ centre
+        return result
+
+
+# ---- singular values
+
+
+class Spectrum:
+    """Singular values of (n, m) matrices of one shape: through the Gram matrix of the smaller side, or by random
+    projection where both sides are large. Squaring costs digits below 1e-8 of the largest value; nothing here needs
+    them. `keep`: how many of the largest values are never shrunk."""
+
+    def __init__(self, shape: tuple[int, int], keep: int = 0, seed: int = 0) -> None:
+        self.keep = keep
+        self.random = min(shape) > LARGE
+        self._rank = 20
+        self._right: torch.Tensor | None = None  # (m, r) where the last matrix lived: a warm start for the next
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def largest(self, matrix: torch.Tensor) -> float:
+        """The spectral norm."""
+        if self.random:
+            return float(self._project(matrix, self._rank)[0][-1])
+        return float(torch.linalg.eigvalsh(_gram(matrix))[-1].clamp(min=0).sqrt())
+
+    def shrink(self, matrix: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
+        """The matrix with singular values reduced by `threshold`, and their sum, those that are kept left out."""
+        if self.random:
+            shrunk = self._shrink_projected(matrix, threshold)
+            if shrunk is not None:
+                return shrunk
+        value, vector = torch.linalg.eigh(_gram(matrix))
+        value = value.clamp(min=0).sqrt()
+        reduced, total = self._reduce(value, threshold)
+        used = reduced > 0
+        side, gain = vector[:, used], reduced[used] / value[used]
+        wide = matrix.shape[0] < matrix.shape[1]
+        if 2 * side.shape[1] > len(value):  # one product with the square matrix is less work than two thin ones
+            square = (side * gain) @ side.T
+            return (square @ matrix if wide else matrix @ square), total
+        if wide:
+            return (side * gain) @ (side.T @ matrix), total
+        return (matrix @ side) @ (side * gain).T, total
+
+    def _reduce(self, value: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
+        """Ascending singular values after shrinkage, and the sum of those that count."""
+        reduced = (value - threshold).clamp(min=0)
+        if not self.keep:
+            return reduced, float(reduced.sum())
+        reduced[-self.keep :] = value[-self.keep :]
+        return reduced, float(reduced[: -self.keep].sum())
+
+    def _shrink_projected(self, matrix: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float] | None:
+        """None when too many values exceed the threshold for a projection to pay."""
+        while self._rank <= min(matrix.shape) // 5:
+            value, left = self._project(matrix, self._rank)
+            if float(value[0]) < threshold:  # everything that matters was caught
+                reduced, total = self._reduce(value, threshold)
+                used = reduced > 0
+                self._rank = max(20, int(used.sum()) * 5 // 4 + 10)
+                gain = reduced[used] / value[used]
+                side = left[:, used]
+                return (side * gain) @ (side.T @ matrix), total
+            self._rank = max(self._rank * 2, len(value))
+        return None
+
+    def _project(self, matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ascending singular values and left vectors of the part of rank `rank` (Halko et al. 2011)."""
+        probe = torch.randn(matrix.shape[1], rank, generator=self._generator, dtype=matrix.dtype)
+        if self._right is not None:
+            known = self._right[:, -rank:]
+            probe[:, : known.shape[1]] = known
+        basis = torch.linalg.qr(matrix @ probe)[0]
+        for _ in range(2):
+            basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis)[0])[0]
+        inner = basis.T @ matrix
+        square, vector = torch.linalg.eigh(inner @ inner.T)
+        value = square.clamp(min=0).sqrt()
+        self._right = inner.T @ (vector / value.clamp(min=1e-12))
+        return value, basis @ vector
+
+
+def _gram(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+
+
+# ---- the inner problem
+
+
+@dataclass
+class Decomposition:
+    """The outcome of `decompose`: how far each image should move, and the cost reached."""
+
+    step: torch.Tensor  # (n, k) in the bases of `Linear`
+    low_rank: torch.Tensor  # (n, m) A
+    objective: float  # ‖A‖_* + λ‖E‖₁, kept singular values left out
+    iterations: int
+
+
+def decompose(
+    line: Linear,
+    weight: float,
+    spectrum: Spectrum,
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+) -> Decomposition:
+    """min ‖A‖_* + weight·‖E‖₁ subject to D + Q d = A + E, by the inexact augmented Lagrange multiplier method."""
+    data, basis = line.data, line.basis
+    size = float(data.norm())
+    largest = spectrum.largest(data)
+    step = data.new_zeros(len(data), basis.shape[2])
+    if not size:
+        return Decomposition(step, data, 0.0, 0)
+    dual = data / max(largest, float(data.abs().max()) / weight)
+    penalty = 1.25 / largest
+    moved, errors = data.clone(), torch.zeros_like(data)
+    low_rank, total, iteration = errors, 0.0, 0
+    for iteration in range(1, max_iterations + 1):
+        target = torch.add(moved, dual, alpha=1 / penalty)  # D + Q d + Y/μ
+        low_rank, total = spectrum.shrink(target - errors, 1 / penalty)
+        target -= low_rank
+        errors = soft(target, weight / penalty)
+        # target − errors is D + Q d + Y/μ − A − E; the rows of Q are orthonormal, so its own part falls out below.
+        target -= errors
+        change = -torch.bmm(basis.transpose(1, 2), target[..., None])[..., 0]
+        step += change
+        shift = torch.bmm(basis, change[..., None])[..., 0]
+        moved += shift
+        # Y + μ(D + Q d − A − E) is μ times what is left after the step.
+        target += shift
+        new_dual = target * penalty
+        gap = float((new_dual - dual).norm()) / penalty
+        dual, penalty = new_dual, penalty * 1.25
+        if gap <= tolerance * size:
+            break
+    objective = total + weight * float(errors.abs().sum())
+    return Decomposition(step, low_rank, objective, iteration)

@@ -1,0 +1,336 @@
+"""Source in, run folder out: pixels, resuming, memory, starts, new images."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import congeal.pipeline
+from congeal import CongealError, Transforms, align, apply
+from congeal.images import open_images, warp_pixels
+from congeal.methods import registry
+from congeal.methods.base import Method
+from congeal.render import Look, png
+from congeal.run import RunFolder
+from congeal.starts import read_start
+
+OPTIONS = {"method": "lsc", "quiet": True}
+
+
+def blob(n: int = 8, size: int = 24, seed: int = 0) -> np.ndarray:
+    """(n, size, size) uint8: one elongated blob at slightly different places."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:size, :size]
+    centres = size / 2 + rng.uniform(-2, 2, (n, 2))
+    return np.stack([255 * np.exp(-(((x - a) / 5) ** 2) - ((y - b) / 2.5) ** 2) for a, b in centres]).astype(np.uint8)
+
+
+def save_folder(folder: Path, images: np.ndarray) -> Path:
+    folder.mkdir()
+    for i, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{i}.png")
+    return folder
+
+
+# ---- pixels
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32, np.float64])
+@pytest.mark.parametrize("channels", [None, 3, 5])
+def test_aligned_array_is_the_source_through_its_matrices(tmp_path: Path, dtype: type, channels: int | None) -> None:
+    images = (blob(6).astype(np.float64) * (1 if dtype == np.uint8 else 1.5 if dtype == np.uint16 else 1 / 255)).astype(
+        dtype
+    )
+    if channels is not None:
+        images = np.stack([images] * channels, -1)
+    result = align(images, tmp_path / "run", motion="translation", **OPTIONS)
+    aligned = np.load(tmp_path / "run" / "aligned" / "aligned.npy")
+    assert aligned.dtype == dtype
+    assert aligned.shape == images.shape
+    for i, matrix in enumerate(result.transforms.matrices):
+        assert np.array_equal(aligned[i], warp_pixels(images[i], np.linalg.inv(matrix), images.shape[1:3]))
+    # What was spread out is now in one place.
+    assert aligned.astype(float).var(0).mean() < 0.2 * images.astype(float).var(0).mean()
+
+
+def test_pictures_show_mean_and_spread(tmp_path: Path) -> None:
+    align(blob(), tmp_path / "run", motion="translation", **OPTIONS)
+    aligned = np.load(tmp_path / "run" / "aligned" / "aligned.npy").astype(float)
+    mean, spread = (np.asarray(Image.open(tmp_path / "run" / name), float) for name in ("mean.png", "variance.png"))
+    assert np.abs(mean - aligned.mean(0)).max() <= 0.5
+    assert np.abs(spread - 2 * aligned.std(0)).max() <= 0.5
+    before = np.asarray(Image.open(tmp_path / "run" / ".work" / "mean_before.png"), float)
+    assert np.abs(before - blob().astype(float).mean(0)).max() <= 0.5
+
+
+def test_files_keep_names_and_full_resolution(tmp_path: Path) -> None:
+    images = blob(5, size=150)
+    images[:, :20, :20] = 90
+    save_folder(tmp_path / "photos", images)
+    result = align(tmp_path / "photos", tmp_path / "run", size=32, motion="translation", **OPTIONS)
+    assert result.transforms.aligned_size == (150, 150)
+    assert sorted(path.name for path in (tmp_path / "run" / "aligned").iterdir()) == [f"{i}.png" for i in range(5)]
+    first = np.asarray(Image.open(tmp_path / "run" / "aligned" / "0.png"))
+    assert np.array_equal(first, warp_pixels(images[0], np.linalg.inv(result.transforms.matrices[0]), (150, 150)))
+
+
+def test_exif_rotation_is_counted(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "photos", blob())
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.fromarray(blob()[0][::-1, ::-1]).save(folder / "turned.png", exif=exif)
+    result = align(folder, tmp_path / "run", motion="translation", **OPTIONS)
+    assert result.metrics["n_exif_rotated"] == 1
+
+
+def test_sixteen_bit_pictures_use_the_range_of_the_set() -> None:
+    look = Look(black=0, white=1000, channels=1)
+    assert np.allclose(look(np.array([[[0], [500], [1000]]], np.uint16)), [[[0], [127.5], [255]]])
+    assert look(np.zeros((2, 2, 4), np.uint8)).shape == (2, 2, 1)
+    assert png(np.zeros((4, 6, 3))).startswith(b"\x89PNG")
+
+
+# ---- the result
+
+
+def test_result_is_numbers_transforms_and_folder(tmp_path: Path) -> None:
+    result = align("digits:4", tmp_path / "run", size=28, limit=30, **OPTIONS)
+    assert result.metrics == json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert result.report == tmp_path / "run" / "report.html"
+    stored = Transforms.load(tmp_path / "run" / "transforms.csv")
+    assert np.array_equal(stored.matrices, result.transforms.matrices)
+    assert "data:image/png" in result._repr_html_()
+    assert align("digits:4", tmp_path / "run", size=28, limit=30, **OPTIONS).transforms == result.transforms
+
+
+def test_report_stands_alone(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "<b>photos", blob())
+    (folder / "bad & broken.png").write_bytes(b"")
+    page = align(folder, tmp_path / "run", command="congeal align <b>", **OPTIONS).report.read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert "<b>photos" not in page
+    assert "bad &amp; broken.png" in page
+    assert page.count("data:image/png;base64,") >= 4 + 2 * 8
+
+
+# ---- resuming
+
+
+def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_folder(tmp_path / "photos", blob())
+    from congeal.images.writers import FileWriter
+
+    written: list[int] = []
+    write = FileWriter.write
+
+    def stop_at_the_sixth(self: FileWriter, index: int, *pixels: np.ndarray) -> None:
+        if len(written) == 5:
+            raise KeyboardInterrupt
+        written.append(index)
+        write(self, index, *pixels)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileWriter, "write", stop_at_the_sixth)
+        with pytest.raises(KeyboardInterrupt):
+            align(folder, tmp_path / "run", **OPTIONS)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "aligned").iterdir()}
+    assert len(before) == 5
+    monkeypatch.setattr(congeal.pipeline, "prepare", None)  # the fit is done and must not be done again
+    align(folder, tmp_path / "run", **OPTIONS)
+    assert len(list((tmp_path / "run" / "aligned").iterdir())) == 8
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_images_that_changed_are_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_folder(tmp_path / "photos", blob())
+    with monkeypatch.context() as patch:
+        patch.setattr(congeal.pipeline, "prepare", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            align(folder, tmp_path / "run", **OPTIONS)
+    Image.fromarray(blob()[0]).save(folder / "late.png")
+    with pytest.raises(CongealError, match="changed since"):
+        align(folder, tmp_path / "run", **OPTIONS)
+
+
+def test_a_finished_run_is_not_taken_for_other_images(tmp_path: Path) -> None:
+    align(blob(seed=0), tmp_path / "run", **OPTIONS)
+    with pytest.raises(CongealError, match="changed since"):
+        align(blob(seed=1), tmp_path / "run", **OPTIONS)
+
+
+def test_an_image_that_vanishes_before_writing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_folder(tmp_path / "photos", blob())
+    render = congeal.pipeline.render
+
+    def lose_one(*args: object, **options: object) -> object:
+        (folder / "3.png").write_bytes(b"")
+        return render(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(congeal.pipeline, "render", lose_one)
+    align(folder, tmp_path / "run", **OPTIONS)
+    assert "3.png" in caplog.text
+    assert "3.png" in (tmp_path / "run" / "skipped.csv").read_text()
+    assert len(list((tmp_path / "run" / "aligned").iterdir())) == 7
+
+
+# ---- starts
+
+
+def test_boxes_start_where_the_boxes_are(tmp_path: Path) -> None:
+    source = open_images(blob(3, size=20))
+    (tmp_path / "boxes.csv").write_text("id,x,y,width,height\n0,0,0,20,20\n1,4,6,10,10\n2,,,,\n")
+    start, size = read_start(tmp_path / "boxes.csv", source)
+    assert isinstance(start, np.ndarray)
+    assert size == (15, 15)
+    # The outer corners of the second box, half a pixel outside its pixel centres, land on those of the frame.
+    corners = start[1] @ np.array([[3.5, 13.5], [5.5, 15.5], [1, 1]])
+    assert np.allclose(corners[:2], [[-0.5, 14.5], [-0.5, 14.5]])
+    assert np.isnan(start[2]).all()
+
+
+def test_images_without_a_box_are_listed(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "photos", blob())
+    lines = [f"{i}.png,2,2,20,20" for i in range(7)]
+    (tmp_path / "boxes.csv").write_text("\n".join(["id,x,y,width,height", *lines]) + "\n")
+    result = align(folder, tmp_path / "run", init=tmp_path / "boxes.csv", motion="translation", **OPTIONS)
+    assert (tmp_path / "run" / "skipped.csv").read_text().startswith("id,reason\n7.png,")
+    assert result.transforms.aligned_size == (20, 20)
+    assert result.metrics["n_skipped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("id,x,y,width,height\n0,a,0,1,1\n", "line 2"),
+        ("id,x,y,width,height\n0,0,0,0,1\n", "above 0"),
+        ("id,x,y,width,height\nnobody,0,0,5,5\n", "another set"),
+        ("id,left,top\n0,1,2\n", "not a transforms file"),
+        ("", "not a transforms file"),
+    ],
+)
+def test_starts_that_cannot_be_used(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "start.csv").write_text(text)
+    with pytest.raises(CongealError, match=says):
+        read_start(tmp_path / "start.csv", open_images(blob(3)))
+
+
+def test_a_run_starts_from_the_transforms_of_another(tmp_path: Path) -> None:
+    images = blob()
+    first = align(images, tmp_path / "first", motion="translation", **OPTIONS)
+    second = align(images, tmp_path / "second", init=tmp_path / "first" / "transforms.csv", motion="affine", **OPTIONS)
+    assert second.metrics["apsnr_before"] == pytest.approx(first.metrics["apsnr_after"], abs=0.05)
+
+
+def test_reference_by_index_counts_in_the_source(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "photos", blob())
+    (folder / "0.png").write_bytes(b"")
+    result = align(folder, tmp_path / "run", reference=2, motion="translation", **OPTIONS)
+    # The reference stays where it is; position 1 of the stack, since 0.png was skipped.
+    assert np.abs(result.transforms.matrices[2] - np.eye(3)).max() < 0.05
+    with pytest.raises(CongealError, match="it was skipped"):
+        align(folder, tmp_path / "other", reference=0, **OPTIONS)
+
+
+# ---- new images
+
+
+def test_apply_needs_a_method_with_a_step_for_new_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Whole(Method):
+        name = "whole"
+
+    monkeypatch.setitem(registry._METHODS, "whole", (__name__, "Whole", "of no use for new images"))
+    monkeypatch.setattr(sys.modules[__name__], "Whole", Whole, raising=False)
+    RunFolder(tmp_path / "run").begin({"method": "whole"}).close()
+    with pytest.raises(CongealError, match=r"'whole'.*no step for new images.*lsc"):
+        apply(tmp_path / "run", blob(), tmp_path / "new")
+
+
+def test_apply_to_an_unfinished_run(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "run").begin({"method": "lsc"}).close()
+    with pytest.raises(CongealError, match="no model yet"):
+        apply(tmp_path / "run", blob(), tmp_path / "new")
+
+
+def test_apply_agrees_with_the_fit(tmp_path: Path) -> None:
+    images = blob(30)
+    fitted = align(images, tmp_path / "run", motion="translation", **OPTIONS)
+    new = apply(tmp_path / "run", images[:5], tmp_path / "new", quiet=True)
+    assert np.abs(new.transforms.matrices - fitted.transforms.matrices[:5])[:, :2, 2].max() < 0.3
+
+
+# ---- exports
+
+
+def test_itk_files_sample_as_we_do(tmp_path: Path) -> None:
+    sitk = pytest.importorskip("SimpleITK")
+    images = blob()
+    result = align(images, tmp_path / "run", motion="affine", **OPTIONS)
+    from congeal.export import export
+
+    folder = export(tmp_path / "run", tmp_path / "transforms.tfm")
+    assert len(list(folder.iterdir())) == 8
+    back = sitk.ReadTransform(str(folder / "0.tfm"))
+    expected = np.linalg.inv(result.transforms.matrices[0]) @ (3, 5, 1)
+    assert np.allclose(back.TransformPoint((3.0, 5.0)), expected[:2] / expected[2], atol=1e-9)
+
+
+def test_itk_refuses_homographies(tmp_path: Path) -> None:
+    from congeal.export import export
+
+    align("digits:1", tmp_path / "run", size=28, limit=20, **OPTIONS)
+    with pytest.raises(CongealError, match="no homographies"):
+        export(tmp_path / "run", tmp_path / "transforms.tfm")
+
+
+# ---- memory
+
+PEAK = """
+import sys, threading, time
+import numpy as np
+import congeal.pipeline, congeal.methods.lsc     # so that the first look at memory comes after the imports
+
+def memory():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
+
+def watch():
+    while True:
+        peak[0] = max(peak[0], memory())
+        time.sleep(0.01)
+
+peak = [0]
+threading.Thread(target=watch, daemon=True).start()
+n = int(sys.argv[1])
+images = np.lib.format.open_memmap(sys.argv[2], mode="w+", dtype=np.uint8, shape=(n, 28, 28))
+digits = np.load(sys.argv[3])
+for start in range(0, n, len(digits)):
+    images[start : start + len(digits)] = digits[: n - start]
+images.flush(); del images
+settings = {"iterations": [1, 1, 1]}
+congeal.align(sys.argv[2], sys.argv[2] + ".run", method="lsc", motion="affine", params=settings, size=28, quiet=True)
+print(peak[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory from /proc")
+def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
+    digits = open_images("digits:3")
+    np.save(tmp_path / "digits.npy", np.stack([digits.read(i).pixels[..., 0] for i in range(len(digits))]))
+    peaks = []
+    for n in (3_000, 12_000):
+        arguments = [str(n), str(tmp_path / f"{n}.npy"), str(tmp_path / "digits.npy")]
+        done = subprocess.run([sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout) * 1024)
+    # Ids, matrices, scores and rows of CSV grow with the set; its pixels, 3,136 bytes an image as float32, must not.
+    assert (peaks[1] - peaks[0]) / 9_000 < 2_000

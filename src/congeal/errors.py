@@ -20,4 +20,6 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         name = module.split(".")[0]
-        raise MissingExtra(f"this needs the package '{name}', which is not installed: pip install 'congeal[{extra}]'") from error
+        raise MissingExtra(
+            f"this needs the package '{name}', which is not installed: pip install 'congeal[{extra}]'"
+        ) from error

@@ -12,11 +12,13 @@ from __future__ import annotations
 import html
 import logging
 import os
+import platform
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        from congeal.report.data import picture
+        from congeal.report.pictures import picture
 
         pictures = [picture(path) for path in (self.folder / ".work" / "mean_before.png", self.folder / "mean.png")]
         shown = "".join(f'<img src="{p["uri"]}" style="width:128px;margin-right:8px">' for p in pictures if p)
@@ -193,7 +195,7 @@ def apply(
                 note_prepared(folder, stack)
                 log.info("aligning %d new images with the model of %s", len(stack), trained)
                 began = time.monotonic()
-                model._measure(stack, model._align_new(stack))  # `transform` would hold every aligned image
+                model.align_new(stack)  # `transform` would hold every aligned image
                 keep_answer(folder, stack, model, time.monotonic() - began)
             return finish(folder, images, quiet)
 
@@ -212,11 +214,7 @@ def make_method(name: str, settings: Mapping[str, Any], params: Mapping[str, Any
     model.set_params(**{key: value for key, value in settings.items() if value is not None})
     known = model.get_params()
     model.set_params(**{key: fitting(key, value, known.get(key)) for key, value in params.items()})
-    model._check_parameters()
-    if model.size < 2:
-        raise CongealError(
-            f"size is the longer side, in pixels, of what the method works on; {model.size} is too small"
-        )
+    model.check_parameters()
     return model
 
 
@@ -322,7 +320,14 @@ def keep_answer(run: RunFolder, stack: Stack, model: Method, seconds: float) -> 
         fit_seconds=seconds,
         motion=model.motion,
         look={"black": black, "white": white, "channels": shown_channels(stack)},
+        versions=versions(),
     )
+
+
+def versions() -> dict[str, str]:
+    """What the answer was computed with, for the report."""
+    packages = {"torch": "torch", "NumPy": "numpy", "Pillow": "pillow"}
+    return {"Python": platform.python_version(), **{name: version(package) for name, package in packages.items()}}
 
 
 def shown_channels(stack: Stack) -> int:

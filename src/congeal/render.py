@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -26,8 +26,9 @@ Size = tuple[int, int]
 
 CHUNK_VALUES = 1_000_000  # pixel values read at a time
 SHOWN = 720  # longer side of the pictures that only the report shows
-THUMBNAIL = 200
-SAMPLES = 8  # pairs in each of the report's two groups
+THUMBNAIL = 160
+# How many images of each kind the report shows at most, so that its size does not grow with the set.
+FLAGGED, WORST, BEST, DRAWN = 24, 24, 12, 36
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,9 @@ def render(
             before.add(look(at_start.pixels), source_from_shown, images.size, at_start.masks)
             for k, index in enumerate(indices):
                 if index in samples:
-                    write_thumbnail(run, f"{index}_before", look(at_start.pixels[k]))
-                    write_thumbnail(run, f"{index}_after", look(aligned.pixels[k]))
+                    own = replace(look, channels=3 if images.pixels.shape[-1] == 3 else 1)
+                    write_thumbnail(run, f"{index}_before", own(at_start.pixels[k]))
+                    write_thumbnail(run, f"{index}_after", own(aligned.pixels[k]))
             progress.update(len(indices))
     if writer is not None:
         writer.close()
@@ -183,18 +185,18 @@ def write_new(writer: Writer, indices: np.ndarray, aligned: Batch) -> None:
 
 
 def choose_samples(run: RunFolder, found: Transforms) -> set[int]:
-    """The images least and most like the mean, for the report; their list goes to .work/samples.json."""
-    known = np.flatnonzero(np.isfinite(found.score) & np.isfinite(found.matrices).all(axis=(1, 2)))
-    order = known[np.argsort(found.score[known], kind="stable")]
-    worst = order[: min(SAMPLES, (len(order) + 1) // 2)]
-    best = order[::-1][: min(SAMPLES, len(order) // 2)]
+    """The images the report shows: flagged ones, those least and most like the mean, and some drawn with the run's
+    seed. Their list goes to .work/samples.json."""
+    known = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
+    order = known[np.argsort(found.score[known], kind="stable")]  # NaN, a score nobody knows, comes last
+    flagged = order[found.status[order] != "ok"][:FLAGGED]
+    drawn = np.random.default_rng(run.config.get("seed") or 0).permutation(known)[:DRAWN]
+    chosen = np.unique(np.concatenate([flagged, order[:WORST], order[::-1][:BEST], drawn]))
     listing = [
-        {"group": group, "index": int(i), "id": found.ids[i], "score": float(found.score[i]), "status": found.status[i]}
-        for group, members in (("worst", worst), ("best", best))
-        for i in members
+        {"index": int(i), "id": found.ids[i], "score": float(found.score[i]), "status": found.status[i]} for i in chosen
     ]
     write_json(run.work / "samples.json", listing)
-    return {int(i) for i in (*worst, *best)}
+    return set(chosen.tolist())
 
 
 def write_thumbnail(run: RunFolder, name: str, shown: np.ndarray) -> None:

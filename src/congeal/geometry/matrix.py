@@ -20,7 +20,7 @@ def _like(value: np.ndarray, example: Matrix) -> Matrix:
     """`value` as the same kind of array (library, dtype, device) as `example`."""
     if isinstance(example, np.ndarray):
         return value.astype(example.dtype)  # type: ignore[return-value]
-    return example.new_tensor(value)  # type: ignore[no-any-return]
+    return example.new_tensor(value)
 
 
 def _stack(parts: list[Any], example: Any, axis: int = -1) -> Any:

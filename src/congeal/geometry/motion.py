@@ -27,7 +27,7 @@ _GENERATORS[5, 0, 1], _GENERATORS[5, 1, 0] = 1, 1
 _GENERATORS[6, 2, 0] = 1
 _GENERATORS[7, 2, 1] = 1
 
-_SQUARINGS, _TERMS = 6, 7  # exact to float32 rounding for parameters up to about 4, and they export to ONNX
+_SQUARINGS, _TERMS = 4, 8  # exact to float32 rounding for parameters up to about 4, and they export to ONNX
 
 
 def n_parameters(motion: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -46,36 +45,34 @@ def warp(
     if images.shape[0] == 1 and matrices.shape[0] > 1:
         images = images.expand(matrices.shape[0], -1, -1, -1)
     matrices = matrices.to(images.dtype)
+    unit = _unit_from_output(matrices, source_size, size)
     if torch.is_grad_enabled() and (images.requires_grad or matrices.requires_grad):
-        return _warp(images, matrices, size, mode, padding)
-    with torch.no_grad():
-        step = max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))
-        if len(images) <= step:
-            return _warp(images, matrices, size, mode, padding)
-        out = images.new_empty(len(images), images.shape[1], *size)
-        for start in range(0, len(images), step):
-            part = slice(start, start + step)
-            out[part] = _warp(images[part], matrices[part], size, mode, padding)
-        return out
+        out = _sample(images, unit, size, mode, padding)
+    else:
+        with torch.no_grad():
+            step = max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))
+            parts = zip(images.split(step), unit.split(step), strict=True)
+            out = torch.cat([_sample(*part, size, mode, padding) for part in parts])
+    return out if size != source_size else _keep_still(images, matrices, out)
 
 
-def _warp(images: torch.Tensor, matrices: torch.Tensor, size: Size, mode: Mode, padding: Padding) -> torch.Tensor:
-    source_size = (images.shape[-2], images.shape[-1])
-    grid = _unit_grid(matrices, source_size, size)[:, :2].permute(0, 2, 3, 1)
-    out = functional.grid_sample(images, grid, mode=mode, padding_mode=_PADDING[padding], align_corners=False)
-    if size != source_size:
-        return out
-    # grid_sample's own rounding moves samples by about 1e-6 px; where nothing moves, the image itself is the answer.
+def _sample(images: torch.Tensor, unit: torch.Tensor, size: Size, mode: Mode, padding: Padding) -> torch.Tensor:
+    grid = _project(unit, size)[:, :2].permute(0, 2, 3, 1)
+    return functional.grid_sample(images, grid, mode=mode, padding_mode=_PADDING[padding], align_corners=False)
+
+
+def _keep_still(images: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """grid_sample's own rounding moves samples by about 1e-6 px; where nothing moves, the image itself is the answer."""
     still = (matrices == torch.eye(3, dtype=matrices.dtype, device=matrices.device)).flatten(1).all(1)
     if not bool(still.any()):
         return out
-    exact = images if not out.requires_grad else images + (out - out.detach())
+    exact = images if not out.requires_grad else images.detach() + (out - out.detach())
     return torch.where(still[:, None, None, None], exact, out)
 
 
 def sampling_grid(source_from_output: torch.Tensor, size: Size) -> torch.Tensor:
     """Where each output pixel looks: (B, h, w, 2) source pixels (x, y)."""
-    return _project(source_from_output, size)[:, :2].permute(0, 2, 3, 1)
+    return _project(_one_at_centre(source_from_output, size), size)[:, :2].permute(0, 2, 3, 1)
 
 
 def coverage(source_from_output: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:
@@ -83,37 +80,39 @@ def coverage(source_from_output: torch.Tensor, source_size: Size, size: Size) ->
 
     Pixels at or behind the horizon have none.
     """
-    projected = _unit_grid(source_from_output, source_size, size)
+    projected = _project(_unit_from_output(source_from_output, source_size, size), size)
     ones = projected.new_ones(1, 1, *source_size).expand(len(projected), -1, -1, -1)
     grid = projected[:, :2].permute(0, 2, 3, 1)
     inside = functional.grid_sample(ones, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return inside * (projected[:, 2:] > MIN_DENOMINATOR)
 
 
-def _unit_grid(matrices: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:
-    """`_project` into grid_sample's coordinates, which put the edges of the source image at -1 and 1."""
+def _unit_from_output(source_from_output: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:
+    """Into grid_sample's coordinates, which put the edges of the source image at -1 and 1; (B, 3, 3)."""
     height, width = source_size
-    # Folded into the matrix, so that no per-pixel pass is spent on it.
-    unit_from_source = matrices.new_tensor(
+    unit_from_source = source_from_output.new_tensor(
         [[2 / width, 0, 1 / width - 1], [0, 2 / height, 1 / height - 1], [0, 0, 1.0]]
     )
-    return _project(unit_from_source @ matrices, size)
+    return _one_at_centre(unit_from_source @ source_from_output, size)
 
 
-@lru_cache(maxsize=16)
-def _pixels(size: Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The frame's pixel centres as columns (x, y, 1): (3, h·w)."""
-    y, x = torch.meshgrid(torch.arange(size[0]), torch.arange(size[1]), indexing="ij")
-    return torch.stack([x, y, torch.ones_like(x)]).reshape(3, -1).to(device, dtype)
+def _one_at_centre(matrices: torch.Tensor, size: Size) -> torch.Tensor:
+    """The same homographies, scaled so that the denominator is 1 at the centre of the frame they start from."""
+    centre = matrices.new_tensor([(size[1] - 1) / 2, (size[0] - 1) / 2, 1])
+    depth = (matrices[:, 2:] * centre).sum(-1, keepdim=True)
+    return matrices / torch.where(depth.abs() < 1e-6, 1e-6, depth)
 
 
 def _project(matrices: torch.Tensor, size: Size) -> torch.Tensor:
-    """Every pixel of a frame through (B, 3, 3) → (B, 3, h, w): x, y, and the guarded denominator (1 at the centre)."""
-    height, width = size
-    pixels = _pixels(size, matrices.dtype, matrices.device)
-    at_centre = matrices[:, 2:] @ pixels.mean(1, keepdim=True)
-    matrices = matrices / torch.where(at_centre.abs() < 1e-6, 1e-6, at_centre)
-    full = (matrices.reshape(-1, 3) @ pixels).view(-1, 3, height, width)
+    """Every pixel of a frame through (B, 3, 3) → (B, 3, h, w): x, y, and the guarded denominator.
+
+    The sum of a row and a column: a matrix product over the pixels takes twice as long.
+    """
+    x = torch.arange(size[1], dtype=matrices.dtype, device=matrices.device)
+    y = torch.arange(size[0], dtype=matrices.dtype, device=matrices.device)
+    row = matrices[..., :1] * x
+    column = matrices[..., 1:2] * y + matrices[..., 2:]
+    full = column[..., :, None] + row[..., None, :]
     if full.requires_grad:
         depth = full[:, 2:].clamp(min=MIN_DENOMINATOR)
         return torch.cat([full[:, :2] / depth, depth], 1)

@@ -31,6 +31,8 @@ def is_idx(path: Path) -> bool:
 def read_idx(path: Path) -> np.ndarray:
     """The array of any rank in an idx or idx.gz file."""
     try:
+        if path.stat().st_size == 0:
+            raise CongealError(f"{path} is an empty file (0 bytes): copy or download it again")
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         data = gzip.decompress(path.read_bytes()) if packed else np.memmap(path, np.uint8, "r")

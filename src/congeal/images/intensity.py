@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from congeal.errors import CongealError
 
 AlignOn = int | Sequence[int] | Literal["grey"] | None
+# `range_name` of a dtype → the (black, white) values of its images.
+Ranges = Mapping[str, tuple[float, float]]
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 
@@ -26,6 +28,11 @@ def intensity_range(dtype: np.dtype, low: float, high: float) -> tuple[float, fl
     black = min(low, 0.0)
     white = high if dtype.kind != "f" or high > 1 or black < 0 else 1.0
     return black, white if white > black else black + 1.0
+
+
+def range_name(dtype: np.dtype) -> str:
+    """Images of which dtypes share one range: every integer type has its own, floats of any width are one."""
+    return "float" if dtype.kind == "f" else dtype.name
 
 
 def select_channels(pixels: np.ndarray, align_on: AlignOn) -> np.ndarray:

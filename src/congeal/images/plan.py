@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.geometry.matrix import rescale
 from congeal.images.canvas import place
-from congeal.images.intensity import AlignOn
+from congeal.images.intensity import AlignOn, Ranges
 from congeal.images.source import Header, ImageSource, UnreadableImage
 
 if TYPE_CHECKING:
@@ -27,17 +27,22 @@ _LARGEST_ZOOM = 8.0
 
 @dataclass(frozen=True)
 class Layout:
-    """What a fitted method remembers of its stack, so that new images reach it at the same sizes (height, width)."""
+    """What a fitted method remembers of its stack, so that new images reach it at the same sizes (height, width).
+
+    `ranges` are the values that became 0 and 1, by dtype: new 16-bit or float images are scaled as the fitted were.
+    """
 
     size: Size
     frame: Size
     aligned_size: Size
     channels: int
     align_on: AlignOn = None
+    ranges: Ranges = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("size", "frame", "aligned_size"):  # JSON knows lists only
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "ranges", {dtype: tuple(values) for dtype, values in self.ranges.items()})
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -13,7 +13,7 @@ from congeal.errors import CongealError
 from congeal.geometry.matrix import compose, invert, normalise, rescale
 from congeal.images.arrays import NOT_FINITE, as_slice
 from congeal.images.canvas import placements
-from congeal.images.intensity import AlignOn, intensity_range, select_channels
+from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
 from congeal.images.plan import Layout, Plan, make_plan, nothing_readable
 from congeal.images.source import ImageSource, Indices, Skipped
 from congeal.images.store import AnotherKind, Store, fill_store
@@ -52,6 +52,7 @@ class Stack:
         self.start = self._start(plan)
         self.align_on = align_on
         self.intensity = (0.0, 1.0)
+        self._ranges: Ranges = {}
         self._store: Store | None = None
 
     def _start(self, plan: Plan) -> np.ndarray:
@@ -70,7 +71,8 @@ class Stack:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.size, self.frame, self.aligned_size, self.channels, self.align_on)
+        ranges = self._ranges if self._store is None else self._store.ranges
+        return Layout(self.size, self.frame, self.aligned_size, self.channels, self.align_on, ranges)
 
     def _rows(self, indices: Indices | slice) -> np.ndarray:
         """Positions in the source."""
@@ -179,11 +181,12 @@ def _prepare(
 ) -> Stack:
     source = source.limit(limit)
     plan = make_plan(source, size, init, init_size, layout)
+    ranges = {} if layout is None else layout.ranges
     shape, dtype = source.shape, source.dtype
     if shape is not None and dtype is not None and plan.size == shape[:2]:
-        return _in_place(source, shape, dtype, plan, align_on)
+        return _in_place(source, shape, dtype, plan, align_on, ranges)
     align_on = _grey_if_all(align_on) if plan.mixed else align_on
-    store, align_on = _decode(source, plan, align_on, None if folder is None else Path(folder), quiet)
+    store, align_on = _decode(source, plan, align_on, None if folder is None else Path(folder), ranges, quiet)
     stack = Stack(source, plan, reasons=store.reasons, sizes=store.sizes, align_on=align_on)
     if store.blank:
         raise _all_blank(source)
@@ -193,13 +196,16 @@ def _prepare(
 
 
 def _decode(
-    source: ImageSource, plan: Plan, align_on: AlignOn, folder: Path | None, quiet: bool
+    source: ImageSource, plan: Plan, align_on: AlignOn, folder: Path | None, ranges: Ranges, quiet: bool
 ) -> tuple[Store, AlignOn]:
     """Fill the store; when the sample missed an odd one out, once more with room for every kind of image."""
     dtypes = plan.dtypes
     while True:
         try:
-            return fill_store(source, plan.size, align_on=align_on, dtypes=dtypes, folder=folder, quiet=quiet), align_on
+            store = fill_store(
+                source, plan.size, align_on=align_on, dtypes=dtypes, folder=folder, ranges=ranges, quiet=quiet
+            )
+            return store, align_on
         except AnotherKind as odd:
             if odd.channels:
                 align_on = _grey_if_all(align_on)
@@ -224,7 +230,7 @@ def _unit(images: torch.Tensor, black: float, white: float) -> torch.Tensor:
 
 
 def _in_place(
-    source: ImageSource, shape: tuple[int, int, int], dtype: np.dtype, plan: Plan, align_on: AlignOn
+    source: ImageSource, shape: tuple[int, int, int], dtype: np.dtype, plan: Plan, align_on: AlignOn, ranges: Ranges
 ) -> Stack:
     """A stack over images that already have the right size: nothing is copied, batches are read when asked for."""
     select_channels(np.empty((0, *shape), dtype), align_on)
@@ -234,7 +240,8 @@ def _in_place(
     stack = Stack(source, plan, reasons=reasons, sizes=sizes, align_on=align_on)
     if blank:
         raise _all_blank(source)
-    stack.intensity = source.intensity or intensity_range(dtype, low, high)
+    stack.intensity = source.intensity or ranges.get(range_name(dtype)) or intensity_range(dtype, low, high)
+    stack._ranges = {range_name(dtype): stack.intensity}
     return stack
 
 

@@ -17,13 +17,13 @@ import numpy as np
 
 from congeal.images.canvas import place, render
 from congeal.images.disk import allocate, writing
-from congeal.images.intensity import AlignOn, intensity_range, select_channels
+from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
 from congeal.images.source import ImageSource, UnreadableImage
 from congeal.progress import Progress
 
 Size = tuple[int, int]
 _IN_MEMORY = 256 << 20
-_VERSION = 1
+_VERSION = 2
 
 
 class AnotherKind(Exception):
@@ -46,7 +46,8 @@ class _Rendered(NamedTuple):
 class Store:
     """Rows are positions in the source: pixels (N, C, h, w) uint8 or float32, masks (N, h, w) uint8 or None.
 
-    black and white (N,) are the stored values that mean 0 and 1; sizes (N, 2); reasons say which rows are unusable.
+    black and white (N,) are the stored values that mean 0 and 1, the same for all images of a dtype (`ranges`); sizes
+    (N, 2); reasons say which rows are unusable.
     """
 
     pixels: np.ndarray
@@ -56,6 +57,7 @@ class Store:
     white: np.ndarray
     reasons: dict[int, str]
     blank: bool
+    ranges: Ranges = field(default_factory=dict)
     temporary: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
 
@@ -66,12 +68,17 @@ def fill_store(
     align_on: AlignOn,
     dtypes: frozenset[np.dtype],
     folder: Path | None,
+    ranges: Ranges,
     quiet: bool,
 ) -> Store:
-    """Decode everything, or pick up the finished store of the same images in `folder`."""
+    """Decode everything, or pick up the finished store of the same images in `folder`.
+
+    `ranges`: black and white of dtypes that are known from a fitted set; other dtypes get those of this set.
+    """
     key = ""
     if folder is not None:
-        key = hashlib.sha256(f"{_VERSION} {source.fingerprint()} {size} {align_on}".encode()).hexdigest()
+        about = f"{_VERSION} {source.fingerprint()} {size} {align_on} {sorted(ranges.items())}"
+        key = hashlib.sha256(about.encode()).hexdigest()
         found = _load(folder, key)
         if found is not None:
             return found
@@ -80,7 +87,7 @@ def fill_store(
     store: Store | None = None
     home: Path | None = folder
     temporary = None
-    types = np.full(len(source), "", dtype="<U8")
+    types = np.full(len(source), "", dtype="<U16")
     blank = True
     reasons: dict[int, str] = {}
     with Progress(len(source), "reading images", quiet=quiet) as progress:
@@ -104,12 +111,12 @@ def fill_store(
                     store.masks = _full_masks(home, len(source), size)
                 store.masks[i] = np.rint(one.mask * 255)
             store.sizes[i], store.black[i], store.white[i] = one.size, one.low, one.high
-            types[i] = one.dtype.str
+            types[i] = range_name(one.dtype)
             blank = blank and one.high <= one.low
     if store is None:
         return Store(np.empty((0,)), None, np.zeros((len(source), 2), int), np.empty(0), np.empty(0), reasons, True)
     store.reasons, store.blank, store.temporary = reasons, blank, temporary
-    _set_ranges(store, types)
+    _set_ranges(store, types, ranges)
     if folder is not None:
         _finish(store, folder, key)
     return store
@@ -149,12 +156,15 @@ def _full_masks(home: Path | None, n: int, size: Size) -> np.ndarray:
     return masks
 
 
-def _set_ranges(store: Store, types: np.ndarray) -> None:
+def _set_ranges(store: Store, types: np.ndarray, known: Ranges) -> None:
     """Replace each image's own smallest and largest value by black and white of all images of its dtype."""
-    for name in np.unique(types[types != ""]):
+    ranges: dict[str, tuple[float, float]] = {}
+    for name in np.unique(types[types != ""]).tolist():
         rows = types == name
         low, high = float(store.black[rows].min()), float(store.white[rows].max())
-        store.black[rows], store.white[rows] = intensity_range(np.dtype(name), low, high)
+        ranges[name] = known.get(name) or intensity_range(np.dtype(name), low, high)
+        store.black[rows], store.white[rows] = ranges[name]
+    store.ranges = ranges
 
 
 def _finish(store: Store, folder: Path, key: str) -> None:
@@ -163,7 +173,8 @@ def _finish(store: Store, folder: Path, key: str) -> None:
         if isinstance(array, np.memmap):
             array.flush()
     partial_file = folder / ".stack.npz.partial"
-    about = json.dumps({"key": key, "reasons": store.reasons, "blank": store.blank, "masks": store.masks is not None})
+    facts = {"key": key, "reasons": store.reasons, "blank": store.blank, "ranges": store.ranges}
+    about = json.dumps({**facts, "masks": store.masks is not None})
     with writing(folder / "stack.npz"):
         with partial_file.open("wb") as file:
             np.savez(file, about=about, sizes=store.sizes, black=store.black, white=store.white)
@@ -181,6 +192,8 @@ def _load(folder: Path, key: str) -> Store | None:
             masks = np.load(folder / "masks.npy", mmap_mode="r") if about["masks"] else None
             reasons = {int(i): reason for i, reason in about["reasons"].items()}
             pixels = np.load(folder / "stack.npy", mmap_mode="r")
-            return Store(pixels, masks, saved["sizes"], saved["black"], saved["white"], reasons, about["blank"])
+            ranges = {name: (low, high) for name, (low, high) in about["ranges"].items()}
+            black, white = saved["black"], saved["white"]
+            return Store(pixels, masks, saved["sizes"], black, white, reasons, about["blank"], ranges)
     marker.unlink()
     return None

@@ -59,7 +59,8 @@ class Method:
         """Change hyper-parameters; unknown names are an error that lists the known ones."""
         for name, value in params.items():
             if name not in self._parameter_names():
-                raise CongealError(f"{self.name} has no parameter '{name}': it has {', '.join(self._parameter_names())}")
+                known = ", ".join(self._parameter_names())
+                raise CongealError(f"{self.name} has no parameter '{name}': it has {known}")
             setattr(self, name, value)
         return self
 
@@ -80,21 +81,21 @@ class Method:
         *,
         init: np.ndarray | Transforms | None = None,
         checkpoint: StateFile | None = None,
+        save_every: float = 20.0,
         callbacks: Iterable[Callback] = (),
         quiet: bool = True,
     ) -> Self:
         """Align a set: anything `open_images` takes, or a prepared Stack.
 
-        init: aligned_from_source matrices (N, 3, 3) to start from. checkpoint: where the state is kept, so that the
-        same call continues an interrupted one. callbacks: called with an Event after every step.
+        init: aligned_from_source matrices (N, 3, 3) to start from. checkpoint: where the state is kept, every
+        `save_every` seconds, so that the same call continues an interrupted one. callbacks: called with an Event after
+        every step.
         """
-        self._check_parameters()
+        self.check_parameters()
         stack = images if isinstance(images, Stack) else self._prepare(images, init)
         if len(stack) < 2:
-            raise CongealError(
-                f"{stack.source.name} has {len(stack)} usable image: aligning a set needs at least two"
-            )
-        job = Job(self.name, callbacks, checkpoint, quiet)
+            raise CongealError(f"{stack.source.name} has {len(stack)} usable image: aligning a set needs at least two")
+        job = Job(self.name, callbacks, checkpoint, quiet, save_every)
         try:
             found = self._align(stack, job)
         finally:
@@ -111,8 +112,12 @@ class Method:
         if not hasattr(self, "layout_"):
             raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit first, or congeal.load a model")
         stack = images if isinstance(images, Stack) else self._prepare(images, init, self.layout_)
+        return _output(stack, self.align_new(stack), images, output)
+
+    def align_new(self, stack: Stack) -> Transforms:
+        """`transform` without the pixels: the transforms of a stack that was prepared with this model's `layout_`."""
         self._measure(stack, self._align_new(stack))
-        return _output(stack, self.transforms_, images, output)
+        return self.transforms_
 
     def fit_transform(self, images: Any, y: None = None, *, output: Any = None, **options: Any) -> Any:
         """Fit, and give the aligned images: an array for an array, of the same dtype; a list of arrays for anything
@@ -126,9 +131,15 @@ class Method:
         """Whether this method can align new images."""
         return cls._align_new is not Method._align_new
 
-    def _check_parameters(self) -> None:
+    def check_parameters(self) -> None:
+        """Raise `CongealError` for hyper-parameters that cannot work; `fit` asks first of all."""
         if self.motion not in self.motions:
             raise CongealError(f"{self.name} has no motion '{self.motion}': choose one of {', '.join(self.motions)}")
+        if self.size < 2:
+            raise CongealError(
+                f"size is the longer side, in pixels, of what {self.name} works on; {self.size} is too small"
+            )
+        self._check_parameters()
 
     def _prepare(self, images: Any, init: Any, layout: Layout | None = None) -> Stack:
         return prepare(open_images(images), size=self.size, init=init, align_on=self.align_on, layout=layout)
@@ -141,6 +152,9 @@ class Method:
         self.transforms_: Transforms = stack.to_transforms(found, result.score, result.status, result.out_of_frame)
 
     # ---- what a subclass writes
+
+    def _check_parameters(self) -> None:
+        """Raise `CongealError` for the subclass's own hyper-parameters."""
 
     def _align(self, stack: Stack, job: Job) -> torch.Tensor:
         """Find stack_from_frame (n, 3, 3), starting at stack.start."""
@@ -168,14 +182,15 @@ class Method:
 
         if not hasattr(self, "layout_"):
             raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit before save")
-        about = {"format": FORMAT, "method": self.name, "params": self._plain_params(), "layout": self.layout_.as_dict()}
+        layout = self.layout_.as_dict()
+        about = {"format": FORMAT, "method": self.name, "params": self._plain_params(), "layout": layout}
         tensors = {name: tensor.contiguous() for name, tensor in self._state().items()}
         write_bytes(path, save(tensors, {"congeal": json.dumps(about)}))
 
     def _plain_params(self) -> dict[str, Any]:
         """Hyper-parameters as JSON can hold them; an array given as reference lives on in the learnt state."""
-        params = self.get_params()
-        return {k: v if isinstance(v, str | int | float | bool | list | tuple | None) else None for k, v in params.items()}
+        plain = str | int | float | bool | list | tuple | None
+        return {k: v if isinstance(v, plain) else None for k, v in self.get_params().items()}
 
 
 def load(path: str | os.PathLike[str]) -> Method:
@@ -197,7 +212,8 @@ def load(path: str | os.PathLike[str]) -> Method:
         raise CongealError(f"'{path}' has model format {about.get('format')}, this version reads {FORMAT}")
     cls = method_class(about["method"])
     known = cls._parameter_names()
-    model = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in about["params"].items() if k in known})
+    params = {k: tuple(v) if isinstance(v, list) else v for k, v in about["params"].items() if k in known}
+    model = cls().set_params(**params)
     model.layout_ = Layout(**about["layout"])
     model._restore(state)
     return model
@@ -207,9 +223,7 @@ def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> A
     """Aligned images at full resolution: a folder, an array or a list, after what came in."""
     source, size = stack.source, stack.aligned_size
     source_from_aligned = np.linalg.inv(transforms.matrices[stack.kept])
-    aligned = (
-        warp_image(source.read(int(i)), m, size) for i, m in zip(stack.kept, source_from_aligned, strict=True)
-    )
+    aligned = (warp_image(source.read(int(i)), m, size) for i, m in zip(stack.kept, source_from_aligned, strict=True))
     if output is not None:
         with open_writer(output, source, size) as writer:
             for i, image in zip(stack.kept, aligned, strict=True):
@@ -222,11 +236,12 @@ def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> A
 
 def _as_given(images: np.ndarray | torch.Tensor, stack: Stack, aligned: Iterable[Any]) -> np.ndarray | torch.Tensor:
     """Same kind, dtype and axes as the array that came in; rows that were skipped are zero."""
-    out = np.zeros((len(stack.source), *stack.aligned_size, stack.source.read(int(stack.kept[0])).pixels.shape[2]))
+    first = stack.source.read(int(stack.kept[0])).pixels
+    out = np.zeros((len(stack.source), *stack.aligned_size, first.shape[2]), first.dtype)
     for i, image in zip(stack.kept, aligned, strict=True):
         out[i] = image.pixels
     if isinstance(images, torch.Tensor):
         tensor = torch.from_numpy(out).to(images.dtype)
         return tensor[..., 0] if images.ndim == 3 else tensor.movedim(-1, 1)
-    out = out.astype(images.dtype)
+    out = out.astype(images.dtype, copy=False)
     return out[..., 0] if images.ndim == 3 else out

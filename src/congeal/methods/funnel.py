@@ -54,6 +54,9 @@ class Level:
 class FunnelMethod(Method):
     """What the three methods share; a subclass says what its levels are and may learn something for them first."""
 
+    relative: bool = True
+    """Count only what an image disagrees with the field about, not the entropy it has by itself from grey values and
+    blur, which an image can lower by shrinking. False: the plain entropy, as published."""
     shrink: float = 0.5
     """An image that refuses both directions of a parameter tries a step this much shorter next time; 1 as published."""
     min_step: float = 0.05
@@ -91,7 +94,7 @@ class FunnelMethod(Method):
             reach = state["reach"] if resumed else search.first_reach()
             for sweep in range(int(state["sweep"]) if resumed else 0, levels[at].sweeps):
                 field, shown_ink = search.look(found)
-                cost, energy = search.entropy(field), shown_ink / ink if ink else None
+                cost, energy = search.cost(field), shown_ink / ink if ink else None
                 if at == len(levels) - 1:
                     best.offer(found, cost, energy)
                 self._fields[at].append(field)
@@ -112,7 +115,7 @@ class FunnelMethod(Method):
         if gauge is None:
             return found
         field, shown_ink = search.look(found)
-        best.offer(found, search.entropy(field), shown_ink / ink if ink else None)
+        best.offer(found, search.cost(field), shown_ink / ink if ink else None)
         return best.found
 
     def _align_new(self, stack: Stack) -> torch.Tensor:
@@ -146,7 +149,10 @@ def _fresh(start: torch.Tensor) -> dict[str, Any]:
 
 
 class _Search:
-    """Coordinate search at one level, vectorised over images. `field` is (K, h, w), never 0 or 1."""
+    """Coordinate search at one level, vectorised over images.
+
+    A field is (K + 1, h, w): K shares, never 0 or 1, and what an average image costs at each pixel.
+    """
 
     def __init__(self, method: FunnelMethod, stack: Stack, level: Level) -> None:
         self.method, self.stack, self.level = method, stack, level
@@ -169,7 +175,7 @@ class _Search:
         total: Any = 0.0
         ink = 0.0
         for i, part in enumerate(self.parts):
-            total = total + warp(self._maps(i), found[part], self.stack.frame).sum(0)
+            total = total + self._shown(i, found[part]).sum(0)
             ink += float(warp(self.stack.images(part), found[part], self.stack.frame).sum())
         return self._field(total), ink
 
@@ -180,13 +186,12 @@ class _Search:
         found, reach = found.clone(), reach.clone()
         generator = torch.Generator().manual_seed(self.method.random_state * 100_003 + seed)
         for j in range(len(self.unit)):
-            weights, total = self._weights(field).flatten(), 0.0
+            weights, total = self._weights(field), 0.0
             stretch = 1 + self.method.noise * torch.randn(len(found), generator=generator) if self.method.noise else None
             for i, part in enumerate(self.parts):
                 length = reach[part, j] if stretch is None else reach[part, j] * stretch[part]
                 candidates = self._candidates(found[part], length * self.unit[j], j)
-                maps = self._maps(i)
-                shown = [warp(maps, matrices, self.stack.frame) for matrices in candidates]
+                shown = [self._shown(i, matrices) for matrices in candidates]
                 score = torch.stack([s.flatten(1) @ weights for s in shown])
                 choice = _choose(score) * (reach[part, j] > 0)
                 found[part] = candidates[choice, torch.arange(len(part))]
@@ -196,6 +201,10 @@ class _Search:
             if refresh:
                 field = self._field(total)
         return found, reach
+
+    def cost(self, field: torch.Tensor) -> float:
+        """Mean over pixels, in nats, of what an average image costs."""
+        return float(field[-1].mean())
 
     def _candidates(self, found: torch.Tensor, length: torch.Tensor, j: int) -> torch.Tensor:
         """Stay, forwards, backwards: (3, B, 3, 3)."""
@@ -208,44 +217,51 @@ class _Search:
         shorter = (reach * self.method.shrink).clamp(min=min(self.method.min_step, self.level.step))
         return torch.where(moved | (reach == 0), reach, shorter)
 
-    def entropy(self, field: torch.Tensor) -> float:
-        """Mean over pixels of the field's entropy, in nats."""
-        each = -field * field.log()
-        if self.level.group == 1:
-            each = each - (1 - field) * (1 - field).log()
-        return float(each.sum(0).mean())
+    def _shown(self, i: int, matrices: torch.Tensor) -> torch.Tensor:
+        """A chunk as the frame shows it: (B, K + 2, h, w) of K shares, coverage and the image's own entropy."""
+        shown = warp(self._maps(i), matrices, self.stack.frame)
+        shares, covered = shown[:, :-1], shown[:, -1:]
+        if self.level.outside is not None:
+            shares, covered = shares + self.level.outside[:, None, None], torch.ones_like(covered)
+        shares = shares.clamp(min=0)
+        own = torch.zeros_like(covered)
+        if self.method.relative:  # of shares / covered, weighted by covered, multiplied out
+            own = torch.special.entr(shares).sum(1, keepdim=True)
+            if self.level.group == 1:
+                own = own + torch.special.entr((covered - shares).clamp(min=0)).sum(1, keepdim=True)
+            if self.level.outside is None:
+                own = own - torch.special.entr(covered) * (shares.shape[1] / self.level.group)
+        return torch.cat([shares, covered, own], 1)
 
     def _field(self, total: torch.Tensor) -> torch.Tensor:
-        """Sums of maps over the set → a field, with a pseudo-count so that nothing is impossible."""
-        n = len(self.stack)
-        weight: Any = float(n)
-        if self.level.outside is None:
-            total, weight = total[:-1], total[-1:]
-        else:
-            total = total + n * self.level.outside[:, None, None]
+        """Sums over the set of what images show → a field, with a pseudo-count so that nothing is impossible."""
+        shares, covered, own = total[:-2], total[-2:-1], total[-1:]
         seen_before = _PSEUDO_COUNT * max(2, self.level.group)
-        return (total.clamp(min=0) + _PSEUDO_COUNT) / (weight + seen_before)
+        field = (shares + _PSEUDO_COUNT) / (covered + seen_before)
+        entropy = torch.special.entr(field).sum(0, keepdim=True)
+        if self.level.group == 1:
+            entropy = entropy + torch.special.entr(1 - field).sum(0, keepdim=True)
+        return torch.cat([field, entropy - own / covered.clamp(min=1e-3)])
 
     def _weights(self, field: torch.Tensor) -> torch.Tensor:
-        """What one unit of each map costs at each pixel: the minus log-likelihood is linear in the maps."""
-        weights = -field.log()
+        """What one unit of everything `_shown` gives costs at each pixel, flat. Up to a constant the cost of an image is
+        its divergence from the field where it covers the frame, and that of an average image where it does not."""
+        shares, average = field[:-1], field[-1:]
+        weights, covered = -shares.log(), -average
         if self.level.group == 1:
-            weights = weights + (1 - field).log()
-        if self.level.outside is not None:
-            return weights
-        # Where an image shows nothing it costs what the field expects: the last map, coverage, takes that back.
-        return torch.cat([weights, -(field * weights).sum(0, keepdim=True)])
+            empty = (1 - shares).log()
+            weights, covered = weights + empty, covered - empty.sum(0, keepdim=True)
+        return torch.cat([weights, covered, -torch.ones_like(average)]).flatten()
 
     def _maps(self, i: int) -> torch.Tensor:
-        """The maps of one chunk, as they are warped: 0 is what lies outside, the last map may be coverage."""
+        """The maps of one chunk as they are warped, with coverage last; 0 is what lies outside."""
         if i in self._kept:
             return self._kept[i]
         images, masks = self.stack.images(self.parts[i]), self.stack.masks(self.parts[i])
         maps = self.level.maps(images)
         if self.level.outside is not None:
             maps = maps - self.level.outside[:, None, None]
-        else:
-            maps = torch.cat([maps, torch.ones_like(maps[:, :1])], 1)
+        maps = torch.cat([maps, torch.ones_like(maps[:, :1])], 1)
         maps = (maps if masks is None else maps * masks).contiguous()
         if maps.nbytes <= self._room:
             self._kept[i] = maps

@@ -33,7 +33,9 @@ def steepest_descent(template: torch.Tensor, motion: str) -> torch.Tensor:
     size = (template.shape[-2], template.shape[-1])
     field = motion_field(size, motion).to(template)
     dx, dy = gradient(template)
-    change = dx[..., None, :, :, :] * field[:, 0, None] + dy[..., None, :, :, :] * field[:, 1, None]  # (..., k, C, h, w)
+    change = (
+        dx[..., None, :, :, :] * field[:, 0, None] + dy[..., None, :, :, :] * field[:, 1, None]
+    )  # (..., k, C, h, w)
     return change.flatten(-3).transpose(-1, -2)
 
 

@@ -29,7 +29,7 @@ def chunks(stack: Stack) -> list[np.ndarray]:
 
 
 def set_kind(stack: Stack) -> str:
-    """"object" on empty ground or "photo", from up to 500 images spread over the set."""
+    """ "object" on empty ground or "photo", from up to 500 images spread over the set."""
     if stack.source.kind is not None:
         return stack.source.kind
     sample = np.unique(np.linspace(0, len(stack) - 1, min(len(stack), 500)).astype(int))
@@ -57,8 +57,13 @@ class Gauge:
         self.size, self.source_ink, self.zoom = size, source_ink, zoom
         self._wanted = mean_matrix(start.double(), size)
 
-    def fix(self, stack_from_frame: torch.Tensor, ink: float | None = None) -> torch.Tensor:
-        """H_i · mean(H)⁻¹ · mean(start) · zoom, given the ink (in frame pixels) the set shows now."""
+    def fix(
+        self, stack_from_frame: torch.Tensor, ink: float | None = None, keep: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """H_i · mean(H)⁻¹ · mean(start) · zoom, given the ink (in frame pixels) the set shows now.
+
+        keep (N,) bool: whose mean counts, where some transforms are known to be wrong.
+        """
         if ink is not None and self.source_ink:
             ratio, (low, high) = ink / self.source_ink, ENERGY_BAND
             if not low <= ratio <= high:
@@ -67,7 +72,8 @@ class Gauge:
         x, y = (self.size[1] - 1) / 2, (self.size[0] - 1) / 2
         z = self.zoom
         zoom = self._wanted.new_tensor([[z, 0, x - z * x], [0, z, y - z * y], [0, 0, 1]])
-        found = mean_matrix(stack_from_frame.double(), self.size)
+        counted = stack_from_frame if keep is None else stack_from_frame[keep]
+        found = mean_matrix(counted.double(), self.size)
         gauge = torch.linalg.inv(found) @ self._wanted @ zoom
         return normalise(stack_from_frame.double() @ gauge).to(stack_from_frame.dtype)
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from congeal.geometry import normalise, warp
+from congeal.geometry import normalise, sampling_grid
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
-from congeal.methods.appearance import blur, gradient
+from congeal.methods.appearance import blur
 from congeal.methods.gaussnewton import GaussNewton, motion_field
 from congeal.methods.guards import Gauge, chunks, pixel_area, set_kind, total_ink
 
@@ -61,25 +61,62 @@ def linearise(
         if not len(part):
             continue
         images = blur(stack.images(rows[part]), sigma)
-        shown, jacobian = _shown(images, found[part], stack.frame, field)
+        shown, dx, dy = _shown(images, found[part], stack.frame)
         ink += float(shown.sum())
-        data[part], basis[part], to_parameters[part] = _unit_rows(shown, jacobian)
+        data[part], basis[part], to_parameters[part] = _unit_rows(shown, dx, dy, field)
     return Linear(data, basis, to_parameters, ink)
 
 
-def _shown(
-    images: torch.Tensor, found: torch.Tensor, size: Size, field: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images in the frame (b, m) and how they change per motion parameter (b, m, k)."""
-    channels = images.shape[1]
-    dx, dy = gradient(images)
-    shown = warp(torch.cat([images, dx, dy], 1), found.float(), size, mode="bicubic").double()
-    image, along_x, along_y = shown.split(channels, 1)
+def _shown(images: torch.Tensor, found: torch.Tensor, size: Size) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Images in the frame and their derivatives along the frame's x and y, each (b, c, h, w)."""
+    shown = _bicubic(torch.cat([images, *_sobel(images)], 1), found, size).double()
+    image, along_x, along_y = shown.split(images.shape[1], 1)
     (xx, xy), (yx, yy) = _map_derivative(found, size)
-    frame_x = along_x * xx[:, None] + along_y * yx[:, None]
-    frame_y = along_x * xy[:, None] + along_y * yy[:, None]
-    jacobian = frame_x[:, None] * field[:, 0, None] + frame_y[:, None] * field[:, 1, None]  # (b, k, c, h, w)
-    return image.flatten(1), jacobian.flatten(2).transpose(1, 2)
+    return (
+        image,
+        along_x * xx[:, None] + along_y * yx[:, None],
+        along_x * xy[:, None] + along_y * yy[:, None],
+    )
+
+
+def _sobel(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """d/dx and d/dy by Sobel's filter, the border repeated."""
+    kernel = images.new_tensor([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
+    padded = torch.nn.functional.pad(images, (1, 1, 1, 1), mode="replicate").flatten(0, 1)[:, None]
+    both = torch.nn.functional.conv2d(padded, torch.stack([kernel, kernel.T])[:, None])
+    return both[:, 0].view_as(images), both[:, 1].view_as(images)
+
+
+def _bicubic(images: torch.Tensor, found: torch.Tensor, size: Size) -> torch.Tensor:
+    """(b, c, H, W) sampled through (b, 3, 3) with zeros outside, held within each image's own range.
+
+    Keys' kernel with a = −½, what the literature means by bicubic. The warp of this package has a = −¾, whose
+    overshoot ends RASL in a worse optimum: up to 0.3 dB on digits.
+    """
+    b, c, height, width = images.shape
+    grid = sampling_grid(found.double(), size).flatten(1, 2)  # (b, p, 2)
+    limit = grid.new_tensor([width + 1.0, height + 1.0])
+    grid = torch.minimum(grid.clamp(min=-2.0), limit)  # farther out there is nothing but zeros
+    corner = grid.floor()
+    weight = _keys((grid - corner).to(images.dtype))  # (4, b, p, 2)
+    column, row = (corner.long() + 3).unbind(-1)  # of the tap before, in images with a border of 4 zeros
+    padded = torch.nn.functional.pad(images, (4, 4, 4, 4)).flatten(2)
+    out = images.new_zeros(b, c, grid.shape[1])
+    for i in range(4):
+        line = torch.zeros_like(out)
+        for j in range(4):
+            index = (row + i) * (width + 8) + column + j
+            line.addcmul_(padded.gather(2, index[:, None].expand(-1, c, -1)), weight[j, :, None, :, 0])
+        out.addcmul_(line, weight[i, :, None, :, 1])
+    flat = images.flatten(2)
+    lowest, highest = flat.amin(2, keepdim=True).clamp(max=0), flat.amax(2, keepdim=True).clamp(min=0)
+    return torch.minimum(torch.maximum(out, lowest), highest).view(b, c, *size)
+
+
+def _keys(t: torch.Tensor) -> torch.Tensor:
+    """Weights of the four taps at distances 1 + t, t, 1 − t, 2 − t: (4, ...)."""
+    t2, t3 = t * t, t * t * t
+    return torch.stack([-t3 + 2 * t2 - t, 3 * t3 - 5 * t2 + 2, -3 * t3 + 4 * t2 + t, t3 - t2]) / 2
 
 
 def _map_derivative(
@@ -102,20 +139,20 @@ def _map_derivative(
 
 
 def _unit_rows(
-    image: torch.Tensor, jacobian: torch.Tensor
+    image: torch.Tensor, dx: torch.Tensor, dy: torch.Tensor, field: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows scaled to unit norm, the Jacobian of the scaled rows as an orthonormal basis, and the way back."""
-    norm = image.norm(dim=1)
-    seen = norm > 1e-6
-    scale = torch.where(seen, 1 / norm.clamp(min=1e-6), 0.0)
-    unit = image * scale[:, None]
-    jacobian = jacobian * scale[:, None, None]
-    jacobian = jacobian - unit[:, :, None] * (unit[:, None] @ jacobian)
+    norm = image.flatten(1).norm(dim=1)[:, None, None, None]
+    scale = torch.where(norm > 1e-6, 1 / norm.clamp(min=1e-6), 0.0)
+    unit = image * scale
+    # The derivative of y/‖y‖. As published it is taken of the gradients, before they are multiplied by the motion.
+    dx, dy = (g * scale - unit * (unit * g * scale).sum((1, 2, 3), keepdim=True) for g in (dx, dy))
+    jacobian = (dx[:, None] * field[:, 0, None] + dy[:, None] * field[:, 1, None]).flatten(2).transpose(1, 2)
     # Any orthonormal basis of the Jacobian's columns gives the same problem; this one leaves out what cannot move.
     value, vector = torch.linalg.eigh(jacobian.transpose(1, 2) @ jacobian)
     known = value > 1e-10 * value[:, -1:].clamp(min=1e-20)
     way = vector * torch.where(known, value.clamp(min=1e-30).rsqrt(), 0.0)[:, None]
-    return unit, jacobian @ way, way
+    return unit.flatten(1), jacobian @ way, way
 
 
 def move(
@@ -269,15 +306,19 @@ def decompose(
     spectrum: Spectrum,
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
+    dual_scale: float | None = None,
 ) -> Decomposition:
-    """min ‖A‖_* + weight·‖E‖₁ subject to D + Q d = A + E, by the inexact augmented Lagrange multiplier method."""
+    """min ‖A‖_* + weight·‖E‖₁ subject to D + Q d = A + E, by the inexact augmented Lagrange multiplier method.
+
+    dual_scale: the multipliers start at D / dual_scale; by default the dual norm, max(‖D‖₂, max|D| / weight).
+    """
     data, basis = line.data, line.basis
     size = float(data.norm())
     largest = spectrum.largest(data)
     step = data.new_zeros(len(data), basis.shape[2])
     if not size:
         return Decomposition(step, data, 0.0, 0)
-    dual = data / max(largest, float(data.abs().max()) / weight)
+    dual = data / (dual_scale or max(largest, float(data.abs().max()) / weight))
     penalty = 1.25 / largest
     moved, errors = data.clone(), torch.zeros_like(data)
     low_rank, total, iteration = errors, 0.0, 0

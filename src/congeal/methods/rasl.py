@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.job import Job
-from congeal.methods.lowrank import MotionGauge, Spectrum, decompose, linearise, move
+from congeal.methods.lowrank import Decomposition, Linear, MotionGauge, Spectrum, decompose, linearise, move
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,15 +53,14 @@ class RASL(Method):
         }  # fmt: skip
         found, best, lowest, last = state["found"], state["best"], float(state["lowest"]), float(state["last"])
         gauge = MotionGauge(stack, self.motion, float(state["zoom"])) if self.guards else None
-        max_step = self.max_step if self.guards else float("inf")
         with torch.no_grad():
             for iteration in range(int(state["iteration"]), self.iterations):
                 line = linearise(stack, found, self.motion, self.smoothing)
                 seed = self.random_state * 1000 + iteration  # a resumed run draws what an uninterrupted one would
                 spectrum = Spectrum(tuple(line.data.shape), self._kept(), seed)
                 weight = self.sparsity / line.data.shape[1] ** 0.5
-                result = decompose(line, weight, spectrum, self.inner_tolerance, self.inner_iterations)
-                found = move(found, line, result.step, self.motion, stack.frame, max_step)
+                result = self._decompose(line, weight, spectrum)
+                found = self._move(found, line, result.step, stack.frame)
                 if gauge is not None:
                     found = gauge.fix(found, line.ink)
                 job.step(iteration + 1, self.iterations, objective=result.objective, inner=result.iterations)
@@ -75,3 +75,9 @@ class RASL(Method):
                 if done:
                     break
         return best
+
+    def _decompose(self, line: Linear, weight: float, spectrum: Spectrum) -> Decomposition:
+        return decompose(line, weight, spectrum, self.inner_tolerance, self.inner_iterations)
+
+    def _move(self, found: torch.Tensor, line: Linear, step: torch.Tensor, size: Size) -> torch.Tensor:
+        return move(found, line, step, self.motion, size, self.max_step if self.guards else float("inf"))

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 # name on the command line: (module, class, one sentence)
 _METHODS = {
-    "lsc": ("congeal.methods.lsc", "LSC", "least squares to a reference, by Gauss-Newton: fast and sharp from a fair start"),
+    "lsc": (
+        "congeal.methods.lsc",
+        "LSC",
+        "least squares to a reference, by Gauss-Newton: fast and sharp from a fair start",
+    ),
 }
 
 
@@ -26,4 +30,4 @@ def method_class(name: str) -> type[Method]:
     if name not in _METHODS:
         raise CongealError(f"unknown method '{name}': choose one of {', '.join(_METHODS)}")
     module, cls, _ = _METHODS[name]
-    return getattr(importlib.import_module(module), cls)  # type: ignore[no-any-return]
+    return getattr(importlib.import_module(module), cls)

@@ -1,4 +1,9 @@
-"""One self-contained HTML page per run: `data.py` reads the folder, `report.py` fills the template."""
+"""One self-contained HTML page per run.
+
+data.py     a run folder → plain values        pictures.py  picture files → data URIs
+charts.py   numbers → geometry of charts       advice.py    numbers → what to try next
+page.py     template + values → HTML           templates/   `_style`, `_pieces`, `_script` are shared by all pages
+"""
 
 from __future__ import annotations
 

@@ -1,75 +1,77 @@
-"""Reads a run folder into a plain dict of text, numbers and data URIs; knows nothing of HTML."""
+"""Reads a run folder into a plain dict of text, numbers, charts and data URIs; knows nothing of HTML."""
 
 from __future__ import annotations
 
-import base64
-import io
-import platform
-from pathlib import Path
 from typing import Any
 
-from PIL import Image
+import numpy as np
 
+from congeal.geometry.decompose import decompose
+from congeal.geometry.matrix import invert
+from congeal.report.advice import next_steps
+from congeal.report.charts import curves, histogram
+from congeal.report.pictures import picture
 from congeal.run import RunFolder, read_json
+from congeal.transforms import Transforms
 
-LONGEST = 720  # pixels of an inlined picture: sharp on a page, small in a file
-MOST_SKIPPED = 100
+MOST_SKIPPED = 200
+LONGEST_ID = 300  # characters of a name or reason that are shown
 
 
 def gather(run: RunFolder) -> dict[str, Any]:
     """Everything a report shows; parts that the run does not have are None or empty."""
-    metrics = run.read_json("metrics.json")
+    metrics, config = run.read_json("metrics.json"), run.config
+    skipped = run.read_rows("skipped.csv")
     return {
         "name": run.path.resolve().name,
-        "config": run.config,
+        "config": {key: value for key, value in config.items() if key not in ("params", "command", "version")},
+        "command": config.get("command"),
+        "params": config.get("params") or {},
         "metrics": metrics,
+        "steps": next_steps(metrics, config, run.path.name),
         "pictures": {
             "mean": {"before": picture(run.work / "mean_before.png"), "after": picture(run / "mean.png")},
             "variance": {"before": picture(run.work / "variance_before.png"), "after": picture(run / "variance.png")},
         },
-        "samples": samples(run),
-        "skipped": run.read_rows("skipped.csv")[:MOST_SKIPPED],
-        "n_skipped": metrics.get("n_skipped", 0),
-        "versions": versions(metrics),
+        "curves": curves(run.read_rows("metrics.csv")),
+        "histograms": histograms(run),
+        "gallery": gallery(run),
+        "skipped": [{key: row[key][:LONGEST_ID] for key in ("id", "reason")} for row in skipped[:MOST_SKIPPED]],
+        "n_skipped": len(skipped),
+        "versions": {"congeal": metrics.get("version", ""), **run.state.get("versions", {})},
     }
 
 
-def picture(path: Path) -> dict[str, Any] | None:
-    """A PNG as a data URI, made smaller where it is larger than a page needs."""
-    if not path.exists():
-        return None
-    with Image.open(path) as image:
-        size = image.size
-        data = path.read_bytes()
-        if max(size) > LONGEST:
-            image.thumbnail((LONGEST, LONGEST))
-            buffer = io.BytesIO()
-            image.save(buffer, "PNG")
-            data = buffer.getvalue()
-    return {"uri": "data:image/png;base64," + base64.b64encode(data).decode(), "width": size[0], "height": size[1]}
-
-
-def samples(run: RunFolder) -> dict[str, list[dict[str, Any]]]:
-    """The pairs kept while rendering, {"best": […], "worst": […]}, each with before and after pictures."""
+def gallery(run: RunFolder) -> list[dict[str, Any]]:
+    """The images kept while rendering, flagged ones and those least like the mean first, with both pictures."""
     listing = run.work / "samples.json"
-    groups: dict[str, list[dict[str, Any]]] = {"best": [], "worst": []}
-    if not listing.exists():
-        return groups
-    for sample in read_json(listing):
-        stem = run.work / "samples" / str(sample["index"])
-        pair = {side: picture(stem.with_name(f"{stem.name}_{side}.png")) for side in ("before", "after")}
+    cards = []
+    for sample in read_json(listing) if listing.exists() else []:
+        stem = f"{sample['index']}_"
+        pair = {side: picture(run.work / "samples" / f"{stem}{side}.png") for side in ("before", "after")}
         if all(pair.values()):
-            groups[sample["group"]].append({**sample, **pair})
-    return groups
+            cards.append({**sample, **pair})
+    return sorted(cards, key=lambda card: (card["status"] == "ok", -2.0 if card["score"] is None else card["score"]))
 
 
-def versions(metrics: dict[str, Any]) -> dict[str, str]:
-    import numpy
-    import torch
-
-    return {
-        "congeal": str(metrics.get("version", "")),
-        "Python": platform.python_version(),
-        "torch": torch.__version__,
-        "NumPy": numpy.__version__,
-    }
+def histograms(run: RunFolder) -> list[dict[str, Any]]:
+    """What the alignment did to the images of the set: its transforms relative to where they started."""
+    found, start = (run.work / f"{name}.npz" for name in ("found", "start"))
+    if not found.exists() or not start.exists():
+        return []
+    after, before = Transforms.load(found), Transforms.load(start)
+    if after.aligned_size is None:
+        return []
+    known = np.isfinite(after.matrices).all(axis=(1, 2)) & np.isfinite(before.matrices).all(axis=(1, 2))
+    parts = decompose(after.matrices[known] @ invert(before.matrices[known]), after.aligned_size)
+    charts = [
+        histogram("Shift to the right", parts.shift_x, "px", 0.0),
+        histogram("Shift down", parts.shift_y, "px", 0.0),
+        histogram("Rotation, clockwise", parts.rotation, "°", 0.0),
+        histogram("Scale", parts.scale, "×", 1.0),
+        histogram("Stretch, width over height", parts.stretch, "×", 1.0),
+        histogram("Skew", parts.skew, "°", 0.0),
+        histogram("Likeness to the mean", after.score[known]),
+        histogram("Outside the source", 100 * after.out_of_frame[known], "%"),
+    ]
+    return [chart for chart in charts if chart is not None]

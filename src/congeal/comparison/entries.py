@@ -1,0 +1,107 @@
+"""Which methods are compared: names, their own settings, and the motion each of them gets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from congeal.comparison.worker import in_words
+from congeal.errors import CongealError
+from congeal.geometry import MOTIONS
+from congeal.methods.base import Method
+from congeal.methods.registry import method_class
+from congeal.methods.registry import methods as known_methods
+from congeal.pipeline import make_method
+
+LABEL = re.compile(r"[a-z0-9]+(@[A-Za-z0-9_+-]+)?")
+# What all methods of a comparison share, and the option that sets it.
+SHARED = {"size": "--size", "random_state": "--seed", "align_on": "the same images for all"}
+
+
+@dataclass
+class Entry:
+    """One row to be: `label` is the method's name, or name@variant. A `problem` is known before anything runs."""
+
+    label: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    motion_asked: str | None = None
+    model: Method | None = None
+    problem: str | None = None
+
+    @property
+    def method(self) -> str:
+        return self.label.partition("@")[0]
+
+    @property
+    def motion(self) -> str | None:
+        return None if self.model is None else self.model.motion
+
+    def settings(self) -> dict[str, Any]:
+        """The hyper-parameters in JSON's words: all of them, or those given if they do not fit the method."""
+        return dict(self.params) if self.model is None else self.model.get_params()
+
+
+def read_labels(methods: str | Sequence[str]) -> list[str]:
+    """"all", "lsc,rasl" or a list → labels, each known and given once."""
+    given = methods.split(",") if isinstance(methods, str) else methods
+    labels = [label.strip() for label in given if label.strip()]
+    if labels == ["all"]:
+        return list(known_methods())
+    if not labels:
+        raise CongealError(f"no methods to compare: give 'all' or some of {', '.join(known_methods())}")
+    for label in labels:
+        if not LABEL.fullmatch(label):
+            raise CongealError(f"'{label}' is not a method: write its name, or name@variant, for example lsc@stack")
+        method_known(label)
+    twice = [label for label in labels if labels.count(label) > 1]
+    if twice:
+        raise CongealError(f"'{twice[0]}' is given twice: call variants of a method {twice[0]}@one,{twice[0]}@two")
+    return labels
+
+
+def method_known(label: str) -> None:
+    name = label.partition("@")[0]
+    if name not in known_methods():
+        raise CongealError(f"unknown method '{name}': choose from {', '.join(known_methods())}")
+
+
+def make_entries(
+    labels: Sequence[str], motion: str | None, params: Mapping[str, Mapping[str, Any]], size: int, seed: int
+) -> list[Entry]:
+    """One entry per label. Wrong names are an error; values a method refuses are a problem of its row."""
+    if motion is not None and motion not in MOTIONS:
+        raise CongealError(f"unknown motion '{motion}': choose one of {', '.join(MOTIONS)}")
+    for label, settings in params.items():
+        if label not in labels:
+            raise CongealError(f"there are settings for '{label}', which is not compared: {', '.join(labels)} are")
+        for key in SHARED.keys() & settings.keys():
+            raise CongealError(f"'{label}.{key}' cannot be set: all methods of a comparison share it ({SHARED[key]})")
+    return [make_entry(label, motion, params.get(label, {}), size, seed) for label in labels]
+
+
+def make_entry(label: str, motion: str | None, params: Mapping[str, Any], size: int, seed: int) -> Entry:
+    entry = Entry(label, params, motion)
+    try:
+        settings = {"motion": motion_for(entry.method, motion), "size": size, "random_state": seed}
+        model = make_method(entry.method, settings, params)
+        json.dumps(model.get_params())
+        entry.model = model
+    except TypeError:
+        entry.problem = "a setting is not a plain number or text, which is all that can be handed to its process"
+    except Exception as error:  # whatever is wrong with one method is no reason not to run the others
+        entry.problem = in_words(error)
+    return entry
+
+
+def motion_for(name: str, asked: str | None) -> str | None:
+    """The largest motion of the method that is contained in the one asked for; None for the method's own."""
+    if asked is None:
+        return None
+    own = method_class(name).motions
+    contained = [motion for motion in MOTIONS[: MOTIONS.index(asked) + 1] if motion in own]
+    if not contained:
+        raise CongealError(f"{name} has no motion within {asked}: it has {', '.join(own)}")
+    return contained[-1]

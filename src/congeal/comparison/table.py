@@ -1,0 +1,111 @@
+"""The rows of a comparison, and the table as JSON, CSV and Markdown.
+
+A row is what metrics.json says, under the label of the method, and `error` where a method failed; the numbers of a
+failed row are None.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from congeal.run import RunFolder
+
+Row = dict[str, Any]
+
+# Of every row, also of one without an answer.
+KEYS = (
+    *("method", "motion", "motion_asked", "n_images", "n_skipped", "apsnr_before", "apsnr_after"),
+    *("apsnr_uint8_wrap_before", "apsnr_uint8_wrap_after", "energy_ratio", "mean_scale", "blank_share"),
+    *("out_of_frame_share", "kind", "collapsed", "verdict", "advice", "fit_seconds", "align_seconds"),
+    *("images_per_second", "peak_memory_mb", "idle_memory_mb", "seed", "version", "status"),
+)
+ALIGNMENT = "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|"
+HEADINGS = (
+    *("method", "motion", "APSNR before", "after", "energy", "scale", "out of frame", "blank", "seconds", "MB"),
+    "verdict",
+)
+
+
+def write_tables(run: RunFolder, rows: Sequence[Row]) -> None:
+    """table.json, table.csv and table.md."""
+    run.write_json("table.json", list(rows))
+    run.write_rows("table.csv", [flat(row) for row in rows], columns=KEYS[:-1])
+    run.write_text("table.md", markdown(rows))
+
+
+def flat(row: Mapping[str, Any]) -> Row:
+    """A row for CSV: `status` becomes one column per status, lists become JSON, None an empty cell."""
+    cells: Row = {}
+    for key, value in row.items():
+        if key == "status":
+            cells.update({f"n_{name}": count for name, count in (value or {}).items()})
+        else:
+            cells[key] = json.dumps(value) if isinstance(value, list | tuple | Mapping) else value
+    return cells
+
+
+def best(rows: Sequence[Row]) -> Row | None:
+    """The row with the highest APSNR among those that count: finished and not collapsed."""
+    sound = [row for row in rows if "error" not in row and not row["collapsed"] and row["apsnr_after"] is not None]
+    return max(sound, key=lambda row: row["apsnr_after"], default=None)
+
+
+def motion_words(row: Row) -> str:
+    """The motion used, and the one asked for where the method does not have it."""
+    motion, asked = row["motion"], row["motion_asked"]
+    if motion is None:
+        return "–"
+    return motion if asked in (None, motion) else f"{motion} (has no {asked})"
+
+
+def verdict_words(row: Row) -> str:
+    if "error" in row:
+        return f"FAILED: {row['error']}"
+    return f"COLLAPSED ({row['verdict']})" if row["collapsed"] else str(row["verdict"])
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table for people. The APSNR of a collapsed row is struck out, the best of the others is bold."""
+    winner = best(rows)
+    lines = ["| " + " | ".join(HEADINGS) + " |", ALIGNMENT]
+    lines += ["| " + " | ".join(cells(row, row is winner)) + " |" for row in rows]
+    notes = ["APSNR in dB, higher is more alike; energy and scale: 1 is right. Seconds are for fitting alone."]
+    idle = [row["idle_memory_mb"] for row in rows if row["idle_memory_mb"]]
+    if idle:
+        notes.append(
+            f"MB is the peak of the method's own process, of which Python, torch and an open stack are {min(idle):.0f}."
+        )
+    if any(row["collapsed"] for row in rows):
+        notes.append(
+            "A struck-out APSNR is worth nothing: that method shrank, grew or lost the object instead of aligning it."
+        )
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def cells(row: Row, bold: bool) -> list[str]:
+    after = fixed(row["apsnr_after"])
+    after = f"~~{after}~~ collapsed" if row["collapsed"] else f"**{after}**" if bold else after
+    texts = [
+        row["method"],
+        motion_words(row),
+        fixed(row["apsnr_before"]),
+        after,
+        fixed(row["energy_ratio"]),
+        fixed(row["mean_scale"]),
+        share(row["out_of_frame_share"]),
+        share(row["blank_share"]),
+        fixed(row["fit_seconds"], 1),
+        fixed(row["peak_memory_mb"], 0),
+        verdict_words(row),
+    ]
+    return [text.replace("|", "\\|").replace("\n", " ") for text in texts]
+
+
+def fixed(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"

@@ -1,0 +1,68 @@
+"""What the networks are trained on: distortion D, complexity C, and answers the set gives itself.
+
+Every loss is a mean over the batch of sums over pixels, as in the paper.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from congeal.geometry import mean_matrix
+from congeal.geometry.matrix import Size, corners, invert
+
+_FARTHEST = 0.1  # of the projective denominator at the frame's corner: beyond it a corner is as good as at infinity
+
+
+def distortion(
+    aligned: torch.Tensor, reference: torch.Tensor, weights: torch.Tensor | None = None, *, by_ink: bool
+) -> torch.Tensor:
+    """D = ‖I∘p − I_ref‖₁ per image. by_ink divides it by the ink of both: shrinking the object then wins nothing."""
+    error = (aligned - reference).abs()
+    ink = aligned.abs() + reference.abs()
+    if weights is not None:
+        error, ink = error * weights, ink * weights
+    error = error.flatten(1).sum(1)
+    if by_ink:
+        error = error / ink.flatten(1).sum(1).clamp(min=1e-3)
+    return error.mean()
+
+
+def complexity(
+    autoencoder: nn.Module,
+    aligned: torch.Tensor,
+    position: torch.Tensor,
+    capacity_penalty: float,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """C = ‖Dec(Enc(I∘p)) − I∘p‖₁ + γ wᵀ Enc(I∘p), mean over the batch; `position` is w."""
+    rebuilt, code = autoencoder(aligned)
+    error = (rebuilt - aligned).abs()
+    if weights is not None:
+        error = error * weights
+    return error.flatten(1).sum(1).mean() + capacity_penalty * (code @ position).mean()
+
+
+def without_common_mode(stack_from_frame: torch.Tensor, frame: Size) -> torch.Tensor:
+    """H_i · M⁻¹ · stop_gradient(M), M the batch's mean: the same values, but no gradient for moving all together.
+
+    Complexity falls when everything shrinks; this takes that reward away and leaves what sets images apart.
+    """
+    mean = mean_matrix(stack_from_frame, frame)
+    return stack_from_frame @ invert(mean) @ mean.detach()
+
+
+def corner_distance(stack_from_frame: torch.Tensor, answer: torch.Tensor, frame: Size) -> torch.Tensor:
+    """(B,) mean distance (L1, in frame pixels) of the frame's corners from where the right answer puts them."""
+    corner = torch.as_tensor(corners(frame), dtype=answer.dtype, device=answer.device)
+    off = invert(answer) @ stack_from_frame
+    moved = corner @ off[..., :2].transpose(1, 2) + off[..., None, :, 2]
+    landed = moved[..., :2] / moved[..., 2:].clamp(min=_FARTHEST)
+    return (landed - corner).abs().mean((1, 2))
+
+
+def self_supervision(poses: list[torch.Tensor], answer: torch.Tensor, frame: Size) -> torch.Tensor:
+    """How far each level's answer is from the known one: log(1 + distance), later levels counting more."""
+    share = 1 / len(poses)
+    losses = [torch.log1p(corner_distance(pose, answer, frame)).mean() for pose in poses]
+    return sum((share * (level + 1) * loss for level, loss in enumerate(losses)), torch.zeros(()))

@@ -1,0 +1,184 @@
+"""The networks: the DeSTNet aligner, and the auto-encoders whose failure measures complexity.
+
+The paper's own (convolutional) and the small dense ones of the default recipe share these classes; `presets.py` says
+which is which.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, warp
+from congeal.geometry.matrix import Size
+from congeal.methods.appearance import blur
+
+
+def convolutional_localiser(channels: int, size: Size, layers: Sequence[tuple[int, int, int]], out: int) -> nn.Module:
+    """Convolutions (kernel, filters, stride) with tanh, then one fully connected layer: the paper's aligner level.
+
+    Stride-1 layers are unpadded (28 → 22 → 16 with two 7×7 ones); stride-2 layers are padded and halve the map.
+    """
+    parts: list[nn.Module] = []
+    for kernel, filters, stride in layers:
+        parts += [nn.Conv2d(channels, filters, kernel, stride, padding=kernel // 2 if stride > 1 else 0), nn.Tanh()]
+        channels = filters
+    trunk = nn.Sequential(*parts, nn.Flatten())
+    with torch.no_grad():
+        features = trunk(torch.zeros(1, parts[0].in_channels, *size)).shape[1]  # type: ignore[arg-type]
+    return nn.Sequential(trunk, nn.Linear(features, out))
+
+
+def dense_localiser(channels: int, size: Size, width: int, out: int) -> nn.Module:
+    """Three fully connected layers on a small view: a tenth of the convolutions' time on a CPU."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(channels * size[0] * size[1], width),
+        nn.GELU(),
+        nn.Linear(width, width // 2),
+        nn.GELU(),
+        nn.Linear(width // 2, out),
+    )
+
+
+class DeSTNet(nn.Module):
+    """Levels that each look at the original image through the warp so far and correct it.
+
+    x_m = I sampled through H_{m−1};  u_m = localiser_m(x_m);  Δ_m = W2 tanh(W1 [u_1 … u_m]);  H_m = H_{m−1} · exp(Δ_m).
+
+    views: per level (zoom, resolution): how many times wider than the frame it looks, and on how many pixels of the
+    longer side (None: all of the frame's). layers: convolutions of the localisers, or None for dense ones of `width`.
+    bound: tanh bound on Δ. end_to_end: let gradients pass through the re-sampling. form: "exp", or "matrix" for the
+    plain I + [[p1, p2, p3], [p4, p5, p6], [p7, p8, 0]] of the paper.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        frame: Size,
+        motion: str = "homography",
+        *,
+        views: Sequence[tuple[float, int | None]] = ((2.0, 14), (1.4, 14), (1.0, 14), (1.0, 20)),
+        layers: Sequence[tuple[int, int, int]] | None = None,
+        width: int = 256,
+        expansion: int = 32,
+        bound: float | None = 1.0,
+        end_to_end: bool = False,
+        form: str = "exp",
+    ) -> None:
+        super().__init__()
+        self.frame, self.bound, self.end_to_end, self.form = frame, bound, end_to_end, form
+        count = n_parameters(motion)
+        self.sizes: list[Size] = []
+        self.sigmas: list[float] = []
+        frame_from_view = []
+        for zoom, resolution in views:
+            scale = 1.0 if resolution is None else min(1.0, resolution / max(frame))
+            size = (max(2, round(frame[0] * scale)), max(2, round(frame[1] * scale)))
+            y, x = frame[0] * zoom / size[0], frame[1] * zoom / size[1]
+            off_y, off_x = (frame[0] - 1) / 2 - y * (size[0] - 1) / 2, (frame[1] - 1) / 2 - x * (size[1] - 1) / 2
+            frame_from_view.append([[x, 0, off_x], [0, y, off_y], [0, 0, 1.0]])
+            self.sizes.append(size)
+            # Enough blur that a coarse view does not alias; none at full resolution.
+            self.sigmas.append(0.0 if scale == 1 else 0.35 * frame[1] / size[1])
+        self.register_buffer("frame_from_view", torch.tensor(frame_from_view, dtype=torch.float32), persistent=False)
+        self.register_buffer("intensity", torch.tensor([0.0, 1.0]))
+        self.localisers = nn.ModuleList(
+            convolutional_localiser(channels, size, layers, count)
+            if layers is not None
+            else dense_localiser(channels, size, width, count)
+            for size in self.sizes
+        )
+        self.fusions = nn.ModuleList()
+        for level in range(len(views)):
+            grow, shrink = nn.Linear(count * (level + 1), count * expansion), nn.Linear(count * expansion, count)
+            # Only the last layer starts at zero: the net starts at the identity, and everything before it can learn.
+            nn.init.zeros_(shrink.weight)
+            nn.init.zeros_(shrink.bias)
+            self.fusions.append(nn.Sequential(grow, nn.Tanh(), shrink))
+
+    def forward(self, images: torch.Tensor, stack_from_frame: torch.Tensor) -> list[torch.Tensor]:
+        """Images (B, C, H, W) and where the frame starts (B, 3, 3) → stack_from_frame after each level."""
+        softened = {sigma: blur(images, sigma) for sigma in set(self.sigmas)}
+        updates: list[torch.Tensor] = []
+        poses = []
+        pose = stack_from_frame
+        for level, (localise, fuse) in enumerate(zip(self.localisers, self.fusions, strict=True)):
+            seen_from = pose if self.end_to_end else pose.detach()
+            view = warp(softened[self.sigmas[level]], seen_from @ self.frame_from_view[level], self.sizes[level])
+            updates.append(localise((view - self.intensity[0]) / self.intensity[1]))
+            pose = pose @ from_normalised(self._matrix(fuse(torch.cat(updates, 1))), self.frame)
+            poses.append(pose)
+        return poses
+
+    def _matrix(self, update: torch.Tensor) -> torch.Tensor:
+        if self.bound is not None:
+            update = torch.tanh(update) * self.bound
+        if self.form == "exp":
+            return matrix_from_parameters(update)
+        zero = update.new_zeros(len(update), 1)
+        eye = torch.eye(3, dtype=update.dtype, device=update.device)
+        return torch.cat([update, zero], 1).view(-1, 3, 3) + eye
+
+
+def positional_weights(size: int, power: float) -> torch.Tensor:
+    """w_l = l^k / Σ l^k: late units of the code cost more."""
+    weights = torch.arange(1, size + 1, dtype=torch.float32) ** power
+    return weights / weights.sum()
+
+
+class AutoEncoder(nn.Module):
+    """The paper's: strided convolutions, two fully connected layers, a sigmoid code, and the mirror image of it."""
+
+    def __init__(
+        self, channels: int, frame: Size, code_size: int, *, filters: int, hidden: int, seed_map: int, seed_filters: int
+    ) -> None:
+        super().__init__()
+        self.frame = frame
+        widths = [channels, filters, filters, filters]
+        encoder: list[nn.Module] = []
+        for a, b in itertools.pairwise(widths):
+            encoder += [nn.Conv2d(a, b, 3, 2, padding=1), nn.Tanh()]
+        height, width = frame
+        for _ in range(3):
+            height, width = (height + 1) // 2, (width + 1) // 2
+        encoder += [nn.Flatten(), nn.Linear(filters * height * width, hidden), nn.Tanh()]
+        encoder += [nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, code_size), nn.Sigmoid()]
+        self.encoder = nn.Sequential(*encoder)
+        decoder: list[nn.Module] = [nn.Linear(code_size, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh()]
+        decoder += [nn.Linear(hidden, seed_filters * seed_map * seed_map), nn.Tanh()]
+        decoder += [nn.Unflatten(1, (seed_filters, seed_map, seed_map))]
+        for a, b in itertools.pairwise([seed_filters, filters, filters, filters]):
+            decoder += [nn.ConvTranspose2d(a, b, 3, 2, padding=1, output_padding=1), nn.Tanh()]
+        decoder += [nn.Conv2d(filters, channels, 1)]
+        self.decoder = nn.Sequential(*decoder)
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Reconstruction (B, C, h, w) and code (B, |z|) in [0, 1]."""
+        code = self.encoder(images)
+        painted = self.decoder(code)
+        top, left = (painted.shape[-2] - self.frame[0]) // 2, (painted.shape[-1] - self.frame[1]) // 2
+        return painted[..., top : top + self.frame[0], left : left + self.frame[1]], code
+
+
+class SmallAutoEncoder(nn.Module):
+    """Fully connected, with a learned template under the decoder: useful after seconds, where a convolutional one
+    must first learn to paint. For frames of a few thousand pixels."""
+
+    def __init__(self, channels: int, frame: Size, code_size: int, *, hidden: int = 256) -> None:
+        super().__init__()
+        pixels = channels * frame[0] * frame[1]
+        self.encoder = nn.Sequential(
+            nn.Flatten(), nn.Linear(pixels, hidden), nn.Tanh(), nn.Linear(hidden, code_size), nn.Sigmoid()
+        )
+        self.decoder = nn.Sequential(nn.Linear(code_size, hidden), nn.Tanh(), nn.Linear(hidden, pixels))
+        nn.init.zeros_(self.decoder[-1].weight)  # type: ignore[arg-type]
+        nn.init.zeros_(self.decoder[-1].bias)  # type: ignore[arg-type]
+        self.template = nn.Parameter(torch.zeros(channels, *frame))
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        code = self.encoder(images)
+        return self.decoder(code).view_as(images) + self.template, code

@@ -1,0 +1,124 @@
+"""One pass over a whole set: Gauss-Newton steps of every image towards what the set itself says.
+
+Images are read in chunks and nothing is kept but sums, so memory does not grow with the set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from congeal.geometry import coverage, warp
+from congeal.images import Stack
+from congeal.methods.appearance import blur
+from congeal.methods.gaussnewton import GaussNewton, steepest_descent
+from congeal.methods.guards import Gauge, chunks, corner_motion, set_kind
+
+
+class SetPass:
+    """Passes over the set at one level of blur that look (collect the target) or step (move every image).
+
+    sigma: blur in frame pixels. fixed: a reference (C, h, w) instead of the running mean. gauge: what holds the common
+    pose. pairs: every other image in turn is the reference. appearance: what is compared instead of the plain images.
+    keep (n,): which images make the target and the gauge; the others follow.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        newton: GaussNewton,
+        sigma: float = 0.0,
+        *,
+        fixed: torch.Tensor | None = None,
+        gauge: Gauge | None = None,
+        pairs: bool = False,
+        appearance: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        keep: torch.Tensor | None = None,
+    ) -> None:
+        self.stack, self.newton, self.sigma, self.gauge, self.pairs = stack, newton, sigma, gauge, pairs
+        self.fixed = None if fixed is None else blur(fixed[None], sigma)[0]
+        self.appearance, self.keep = appearance, keep
+        self.parts, self.kind = chunks(stack), set_kind(stack)
+        self.target: dict[str, Any] = {}
+
+    def look(self, found: torch.Tensor) -> dict[str, Any]:
+        """What every image is aligned to, given where they are: the mean, and for `stack` the pairwise sums."""
+        total = _Sums(self)
+        for part in self.parts:
+            total.add(part, *self._shown(part, found))
+        return total.result(self.fixed)
+
+    def step(self, found: torch.Tensor) -> tuple[torch.Tensor, float, float]:
+        """Move every image once: (new stack_from_frame, mean corner motion, mean squared residual)."""
+        moved, cost, total = torch.empty_like(found), 0.0, _Sums(self)
+        line = self.newton.linearise(self.target["mean"])
+        for part in self.parts:
+            shown, weights = self._shown(part, found)
+            # The next target is collected from the images as they are now: one warp per image and iteration.
+            total.add(part, shown, weights)
+            cost += float((shown - line.template).square().mean()) * len(part)
+            delta = self._pair_delta(shown) if self.pairs else self.newton.delta(shown, line, weights)
+            moved[part] = self.newton.compose(found[part], delta)
+        self.target = total.result(self.fixed)
+        if self.gauge is not None:
+            # Blur carries ink over the frame's edge, so only sharp images witness the scale.
+            moved = self.gauge.fix(moved, None if self.sigma else self.target["ink"], self.keep)
+        motion = float(corner_motion(found, moved, self.stack.frame).clamp(max=1e3).mean())
+        return moved, motion, cost / len(self.stack)
+
+    def _pair_delta(self, shown: torch.Tensor) -> torch.Tensor:
+        """Towards all the others at once: H = Σ_{i≠j} J_iᵀJ_i, b = Σ_{i≠j} J_iᵀ(I_j − I_i)."""
+        jacobian = steepest_descent(shown, self.newton.motion)
+        own = jacobian.transpose(1, 2) @ jacobian
+        slope = shown.flatten(1) @ self.target["jacobians"] - self.target["offset"]
+        solver = self.newton._solver(self.target["hessian"] - own)
+        return (solver @ slope[..., None])[..., 0]
+
+    def _shown(self, part: np.ndarray, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        images, masks = self.stack.images(part), self.stack.masks(part)
+        if self.appearance is not None:
+            images = self.appearance(images)
+        shown = warp(blur(images, self.sigma), found[part], self.stack.frame)
+        if masks is not None:
+            return shown, warp(masks, found[part], self.stack.frame)
+        if self.kind == "photo":
+            return shown, coverage(found[part], self.stack.size, self.stack.frame)
+        return shown, None
+
+
+class _Sums:
+    """Running sums over the aligned images from which the next target is made."""
+
+    def __init__(self, level: SetPass) -> None:
+        self.level = level
+        self.image: Any = 0.0
+        self.weight: Any = 0.0
+        self.ink = 0.0
+        self.jacobians: Any = 0.0
+        self.offset: Any = 0.0
+        self.hessian: Any = 0.0
+
+    def add(self, part: np.ndarray, shown: torch.Tensor, weights: torch.Tensor | None) -> None:
+        self.ink += float(shown.sum())
+        if self.level.keep is not None:
+            counted = self.level.keep[part]
+            part, shown = part[counted.numpy()], shown[counted]
+            weights = None if weights is None else weights[counted]
+        self.image = self.image + (shown if weights is None else shown * weights).sum(0)
+        self.weight = self.weight + (len(part) if weights is None else weights.sum(0))
+        if self.level.pairs:
+            jacobian = steepest_descent(shown, self.level.newton.motion)
+            self.jacobians = self.jacobians + jacobian.sum(0)
+            self.offset = self.offset + (jacobian * shown.flatten(1)[..., None]).sum((0, 1))
+            self.hessian = self.hessian + torch.einsum("bmk,bml->kl", jacobian, jacobian)
+
+    def result(self, fixed: torch.Tensor | None) -> dict[str, Any]:
+        weight = self.weight if isinstance(self.weight, int | float) else self.weight.clamp(min=1e-3)
+        mean = self.image / weight
+        target = {"mean": mean if fixed is None else fixed, "ink": self.ink}
+        if self.level.pairs:
+            target |= {"jacobians": self.jacobians, "offset": self.offset, "hessian": self.hessian}
+        return target

@@ -1,0 +1,39 @@
+"""From a template and its data to one HTML page; shared by all pages of the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, **data: Any) -> str:
+    """Fill a template of `templates/`; everything put into it is escaped, and a name it lacks is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(number=number, percent=percent)
+    # File names that are not UTF-8 arrive as lone surrogates, which no page can hold.
+    return environment.get_template(template).render(**data).encode("utf-8", "replace").decode("utf-8")
+
+
+def number(value: Any, digits: int = 2, unit: str = "") -> str:
+    """A number for people; a dash where there is none."""
+    if value is None or value != value:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
+    return f"{text} {unit}".rstrip()
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 for people."""
+    return "–" if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,37 @@
+"""Pictures as data URIs, small enough to be many in one page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+LONGEST = 720  # pixels of an inlined picture: sharp on a page, small in a file
+LARGEST_PNG = 150_000  # bytes; beyond that it is a photograph, which JPEG keeps in a tenth of the space
+QUALITY = 88
+
+
+def picture(path: Path, longest: int = LONGEST) -> dict[str, Any] | None:
+    """A picture file as {uri, width, height}, made smaller where it is larger than a page needs; None if there is none."""
+    if not path.exists():
+        return None
+    with Image.open(path) as image:
+        image.load()
+    data = path.read_bytes()
+    if max(image.size) > longest:
+        image.thumbnail((longest, longest))
+        data = encode(image, "PNG")
+    kind = "png"
+    if len(data) > LARGEST_PNG:
+        kind, data = "jpeg", encode(image, "JPEG", quality=QUALITY)
+    uri = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return {"uri": uri, "width": image.width, "height": image.height}
+
+
+def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    (image if image.mode in ("L", "RGB") else image.convert("RGB")).save(buffer, kind, **options)
+    return buffer.getvalue()

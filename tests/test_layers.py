@@ -16,7 +16,7 @@ LAYERS = [
     ["transforms", "metrics"],
     ["run", "images", "datasets", "distributed"],
     ["methods"],
-    ["pipeline", "render", "starts", "report", "export", "compare", "propagate", "studio", "reproduce"],
+    ["pipeline", "render", "starts", "report", "export", "originals", "comparison", "propagate", "studio", "reproduce"],
     ["cli", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

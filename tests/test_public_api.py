@@ -10,12 +10,17 @@ import pytest
 import congeal
 
 PUBLIC = [
+    "propagate_points",
+    "propagate_overlay",
+    "propagate_mask",
+    "collect_points",
     "LSC",
     "CongealError",
     "Transforms",
     "__version__",
     "align",
     "apply",
+    "compare",
     "list_methods",
     "load",
     "open_images",

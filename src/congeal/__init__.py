@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from congeal.errors import CongealError
 
 if TYPE_CHECKING:
+    from congeal.comparison.compare import compare
     from congeal.images import open_images, pack
     from congeal.methods.base import load
     from congeal.methods.lsc import LSC
     from congeal.methods.registry import methods as list_methods
     from congeal.pipeline import align, apply
+    from congeal.propagate import collect_points, propagate_mask, propagate_overlay, propagate_points
     from congeal.transforms import Transforms
 
 __version__ = "0.1.0"
@@ -27,10 +29,15 @@ __all__ = [
     "__version__",
     "align",
     "apply",
+    "collect_points",
+    "compare",
     "list_methods",
     "load",
     "open_images",
     "pack",
+    "propagate_mask",
+    "propagate_overlay",
+    "propagate_points",
 ]
 
 # public name: where it is defined
@@ -39,10 +46,15 @@ _HOME = {
     "Transforms": "congeal.transforms.Transforms",
     "align": "congeal.pipeline.align",
     "apply": "congeal.pipeline.apply",
+    "collect_points": "congeal.propagate.collect_points",
+    "compare": "congeal.comparison.compare.compare",
     "list_methods": "congeal.methods.registry.methods",
     "load": "congeal.methods.base.load",
     "open_images": "congeal.images.open_images",
     "pack": "congeal.images.pack",
+    "propagate_mask": "congeal.propagate.propagate_mask",
+    "propagate_overlay": "congeal.propagate.propagate_overlay",
+    "propagate_points": "congeal.propagate.propagate_points",
 }
 
 

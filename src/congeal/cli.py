@@ -33,6 +33,7 @@ Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior
 Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+File = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 Settings = Annotated[
     tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(name="set", metavar="KEY=VALUE", help_behavior_hint="")
 ]
@@ -139,13 +140,74 @@ class Apply:
 
 
 @dataclasses.dataclass
+class Compare:
+    """Align the same images with several methods; write one table and one report.
+
+    A method that fails is a row that says why. The same command again runs only what is not finished.
+    """
+
+    source: Source
+    """Anything 'congeal align' takes."""
+    output: Annotated[str, output("DIR")]
+    """The folder to write, or to resume: table.json, .csv, .md, report.html, and a run folder per method."""
+    methods: Annotated[str, tyro.conf.arg(metavar="all|A,B,C")] = "all"
+    """Names from 'congeal methods'; name@variant compares settings of one method."""
+    motion: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """translation, rigid, similarity, affine or homography; a method that lacks it uses its largest one within it.
+    Each method's own unless given."""
+    init: Annotated[str | None, tyro.conf.arg(metavar="FILE.csv", help_behavior_hint="")] = None
+    """Where all methods start: a transforms file, or boxes (columns id,x,y,width,height in source pixels)."""
+    size: int = 64
+    """Longer side, in pixels, of the images the methods work on."""
+    limit: Count = None
+    """Use only the first so many images."""
+    time_limit: Annotated[float | None, tyro.conf.arg(metavar="SECONDS", help_behavior_hint="")] = None
+    """End a method that fits for longer; a row says so."""
+    seed: int = 0
+    """Seed of everything random."""
+    set: Annotated[Settings, tyro.conf.arg(name="set", metavar="METHOD.KEY=VALUE", help_behavior_hint="")] = (
+        dataclasses.field(default_factory=list)
+    )
+    """A parameter of one method, for example --set lsc.damping=0.1; may be repeated."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        from congeal.comparison.compare import compare, failed
+        from congeal.comparison.table import markdown
+        from congeal.run import RunFailed
+
+        rows = compare(
+            self.source,
+            self.methods,
+            self.output,
+            motion=self.motion,
+            params=settings_by_method(parse_settings(self.set)),
+            init=self.init,
+            size=self.size,
+            limit=self.limit,
+            time_limit=self.time_limit,
+            seed=self.seed,
+            quiet=self.quiet,
+            command=command,
+        )
+        if not self.quiet:
+            print(f"{markdown(rows)}\nreport        {(Path(self.output) / 'report.html').resolve()}")
+        if failed(rows):
+            raise RunFailed(f"no method finished; {Path(self.output) / 'table.md'} says why")
+
+
+@dataclasses.dataclass
 class Export:
     """Write a run's transforms in another format."""
 
     run_folder: Run
     """The run folder of an earlier 'congeal align' or 'congeal apply'."""
     to: Annotated[str, tyro.conf.arg(metavar="FILE")]
-    """transforms.csv, .json, .npz, .parquet, or .tfm (a folder of ITK files); the suffix chooses."""
+    """transforms.csv, .json, .npz, .parquet, .yml (OpenCV's FileStorage) or .tfm (a folder of ITK files); the suffix
+    chooses."""
     debug: Flag = False
     """Print the traceback of an unexpected error."""
 
@@ -153,6 +215,87 @@ class Export:
         from congeal.export import export
 
         print(export(self.run_folder, self.to))
+
+
+@dataclasses.dataclass
+class Propagate:
+    """Mark the mean once, get it on every original: points, a mask or a drawing; or collect points from originals."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
+    output: Annotated[str, output("DIR")]
+    """The folder to write: points.csv and points.json (COCO), masks/, overlays/, collected.csv and spread.csv."""
+    points: File = None
+    """Points to carry to every original: columns x,y[,name] in pixels of mean.png."""
+    mask: File = None
+    """A mask drawn on mean.png, or on an enlarged copy of it."""
+    overlay: File = None
+    """A drawing with transparency made on mean.png, put onto every original."""
+    collect: File = None
+    """Labelled points of the originals (columns id,x,y[,name]) to map into the aligned picture, with their spread."""
+    labels: Flag = False
+    """The values of the mask are numbers of classes, which must not be blended."""
+    exclude: File = None
+    """A table with the column id: images to leave out, such as studio/excluded.csv of the run."""
+    source: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
+    """The original images, if they moved since the run; only --overlay reads them."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        from congeal import propagate
+
+        if not any((self.points, self.mask, self.overlay, self.collect)):
+            raise CongealError("nothing to do: give --points, --mask, --overlay or --collect with a file")
+        run, to, exclude = self.run_folder, self.output, self.exclude
+        said: list[Any] = []
+        if self.points:
+            carried = propagate.propagate_points(run, self.points, to, exclude=exclude)
+            seen, total = int(carried.visible.sum()), carried.visible.size
+            said.append(f"{Path(to) / 'points.csv'} ({seen} of {total} points fall inside their image)")
+        if self.mask:
+            said.append(
+                propagate.propagate_mask(run, self.mask, to, labels=self.labels, exclude=exclude, quiet=self.quiet)
+            )
+        if self.overlay:
+            said.append(
+                propagate.propagate_overlay(
+                    run, self.overlay, to, source=self.source, exclude=exclude, quiet=self.quiet
+                )
+            )
+        if self.collect:
+            said.append(propagate.collect_points(run, self.collect, to, exclude=exclude).summary())
+        if not self.quiet:
+            print(*said, sep="\n")
+
+
+@dataclasses.dataclass
+class Studio:
+    """Open a local page to click points or paint a mask on the mean, see it on every original, and exclude images."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
+    port: int = 0
+    """Port on this machine; 0 takes a free one."""
+    no_browser: Flag = False
+    """Only print the address."""
+    source: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
+    """The original images, if they moved since the run."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        from congeal.studio import Studio as Server
+
+        with Server(self.run_folder, source=self.source, port=self.port) as server:
+            print(f"{server.url}\nCtrl-C ends it; what is saved goes to {server.folder}", flush=True)
+            if not self.no_browser:
+                import webbrowser
+
+                webbrowser.open(server.url)
+            server.serve_until_interrupted()
 
 
 @dataclasses.dataclass
@@ -225,7 +368,10 @@ class Report:
 COMMANDS: dict[str, Any] = {
     "align": Align,
     "apply": Apply,
+    "compare": Compare,
     "export": Export,
+    "propagate": Propagate,
+    "studio": Studio,
     "report": Report,
     "pack": Pack,
     "methods": Methods,
@@ -324,6 +470,17 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             values[key.strip()] = text.strip()
     return values
+
+
+def settings_by_method(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """{"lsc.damping": 0.1} → {"lsc": {"damping": 0.1}}."""
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        method, dot, key = name.partition(".")
+        if not dot or not key:
+            raise CongealError(f"--set takes METHOD.KEY=VALUE here, for example --set lsc.damping=0.1, not '{name}'")
+        nested.setdefault(method, {})[key] = value
+    return nested
 
 
 def tell(result: Result, quiet: bool) -> None:

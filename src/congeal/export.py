@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError
+from congeal.originals import run_transforms
 from congeal.run import RunFolder, write_text, writing
-from congeal.transforms import Transforms
 
 
 def export(run: str | os.PathLike[str], to: str | os.PathLike[str]) -> Path:
@@ -25,16 +25,6 @@ def export(run: str | os.PathLike[str], to: str | os.PathLike[str]) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
     write(folder, target)
     return target
-
-
-def run_transforms(run: RunFolder) -> Transforms:
-    """The run's transforms, with the aligned size that its CSV has no column for."""
-    if not (run / "transforms.csv").exists():
-        raise CongealError(f"{run} has no transforms.csv yet; run its 'congeal align' command again to finish it")
-    found = Transforms.load(run / "transforms.csv")
-    height, width = run.read_json("metrics.json")["aligned_size"]
-    found.aligned_size = (int(height), int(width))
-    return found
 
 
 def _write_table(run: RunFolder, target: Path) -> None:
@@ -69,10 +59,43 @@ def _write_itk(run: RunFolder, target: Path) -> None:
         )
 
 
+def _write_opencv(run: RunFolder, target: Path) -> None:
+    """One file for `cv::FileStorage`: ids, status, the aligned size as [width, height], and all matrices below each
+    other in one CV_64F Mat of 3N rows. Rows 3i … 3i+2 are `aligned_from_source` of image i, ready for
+    `cv::warpPerspective(image, out, M, size)`; those of skipped images are NaN.
+    """
+    found = run_transforms(run)
+    height, width = found.aligned_size or (0, 0)
+    numbers = [".Nan" if v != v else repr(v) for v in found.matrices.reshape(-1).tolist()]
+    rows = [", ".join(numbers[k : k + 3]) for k in range(0, len(numbers), 3)]
+    lines = [
+        "%YAML:1.0",
+        "---",
+        f"aligned_size: [ {width}, {height} ]",
+        "ids:",
+        *(f"   - {_quoted(name)}" for name in found.ids),
+        "status:",
+        *(f"   - {_quoted(name)}" for name in found.status.tolist()),
+        "matrices: !!opencv-matrix",
+        f"   rows: {3 * len(found)}",
+        "   cols: 3",
+        "   dt: d",
+        "   data: [ " + ",\n       ".join(rows) + " ]",
+    ]
+    write_text(target, "\n".join(lines) + "\n")
+
+
+def _quoted(text: str) -> str:
+    """A string as OpenCV's YAML reader takes it."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
 FORMATS: dict[str, Callable[[RunFolder, Path], None]] = {
     ".csv": _write_table,
     ".json": _write_table,
     ".npz": _write_table,
     ".parquet": _write_table,
     ".tfm": _write_itk,
+    ".yml": _write_opencv,
+    ".yaml": _write_opencv,
 }

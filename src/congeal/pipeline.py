@@ -51,6 +51,10 @@ class Result:
     def report(self) -> Path:
         return self.folder / "report.html"
 
+    def __fspath__(self) -> str:
+        """A result stands for its folder wherever a run folder is asked for."""
+        return str(self.folder)
+
     def summary(self) -> str:
         """The outcome in a few lines."""
         m = self.metrics

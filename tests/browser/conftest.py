@@ -44,7 +44,9 @@ def browser() -> Iterator[Browser]:
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (pip install playwright)")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed (pip install playwright)"
+    )
     with playwright.sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=program, args=list(QUIET))
         yield opened

@@ -77,14 +77,15 @@ def compare(
         parts = [open_part(run, entry, shared) for entry in entries]
         try:
             with failing_as_run():
-                if not all(settled(part, time_limit) for part in parts):
-                    stack = prepare_shared(run, images, size, start, start_size, quiet)
-                    for entry, part in zip(entries, parts, strict=True):
-                        if not settled(part, time_limit):
-                            run_method(entry, part, stack, run.work / "frozen", time_limit, quiet)
-                            log.info("%s: %s", entry.label, told(make_row(entry, part, images)))
-                rows = [make_row(entry, part, images) for entry, part in zip(entries, parts, strict=True)]
-                write_tables(run, rows)
+                todo = not all(settled(part, time_limit) for part in parts)
+                stack = prepare_shared(run, images, size, start, start_size, quiet) if todo else None
+                rows: list[Row] = []
+                for entry, part in zip(entries, parts, strict=True):
+                    if stack is not None and not settled(part, time_limit):
+                        run_method(entry, part, stack, run.work / "frozen", time_limit, quiet)
+                        tell(make_row(entry, part, images))
+                    rows.append(make_row(entry, part, images))
+                    write_tables(run, rows)
                 write_comparison(run)
         finally:
             for part in parts:
@@ -222,13 +223,17 @@ def true_error(part: RunFolder, images: ImageSource) -> float | None:
     return float(np.nanmedian(corner_error(found.matrices, images.truth, size)))
 
 
-def told(row: Row) -> str:
+def tell(row: Row) -> None:
     """A row in a line, for those who watch."""
     if "error" in row:
-        return verdict_words(row)
-    return (
-        f"{fixed(row['apsnr_before'])} → {fixed(row['apsnr_after'])} dB, energy {fixed(row['energy_ratio'])}, "
-        f"{fixed(row['fit_seconds'], 1)} s, {verdict_words(row)}"
+        log.warning("%s failed: %s", row["method"], row["error"])
+        return
+    log.info(
+        "%s: %s → %s dB, energy %s, %s s, %s",
+        row["method"],
+        *(fixed(row[key]) for key in ("apsnr_before", "apsnr_after", "energy_ratio")),
+        fixed(row["fit_seconds"], 1),
+        verdict_words(row),
     )
 
 

@@ -45,7 +45,7 @@ class Entry:
 
 
 def read_labels(methods: str | Sequence[str]) -> list[str]:
-    """"all", "lsc,rasl" or a list → labels, each known and given once."""
+    """ "all", "lsc,rasl" or a list → labels, each known and given once."""
     given = methods.split(",") if isinstance(methods, str) else methods
     labels = [label.strip() for label in given if label.strip()]
     if labels == ["all"]:

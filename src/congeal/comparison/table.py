@@ -21,6 +21,8 @@ KEYS = (
     *("out_of_frame_share", "kind", "collapsed", "verdict", "advice", "fit_seconds", "align_seconds"),
     *("images_per_second", "peak_memory_mb", "idle_memory_mb", "seed", "version", "status"),
 )
+# One column per status of single images in table.csv.
+STATUS = tuple(f"n_{status}" for status in ("ok", "outlier", "failed", "blank"))
 ALIGNMENT = "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|"
 HEADINGS = (
     *("method", "motion", "APSNR before", "after", "energy", "scale", "out of frame", "blank", "seconds", "MB"),
@@ -31,7 +33,7 @@ HEADINGS = (
 def write_tables(run: RunFolder, rows: Sequence[Row]) -> None:
     """table.json, table.csv and table.md."""
     run.write_json("table.json", list(rows))
-    run.write_rows("table.csv", [flat(row) for row in rows], columns=KEYS[:-1])
+    run.write_rows("table.csv", [flat(row) for row in rows], columns=[*KEYS[:-1], *STATUS, "error"])
     run.write_text("table.md", markdown(rows))
 
 

@@ -82,7 +82,7 @@ def end_with_parent() -> None:
     """Leave no orphan: standard input is a pipe from the parent, which ends when the parent does, however it does."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        os.read(0, 1)  # the descriptor itself: a buffer's lock, held here, would stop the interpreter from ending
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

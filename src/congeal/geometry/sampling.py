@@ -46,13 +46,12 @@ def warp(
         images = images.expand(matrices.shape[0], -1, -1, -1)
     matrices = matrices.to(images.dtype)
     unit = _unit_from_output(matrices, source_size, size)
-    if torch.is_grad_enabled() and (images.requires_grad or matrices.requires_grad):
+    step = max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))
+    if len(images) <= step or (torch.is_grad_enabled() and (images.requires_grad or matrices.requires_grad)):
         out = _sample(images, unit, size, mode, padding)
     else:
-        with torch.no_grad():
-            step = max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))
-            parts = zip(images.split(step), unit.split(step), strict=True)
-            out = torch.cat([_sample(*part, size, mode, padding) for part in parts])
+        parts = zip(images.split(step), unit.split(step), strict=True)
+        out = torch.cat([_sample(*part, size, mode, padding) for part in parts])
     return out if size != source_size else _keep_still(images, matrices, out)
 
 
@@ -62,7 +61,7 @@ def _sample(images: torch.Tensor, unit: torch.Tensor, size: Size, mode: Mode, pa
 
 
 def _keep_still(images: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """grid_sample's own rounding moves samples by about 1e-6 px; where nothing moves, the image itself is the answer."""
+    """grid_sample's rounding moves samples by about 1e-6 px; where nothing moves, the image itself is the answer."""
     still = (matrices == torch.eye(3, dtype=matrices.dtype, device=matrices.device)).flatten(1).all(1)
     if not bool(still.any()):
         return out

@@ -29,3 +29,16 @@ def gradient(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """d/dx and d/dy by central differences, one-sided at the border; same shape as the images."""
     dy, dx = torch.gradient(images, dim=(-2, -1))
     return dx, dy
+
+
+def oriented_gradients(images: torch.Tensor) -> torch.Tensor:
+    """(B, C, H, W) → (B, 4, H, W): edges to the right, left, down and up, normalised by their neighbourhood.
+
+    Light and contrast differ from photograph to photograph and within one; which way edges point does not.
+    """
+    dx, dy = gradient(images.mean(1, keepdim=True))
+    near = max(images.shape[-2:]) / 16
+    strength = blur((dx.square() + dy.square()).sqrt(), near)
+    scale = strength + 0.1 * strength.mean((-2, -1), keepdim=True) + 1e-4
+    parts = torch.cat([dx, -dx, dy, -dy], 1).clamp(min=0) / scale
+    return (parts / 4).clamp(max=1.0)

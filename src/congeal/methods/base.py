@@ -28,6 +28,17 @@ from congeal.transforms import Transforms
 FORMAT = 1  # of the model file
 
 
+class NoTransform(CongealError, AttributeError):
+    """A method that aligns a set as a whole has no `transform`; `hasattr` says so too."""
+
+
+class _NoTransform:
+    """Stands where `transform` would be."""
+
+    def __get__(self, instance: object, owner: type[Method]) -> None:
+        raise NoTransform(f"{owner.name} has no step for new images: fit it on all of them, or use another method")
+
+
 @dataclass(kw_only=True, eq=False)
 class Method:
     """Hyper-parameters every method has."""
@@ -44,6 +55,10 @@ class Method:
 
     name: ClassVar[str]
     motions: ClassVar[tuple[str, ...]] = MOTIONS
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.transform = Method.__dict__["transform"] if cls.can_transform() else _NoTransform()  # type: ignore[method-assign]
 
     # ---- parameters
 
@@ -107,8 +122,6 @@ class Method:
 
     def transform(self, images: Any, *, init: np.ndarray | Transforms | None = None, output: Any = None) -> Any:
         """Align images the fit has not seen, with no change to the model. Gives what `fit_transform` gives."""
-        if not self.can_transform():
-            raise CongealError(f"{self.name} has no step for new images: fit it on all of them, or use another method")
         if not hasattr(self, "layout_"):
             raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit first, or congeal.load a model")
         stack = images if isinstance(images, Stack) else self._prepare(images, init, self.layout_)

@@ -57,8 +57,11 @@ class Entropy(FunnelMethod):
 
 def shares(images: torch.Tensor, bins: int, sigma: float) -> torch.Tensor:
     """How much of each pixel falls into each bin, then blurred: (B, C, H, W) → (B, C·bins, H, W); C maps for 2 bins."""
-    if bins == 2:
-        return blur(images.clamp(0, 1), sigma)
-    centres = torch.arange(bins, dtype=images.dtype)[:, None, None]
-    window = (1 - (images.clamp(0, 1)[:, :, None] * (bins - 1) - centres).abs()).clamp(min=0)
-    return blur(window.flatten(1, 2), sigma)
+    images = images.clamp(0, 1)
+    if bins > 2:
+        centres = torch.arange(bins, dtype=images.dtype)[:, None, None]
+        images = (1 - (images[:, :, None] * (bins - 1) - centres).abs()).clamp(min=0).flatten(1, 2)
+    if sigma <= 0:
+        return images
+    # Beyond the border there is no image, so the window is cut there, not filled with zeros.
+    return blur(images, sigma) / blur(torch.ones_like(images[:1, :1]), sigma)

@@ -187,7 +187,9 @@ class _Search:
         generator = torch.Generator().manual_seed(self.method.random_state * 100_003 + seed)
         for j in range(len(self.unit)):
             weights, total = self._weights(field), 0.0
-            stretch = 1 + self.method.noise * torch.randn(len(found), generator=generator) if self.method.noise else None
+            stretch = (
+                1 + self.method.noise * torch.randn(len(found), generator=generator) if self.method.noise else None
+            )
             for i, part in enumerate(self.parts):
                 length = reach[part, j] if stretch is None else reach[part, j] * stretch[part]
                 candidates = self._candidates(found[part], length * self.unit[j], j)

@@ -14,9 +14,9 @@ from congeal.geometry.matrix import Size, corners, map_points
 from congeal.images import Stack
 from congeal.metrics import looks_like_objects
 
-ENERGY_BAND = (0.95, 1.05)
+ENERGY_BAND = (0.95, 1.0)
 """Ink of the aligned images against ink of the sources, for objects on empty ground: outside it the common scale is
-put back. Well inside the 0.9–1.1 that counts as a collapse."""
+put back. Well inside the 0.9–1.1 that counts as a collapse, and never a larger object than the one that came in."""
 
 CHUNK_VALUES = 400_000
 """Pixel values a method holds at once, so that memory stays flat and batches stay in cache."""

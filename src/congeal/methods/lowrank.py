@@ -18,10 +18,12 @@ from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.appearance import blur
 from congeal.methods.gaussnewton import GaussNewton, motion_field
-from congeal.methods.guards import Gauge, chunks, pixel_area, set_kind, total_ink
+from congeal.methods.guards import Gauge, chunks, pixel_area, total_ink
 
 LARGE = 1500
 """Where both sides of the matrix exceed this, singular values are found by random projection."""
+
+_BORDER = 4  # zeros around an image while it is sampled: room for the kernel and for the edge's own gradient
 
 
 def soft(x: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -43,11 +45,11 @@ class Linear:
 
 
 def linearise(
-    stack: Stack, found: torch.Tensor, motion: str, smoothing: float, rows: np.ndarray | None = None
+    stack: Stack, found: torch.Tensor, motion: str, smoothing: float, kind: str, rows: np.ndarray | None = None
 ) -> Linear:
     """Images `rows` of the stack (all by default) through their stack_from_frame `found` (len(rows), 3, 3).
 
-    smoothing: Gaussian blur in frame pixels. Gradients are taken on the source image and warped with it.
+    smoothing: Gaussian blur in frame pixels. kind: of the set, "object" or "photo". Gradients are taken on the source image and warped with it.
     """
     rows = np.arange(len(stack)) if rows is None else rows
     sigma = smoothing * pixel_area(stack) ** 0.5
@@ -61,15 +63,18 @@ def linearise(
         if not len(part):
             continue
         images = blur(stack.images(rows[part]), sigma)
-        shown, dx, dy = _shown(images, found[part], stack.frame)
+        shown, dx, dy = _shown(images, found[part], stack.frame, kind)
         ink += float(shown.sum())
         data[part], basis[part], to_parameters[part] = _unit_rows(shown, dx, dy, field)
     return Linear(data, basis, to_parameters, ink)
 
 
-def _shown(images: torch.Tensor, found: torch.Tensor, size: Size) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _shown(
+    images: torch.Tensor, found: torch.Tensor, size: Size, kind: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Images in the frame and their derivatives along the frame's x and y, each (b, c, h, w)."""
-    shown = _bicubic(torch.cat([images, *_sobel(images)], 1), found, size).double()
+    padded = torch.nn.functional.pad(images, (_BORDER,) * 4)
+    shown = _bicubic(torch.cat([padded, *_sobel(padded, kind)], 1), found, size).double()
     image, along_x, along_y = shown.split(images.shape[1], 1)
     (xx, xy), (yx, yy) = _map_derivative(found, size)
     return (
@@ -79,37 +84,44 @@ def _shown(images: torch.Tensor, found: torch.Tensor, size: Size) -> tuple[torch
     )
 
 
-def _sobel(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """d/dx and d/dy by Sobel's filter, the border repeated."""
+def _sobel(images: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """d/dx and d/dy by Sobel's filter, on images with a border of zeros.
+
+    An object on empty ground goes on as zeros, so its edge counts even where it touches the border; the border of a
+    photograph is not an edge of anything.
+    """
     kernel = images.new_tensor([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
-    padded = torch.nn.functional.pad(images, (1, 1, 1, 1), mode="replicate").flatten(0, 1)[:, None]
+    inner = images if kind == "object" else images[..., _BORDER:-_BORDER, _BORDER:-_BORDER]
+    padded = torch.nn.functional.pad(inner, (1, 1, 1, 1), mode="replicate").flatten(0, 1)[:, None]
     both = torch.nn.functional.conv2d(padded, torch.stack([kernel, kernel.T])[:, None])
+    if kind != "object":
+        both = torch.nn.functional.pad(both, (_BORDER,) * 4)
     return both[:, 0].view_as(images), both[:, 1].view_as(images)
 
 
 def _bicubic(images: torch.Tensor, found: torch.Tensor, size: Size) -> torch.Tensor:
-    """(b, c, H, W) sampled through (b, 3, 3) with zeros outside, held within each image's own range.
+    """(b, c, H, W) with a border of zeros, sampled through (b, 3, 3), held within each image's own range.
 
     Keys' kernel with a = −½, what the literature means by bicubic. The warp of this package has a = −¾, whose
     overshoot ends RASL in a worse optimum: up to 0.3 dB on digits.
     """
     b, c, height, width = images.shape
+    border = _BORDER
     grid = sampling_grid(found.double(), size).flatten(1, 2)  # (b, p, 2)
-    limit = grid.new_tensor([width + 1.0, height + 1.0])
-    grid = torch.minimum(grid.clamp(min=-2.0), limit)  # farther out there is nothing but zeros
+    last = grid.new_tensor([width - border - 2.0, height - border - 2.0])  # the tap beyond it is the last in memory
+    grid = torch.minimum(grid.clamp(min=1.0 - border), last)  # farther out there is nothing but zeros
     corner = grid.floor()
     weight = _keys((grid - corner).to(images.dtype))  # (4, b, p, 2)
-    column, row = (corner.long() + 3).unbind(-1)  # of the tap before, in images with a border of 4 zeros
-    padded = torch.nn.functional.pad(images, (4, 4, 4, 4)).flatten(2)
+    column, row = (corner.long() + border - 1).unbind(-1)  # of the first of four taps
+    flat = images.flatten(2)
     out = images.new_zeros(b, c, grid.shape[1])
     for i in range(4):
         line = torch.zeros_like(out)
         for j in range(4):
-            index = (row + i) * (width + 8) + column + j
-            line.addcmul_(padded.gather(2, index[:, None].expand(-1, c, -1)), weight[j, :, None, :, 0])
+            index = (row + i) * width + column + j
+            line.addcmul_(flat.gather(2, index[:, None].expand(-1, c, -1)), weight[j, :, None, :, 0])
         out.addcmul_(line, weight[i, :, None, :, 1])
-    flat = images.flatten(2)
-    lowest, highest = flat.amin(2, keepdim=True).clamp(max=0), flat.amax(2, keepdim=True).clamp(min=0)
+    lowest, highest = flat.amin(2, keepdim=True), flat.amax(2, keepdim=True)
     return torch.minimum(torch.maximum(out, lowest), highest).view(b, c, *size)
 
 
@@ -155,9 +167,7 @@ def _unit_rows(
     return unit.flatten(1), jacobian @ way, way
 
 
-def move(
-    found: torch.Tensor, line: Linear, d: torch.Tensor, motion: str, size: Size, max_step: float
-) -> torch.Tensor:
+def move(found: torch.Tensor, line: Linear, d: torch.Tensor, motion: str, size: Size, max_step: float) -> torch.Tensor:
     """stack_from_frame after the steps d (n, k), none of which moves a corner by more than max_step frame pixels."""
     delta = (line.to_parameters @ d[..., None])[..., 0]
     return GaussNewton(motion, size, max_step=max_step).compose(found, -delta)
@@ -169,11 +179,11 @@ def move(
 class MotionGauge:
     """`Gauge`, within the motion: taking out the mean of many rotations must not leave a change of scale."""
 
-    def __init__(self, stack: Stack, motion: str, zoom: float = 1.0) -> None:
+    def __init__(self, stack: Stack, motion: str, kind: str, zoom: float = 1.0) -> None:
         self.motion = motion
         start = torch.as_tensor(stack.start.copy())
         scales = motion not in ("translation", "rigid")
-        ink = total_ink(stack) if scales and set_kind(stack) == "object" else None
+        ink = total_ink(stack) if scales and kind == "object" else None
         self._gauge = Gauge(start, stack.frame, ink, zoom)
 
     @property

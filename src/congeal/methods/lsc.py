@@ -69,11 +69,14 @@ class LSC(Method):
                     found, moved, cost = solver.step(found)
                     done = sum(self.iterations[:level]) + iteration + 1
                     job.step(done, total, cost=cost, motion=moved, blur=self.blurs[level])
+                    converged = moved < self.tolerance
                     if job.due():
-                        zoom = 1.0 if gauge is None else gauge.zoom
-                        at = {"level": level, "iteration": iteration + 1, "zoom": zoom}
-                        job.save({"found": found, "target": solver.target, **at})
-                    if moved < self.tolerance:
+                        at = {"found": found, "zoom": 1.0 if gauge is None else gauge.zoom}
+                        if converged:  # a run stopped right here has no step left to take on this level
+                            job.save({**at, "level": level + 1, "iteration": 0, "target": None})
+                        else:
+                            job.save({**at, "level": level, "iteration": iteration + 1, "target": solver.target})
+                    if converged:
                         break
             self._template = fixed if fixed is not None else self._pass(stack, 0.0).look(found)["mean"]
         return found

@@ -15,6 +15,7 @@ import torch
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.base import Method
+from congeal.methods.guards import set_kind
 from congeal.methods.job import Job
 from congeal.methods.lowrank import Decomposition, Linear, MotionGauge, Spectrum, decompose, linearise, move
 
@@ -52,10 +53,11 @@ class RASL(Method):
             "found": start, "best": start, "lowest": float("inf"), "last": float("inf"), "iteration": 0, "zoom": 1.0,
         }  # fmt: skip
         found, best, lowest, last = state["found"], state["best"], float(state["lowest"]), float(state["last"])
-        gauge = MotionGauge(stack, self.motion, float(state["zoom"])) if self.guards else None
+        kind = set_kind(stack)
+        gauge = MotionGauge(stack, self.motion, kind, float(state["zoom"])) if self.guards else None
         with torch.no_grad():
             for iteration in range(int(state["iteration"]), self.iterations):
-                line = linearise(stack, found, self.motion, self.smoothing)
+                line = linearise(stack, found, self.motion, self.smoothing, kind)
                 seed = self.random_state * 1000 + iteration  # a resumed run draws what an uninterrupted one would
                 spectrum = Spectrum(tuple(line.data.shape), self._kept(), seed)
                 weight = self.sparsity / line.data.shape[1] ** 0.5
@@ -71,7 +73,9 @@ class RASL(Method):
                 if job.due():
                     at = {"lowest": lowest, "last": last, "zoom": 1.0 if gauge is None else gauge.zoom}
                     # A run that was stopped between its last step and its end has no step left to take.
-                    job.save({"found": found, "best": best, "iteration": self.iterations if done else iteration + 1, **at})
+                    job.save(
+                        {"found": found, "best": best, "iteration": self.iterations if done else iteration + 1, **at}
+                    )
                 if done:
                     break
         return best

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
 # name on the command line: (module, class, one sentence)
 _METHODS = {
+    "deep": (
+        "congeal.methods.deep.congealing",
+        "DeepCongealing",
+        "a spatial transformer trained on the set, then refined: reaches images that start far away, aligns new ones",
+    ),
     "lsc": (
         "congeal.methods.lsc",
         "LSC",

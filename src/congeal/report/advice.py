@@ -19,9 +19,13 @@ def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> lis
             f"'congeal studio {run}' marks images as excluded."
         )
     if metrics.get("n_skipped"):
-        steps.append(f"{metrics['n_skipped']:,} images could not be used; the reasons are in the list of skipped images.")
+        steps.append(
+            f"{metrics['n_skipped']:,} images could not be used; the reasons are in the list of skipped images."
+        )
     if not metrics["collapsed"] and metrics["verdict"] == "good":
-        steps.append(f"Mark the mean once and get it on every image: 'congeal studio {run}' or 'congeal propagate {run}'.")
+        steps.append(
+            f"Mark the mean once and get it on every image: 'congeal studio {run}' or 'congeal propagate {run}'."
+        )
     return steps[:4]
 
 

@@ -10,10 +10,13 @@ import jinja2
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(template: str, **data: Any) -> str:
-    """Fill a template of `templates/`; everything put into it is escaped, and a name it lacks is an error."""
+def render(template: str, *, folder: Path | None = None, **data: Any) -> str:
+    """Fill a template of `templates/`, or of another folder that uses the pieces here.
+
+    Everything put into it is escaped, and a name it lacks is an error.
+    """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader([TEMPLATES] if folder is None else [folder, TEMPLATES]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

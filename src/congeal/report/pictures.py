@@ -15,7 +15,7 @@ QUALITY = 88
 
 
 def picture(path: Path, longest: int = LONGEST) -> dict[str, Any] | None:
-    """A picture file as {uri, width, height}, made smaller where it is larger than a page needs; None if there is none."""
+    """A picture file as {uri, width, height}, made smaller where a page needs no more; None if there is none."""
     if not path.exists():
         return None
     with Image.open(path) as image:

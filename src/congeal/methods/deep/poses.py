@@ -42,7 +42,6 @@ class Matcher:
     def __init__(self, template: torch.Tensor, motion: str, *, objects: bool) -> None:
         self.template, self.motion, self.objects = template, motion, objects
         self.frame: Size = (template.shape[-2], template.shape[-1])
-        self._lines: dict[tuple[str, float], tuple[GaussNewton, object]] = {}
 
     def weights(self, images: torch.Tensor, poses: torch.Tensor) -> torch.Tensor | None:
         if self.objects:

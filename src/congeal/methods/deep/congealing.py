@@ -1,0 +1,248 @@
+"""Deep penalised reconstruction congealing (Annunziata, Sagonas and Calì, ICCV 2019), made robust.
+
+A densely fused spatial transformer is trained on a sample of the set; it then gives every image a first pose, old or
+new, which Gauss-Newton steps bring to the last fraction of a pixel. docs/methods.md says what differs from the paper.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+import torch
+
+from congeal.errors import CongealError
+from congeal.geometry import warp
+from congeal.images import Stack
+from congeal.methods.appearance import oriented_gradients
+from congeal.methods.base import Method
+from congeal.methods.deep.poses import Matcher, random_warps
+from congeal.methods.deep.presets import PRESETS, check_preset, make_networks
+from congeal.methods.deep.training import Trainer, look
+from congeal.methods.gaussnewton import GaussNewton
+from congeal.methods.guards import Gauge, chunks, total_ink
+from congeal.methods.job import Job
+from congeal.methods.passes import SetPass
+
+log = logging.getLogger("congeal")
+
+_SOUND_ENERGY = (0.9, 1.1)
+
+
+@dataclass(kw_only=True, eq=False)
+class DeepCongealing(Method):
+    """DeSTNet with distortion D, complexity C and self-supervision, refined by Gauss-Newton.
+
+    `preset="paper-mnist"` and `"paper-lfw"` build the paper's networks and train them as printed; every parameter you
+    set yourself still counts.
+    """
+
+    preset: str = "default"
+    reference: Any = "auto"
+    """What alignment starts from: "auto" (a typical image), a position, a file or an array."""
+    steps: int = 1200
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    schedule: str = "cosine"
+    """Of the learning rate: "cosine" with warm-up and clipped gradients, or "constant"."""
+    distortion_weight: float = 1.0
+    """Weight of D."""
+    complexity_weight: float = 1.0
+    """λ: weight of C."""
+    capacity_penalty: float = 1.0
+    """γ: what the auto-encoder pays for using its code."""
+    penalty_power: float = 1.0
+    """k: how much more late code units cost."""
+    code_size: int = 8
+    """|z|: units of the code."""
+    complexity_ramp: tuple[float, float] = (0.1, 0.4)
+    """C's weight grows from zero between these shares of training, while the auto-encoder learns to rebuild."""
+    train_apart: bool = True
+    """The auto-encoder learns on detached images; the aligner sees it frozen."""
+    remove_common_mode: bool = True
+    """C gives no gradient for moving or shrinking all images together."""
+    normalise_ink: bool = True
+    """D and C are divided by ink, so that shrinking the object does not lower them."""
+    self_supervision: float = 1.0
+    """Weight of S: undoing known random warps of images that already match."""
+    max_misalignment: float = 0.35
+    """Largest corner noise of those warps, as a share of the frame's side."""
+    running_reference: bool = True
+    """The template is the mean of the images that match, renewed `refreshes` times; off keeps the reference image."""
+    refreshes: int = 6
+    tolerance: float = 0.001
+    """Training stops early when the mean match changes by less than this between two looks, twice."""
+    fit_sample: int = 6000
+    """The aligner learns from at most this many images; all are aligned."""
+    passes: int = 2
+    """How often the aligner is applied, each time from its last answer."""
+    restarts: int = 12
+    """Images that match badly are tried again from this many perturbed poses."""
+    refine: bool = True
+    """Gauss-Newton steps after the net; off shows the raw net."""
+    refine_steps: int = 40
+    device: str = "auto"
+
+    name: ClassVar[str] = "deep"
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_preset(self.preset)
+
+    @property
+    def end_to_end_preset(self) -> bool:
+        """Whether the networks are the paper's own, which take plain pixel values."""
+        return self.preset != "default"
+
+    def effective(self) -> Self:
+        """A copy with the preset's values in place of every parameter that was left at its default."""
+        standard = {f.name: f.default for f in fields(type(self))}
+        preset = {k: v for k, v in PRESETS[self.preset].items() if getattr(self, k) == standard[k]}
+        return replace(self, **preset)
+
+    def _align(self, stack: Stack, job: Job) -> torch.Tensor:
+        settings = self.effective()
+        trainer = Trainer(settings, stack, _device(self.device))
+        state = job.load()
+        if state is None:
+            trainer.begin()
+        else:
+            trainer.restore(state)
+        trainer.train(job)
+        job.save(trainer.state())
+        self._learnt(trainer)
+        start = torch.as_tensor(stack.start.copy()).float()
+        with torch.no_grad():
+            found, scores = self._settle(stack, settings)
+            if not settings.refine:
+                return found
+            refined = self._refine(stack, settings, start, found, scores)
+        return self._sound(stack, refined, found)
+
+    def _learnt(self, trainer: Trainer) -> None:
+        self.aligner_, self.autoencoder_ = trainer.aligner.cpu().eval(), trainer.autoencoder.cpu().eval()
+        self._template = trainer.template
+        self._objects = trainer.objects
+        # Below this score an image is worth another try; above it, more tries change nothing.
+        matching = trainer.scores[trainer.good] if trainer.settings.running_reference else trainer.scores
+        self._retry_below = float(matching.quantile(0.4))
+
+    # ---- all images, old or new
+
+    def _settle(self, stack: Stack, settings: Self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The net's pose of every image, brought home by Gauss-Newton, tried again where it does not match."""
+        start = torch.as_tensor(stack.start.copy()).float()
+        found, scores = start.clone(), torch.zeros(len(stack))
+        generator = torch.Generator().manual_seed(self.random_state)
+        # The same perturbations for every image, so that a result does not depend on its neighbours.
+        warps = random_warps(torch.full((max(1, settings.restarts),), 0.2), stack.frame, generator)
+        matcher = Matcher(self._template, settings.motion, objects=self._objects)
+        for part in chunks(stack):
+            images = look(stack.images(part), self._objects)
+            found[part], scores[part] = self._settle_part(settings, matcher, images, start[part], warps)
+        return found, scores
+
+    def _settle_part(
+        self, settings: Self, matcher: Matcher, images: torch.Tensor, start: torch.Tensor, warps: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        def home(poses: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+            poses = self._predict(settings, images, poses)
+            if not settings.refine:
+                return poses
+            coarse = "affine" if settings.motion == "homography" else settings.motion
+            poses = matcher.towards(images, poses, 5, coarse, max(matcher.frame) / 28)
+            return matcher.towards(images, poses, 10)
+
+        if not settings.refine:
+            poses = home(start, images)
+            return poses, matcher.score(images, poses)
+        direct = matcher.towards(images, start, 10, sigma=max(matcher.frame) / 14)
+        poses, scores = matcher.better(images, [home(start, images), matcher.towards(images, direct, 10)])
+        for number, perturb in enumerate(warps[: settings.restarts]):
+            rows = torch.nonzero(scores < self._retry_below)[:, 0]
+            if not len(rows):
+                break
+            origin = start[rows] if number % 2 else poses[rows]
+            again = home(origin @ perturb, images[rows])
+            poses[rows], scores[rows] = matcher.better(images[rows], [poses[rows], again])
+        return poses, scores
+
+    def _predict(self, settings: Self, images: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
+        for _ in range(settings.passes):
+            poses = self.aligner_(images, poses)[-1]
+            poses = poses / poses[:, 2:, 2:]
+        return poses
+
+    def _refine(
+        self, stack: Stack, settings: Self, start: torch.Tensor, found: torch.Tensor, scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Joint Gauss-Newton towards the running mean of the images that match, in the gauge of the start."""
+        ink = total_ink(stack) if self._objects else None
+        gauge = Gauge(start, stack.frame, ink) if settings.guards else None
+        keep = scores >= min(self._retry_below - 0.1, float(scores.median()))
+        newton = GaussNewton(settings.motion, stack.frame)
+        appearance = None if self._objects else oriented_gradients
+        passes = SetPass(stack, newton, gauge=gauge, appearance=appearance, keep=keep)
+        passes.target = passes.look(found)
+        for _ in range(settings.refine_steps):
+            found, moved, _ = passes.step(found)
+            if moved < 0.01:
+                break
+        self._template = passes.target["mean"]
+        return found
+
+    def _sound(self, stack: Stack, refined: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """`refined`, or what was there before if refinement emptied or inflated the object."""
+        if not self._objects:
+            return refined
+        source = total_ink(stack)
+        after, earlier = (_ink(stack, poses) / source for poses in (refined, before))
+        if _SOUND_ENERGY[0] <= after <= _SOUND_ENERGY[1]:
+            return refined
+        log.warning("refinement left the energy ratio at %.2f; the state before it (%.2f) is kept", after, earlier)
+        return before if abs(earlier - 1) < abs(after - 1) else refined
+
+    def _align_new(self, stack: Stack) -> torch.Tensor:
+        with torch.no_grad():
+            settings = self.effective()
+            found, _ = self._settle(stack, settings)
+            return found
+
+    # ---- the model file
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        networks = (("aligner", self.aligner_), ("autoencoder", self.autoencoder_))
+        state = {f"{name}.{key}": value for name, net in networks for key, value in net.state_dict().items()}
+        numbers = torch.tensor([self._retry_below, float(self._objects)], dtype=torch.float64)
+        return state | {"template": self._template, "numbers": numbers}
+
+    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        settings, layout = self.effective(), self.layout_
+        self._template = state["template"]
+        self._retry_below, self._objects = float(state["numbers"][0]), bool(state["numbers"][1])
+        channels = int(self._template.shape[0])
+        networks = make_networks(settings.preset, channels, layout.frame, settings.motion, settings.code_size)
+        for name, net in zip(("aligner", "autoencoder"), networks, strict=True):
+            prefix = f"{name}."
+            weights = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            try:
+                net.load_state_dict(weights)
+            except RuntimeError as error:
+                raise CongealError(
+                    f"the model file's {name} does not fit its own description: it is damaged"
+                ) from error
+        self.aligner_, self.autoencoder_ = networks[0].eval(), networks[1].eval()
+
+
+def _ink(stack: Stack, poses: torch.Tensor) -> float:
+    return sum(float(warp(stack.images(part), poses[part], stack.frame).sum()) for part in chunks(stack))
+
+
+def _device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

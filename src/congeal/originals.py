@@ -1,0 +1,51 @@
+"""Back from a run folder to what it was made of: its transforms and its original images."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from congeal.errors import CongealError
+from congeal.images import ImageSource, open_images
+from congeal.run import RunFolder
+from congeal.transforms import Transforms
+
+
+def run_transforms(run: RunFolder) -> Transforms:
+    """The run's transforms, with the aligned size that its CSV has no column for."""
+    if not (run / "transforms.csv").exists():
+        raise CongealError(f"{run} has no transforms.csv yet; run its 'congeal align' command again to finish it")
+    found = Transforms.load(run / "transforms.csv")
+    height, width = run.read_json("metrics.json")["aligned_size"]
+    found.aligned_size = (int(height), int(width))
+    return found
+
+
+def transforms_of(run: str | os.PathLike[str] | Transforms) -> Transforms:
+    """Transforms as they are, or those of a run folder (or of a `Result`, which is one)."""
+    return run if isinstance(run, Transforms) else run_transforms(RunFolder.existing(run))
+
+
+def open_originals(run: RunFolder, found: Transforms, source: Any = None) -> ImageSource:
+    """The images the run was made of, opened again; `source` where they moved or were never in a file.
+
+    Image i of the result belongs to row i of `found`: the ids are compared.
+    """
+    config = run.config
+    given = config.get("source", "") if source is None else source
+    try:
+        images = open_images(given, limit=config.get("limit"))
+    except CongealError as error:
+        if source is not None:
+            raise
+        raise CongealError(
+            f"the original images of {run} cannot be opened again ({error}); "
+            "give them with --source (source= from Python)"
+        ) from error
+    ids = tuple(images.id(i) for i in range(len(images)))
+    if ids != found.ids:
+        raise CongealError(
+            f"{images.name} does not hold the images of {run}: it has {len(ids)} images, the run {len(found)}, "
+            "or their names differ"
+        )
+    return images

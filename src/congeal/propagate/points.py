@@ -1,0 +1,131 @@
+"""Points of the aligned picture, carried to every original."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from congeal.errors import CongealError
+from congeal.originals import transforms_of
+from congeal.propagate.tables import kept, read_points
+from congeal.run import write_json, write_rows, writing
+from congeal.transforms import Transforms
+
+COCO_VISIBLE, COCO_ABSENT = 2, 0
+
+
+@dataclass(frozen=True)
+class PropagatedPoints:
+    """P points on each of N originals.
+
+    xy (N, P, 2) in pixels of each original; visible (N, P) False where a point falls outside the image (its
+    coordinates are kept); ids, status and sizes (N, 2: height, width) of the originals.
+    """
+
+    ids: tuple[str, ...]
+    names: tuple[str, ...]
+    xy: np.ndarray
+    visible: np.ndarray
+    status: np.ndarray
+    sizes: np.ndarray
+
+    def save_csv(self, path: str | os.PathLike[str]) -> None:
+        """One line per image and point: id,name,x,y,visible,status."""
+        write_rows(
+            path,
+            [
+                {"id": id, "name": name, "x": x, "y": y, "visible": int(seen), "status": status}
+                for id, status, points, flags in zip(self.ids, self.status, self.xy.tolist(), self.visible, strict=True)
+                for name, (x, y), seen in zip(self.names, points, flags, strict=True)
+            ],
+            columns=["id", "name", "x", "y", "visible", "status"],
+        )
+
+    def save_coco(self, path: str | os.PathLike[str]) -> None:
+        """COCO keypoints: v = 2 for a point in the image, and 0 0 0, COCO's "not labelled", for one outside."""
+        images, annotations = [], []
+        for row, (id, (height, width)) in enumerate(zip(self.ids, self.sizes.tolist(), strict=True), start=1):
+            seen, xy = self.visible[row - 1], self.xy[row - 1]
+            flags = np.where(seen, COCO_VISIBLE, COCO_ABSENT)
+            keypoints = np.column_stack([np.where(seen[:, None], xy, 0), flags])
+            box = _box(xy[seen])
+            images.append({"id": row, "file_name": id, "width": width, "height": height})
+            annotations.append(
+                {
+                    "id": row,
+                    "image_id": row,
+                    "category_id": 1,
+                    "iscrowd": 0,
+                    "keypoints": [v if k % 3 < 2 else int(v) for k, v in enumerate(keypoints.ravel().tolist())],
+                    "num_keypoints": int(seen.sum()),
+                    "bbox": box,
+                    "area": box[2] * box[3],
+                }
+            )
+        category = {"id": 1, "name": "object", "supercategory": "", "keypoints": list(self.names), "skeleton": []}
+        write_json(path, {"images": images, "annotations": annotations, "categories": [category]})
+
+
+def _box(points: np.ndarray) -> list[float]:
+    """[x, y, width, height] around the points; zeros without any."""
+    if len(points) == 0:
+        return [0.0, 0.0, 0.0, 0.0]
+    low, high = points.min(0), points.max(0)
+    return [*low.tolist(), *(high - low).tolist()]
+
+
+def propagate_points(
+    run: str | os.PathLike[str] | Transforms,
+    points: str | os.PathLike[str] | ArrayLike,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    exclude: Iterable[str] | str | os.PathLike[str] | None = None,
+) -> PropagatedPoints:
+    """Carry points of the aligned picture (pixels of mean.png) to every original.
+
+    points: a CSV file with the columns x,y[,name], or an array (P, 2) with `names`. With `output`, writes points.csv
+    and points.json (COCO keypoints) there. exclude: ids to leave out, or a table of them such as the studio's.
+    """
+    if isinstance(points, str | os.PathLike):
+        xy, labels = read_points(points)
+    else:
+        xy = np.asarray(points, dtype=np.float64)
+        if xy.ndim != 2 or xy.shape[1] != 2 or not np.isfinite(xy).all():
+            raise CongealError(f"points must be numbers (P, 2), x and y each, not an array {xy.shape}")
+        labels = [str(number) for number in range(1, len(xy) + 1)]
+    if names is not None:
+        labels = [str(name) for name in names]
+        if len(labels) != len(xy) or len(set(labels)) < len(labels):
+            raise CongealError(f"{len(xy)} points need as many names, all different, not {labels}")
+    found = kept(transforms_of(run), exclude)
+    landed, visible = land(found, xy)
+    result = PropagatedPoints(found.ids, tuple(labels), landed, visible, found.status, found.source_sizes)
+    if output is not None:
+        folder = Path(output)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        result.save_csv(folder / "points.csv")
+        result.save_coco(folder / "points.json")
+    return result
+
+
+def land(found: Transforms, xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Points (P, 2) of the aligned picture → (N, P, 2) in each source, and (N, P) whether they are in the image.
+
+    A point behind the horizon of a homography is in no image, wherever its coordinates fall.
+    """
+    back = found.inverse().matrices
+    height, width = found.aligned_size or (1, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        landed = found.apply_points(xy, inverse=True)
+        depth = xy @ back[:, 2, :2].transpose() + back[:, 2, 2]  # (P, N)
+        centre = back[:, 2] @ ((width - 1) / 2, (height - 1) / 2, 1.0)
+    limits = found.source_sizes[:, None, ::-1] - 0.5
+    inside = ((landed >= -0.5) & (landed <= limits)).all(-1)
+    return landed, inside & (depth.T / centre[:, None] > 0)

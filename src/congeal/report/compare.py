@@ -1,0 +1,58 @@
+"""The page of a comparison: one table, and the pictures of every method beside those of the start they share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from congeal.comparison.table import best, motion_words, verdict_words
+from congeal.report.page import render
+from congeal.report.pictures import picture
+from congeal.run import RunFolder, read_json, write_text
+
+LONGEST = 360  # pixels of one of many pictures on a page
+MOST_SKIPPED = 100
+
+
+def write_comparison(run: RunFolder) -> Path:
+    """Write DIR/report.html from what is in the folder; gives its path."""
+    path = run / "report.html"
+    write_text(path, render("compare.html.j2", **gather(run)))
+    return path
+
+
+def gather(run: RunFolder) -> dict[str, Any]:
+    """Everything the page shows, as text, numbers and data URIs."""
+    rows = read_json(run / "table.json")
+    winner = best(rows)
+    methods = [
+        {
+            "row": row,
+            "error": row.get("error"),
+            "best": row is winner,
+            "motion": motion_words(row),
+            "verdict": verdict_words(row),
+            "mean": picture(run / row["method"] / "mean.png", LONGEST),
+            "spread": picture(run / row["method"] / "variance.png", LONGEST),
+            "page": "report.html" if (run / row["method"] / "report.html").exists() else None,
+        }
+        for row in rows
+    ]
+    done = [row for row in rows if "error" not in row]
+    work = run / done[0]["method"] / ".work" if done else None
+    skipped = run.read_rows("skipped.csv")
+    idle = [row["idle_memory_mb"] for row in done if row["idle_memory_mb"]]
+    return {
+        "name": run.path.resolve().name,
+        "config": run.config,
+        "n_images": next((row["n_images"] for row in rows if row["n_images"]), 0),
+        "methods": methods,
+        "before": done[0] if done else None,
+        "mean_before": picture(work / "mean_before.png", LONGEST) if work else None,
+        "spread_before": picture(work / "variance_before.png", LONGEST) if work else None,
+        "corner_error": any("corner_error" in row for row in rows),
+        "collapsed": any(row["collapsed"] for row in rows),
+        "idle_memory_mb": min(idle, default=None),
+        "skipped": skipped[:MOST_SKIPPED],
+        "n_skipped": len(skipped),
+    }

@@ -1,0 +1,12 @@
+"""A local page on which one marks the mean image and sees the marks land on every original.
+
+server.py   who may ask, and for what: fixed routes behind a random token on 127.0.0.1
+session.py  what the page sees of a run, and what it saves into RUN/studio
+templates/  the page
+"""
+
+from __future__ import annotations
+
+from congeal.studio.server import Studio
+
+__all__ = ["Studio"]

@@ -1,0 +1,294 @@
+"""`congeal compare`: the same conditions for all, honest rows, resuming, and what a failing method leaves behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import congeal
+from congeal import CongealError, Transforms, align, compare
+from congeal.cli import main
+from congeal.comparison.compare import settled
+from congeal.comparison.entries import motion_for, read_labels
+from congeal.comparison.frozen import FrozenStack, freeze
+from congeal.comparison.table import markdown
+from congeal.images import open_images, prepare
+from congeal.methods.registry import method_class, methods
+from congeal.run import RunFolder
+
+KEYS = {
+    *("n_images", "n_skipped", "method", "motion", "apsnr_before", "apsnr_after"),
+    *("apsnr_uint8_wrap_before", "apsnr_uint8_wrap_after", "energy_ratio", "mean_scale", "blank_share"),
+    *("out_of_frame_share", "collapsed", "fit_seconds", "align_seconds", "images_per_second", "peak_memory_mb"),
+    *("seed", "version"),
+}
+ENTRIES = ("lsc", "lsc@bad", "lsc@loose", "lsc@affine")
+COMMAND = (
+    *("compare", "perspective-digits", "--methods", ",".join(ENTRIES), "--size", "28", "--limit", "40"),
+    *("--set", "lsc@bad.damping=abc", "--set", "lsc@loose.guards=False", "--set", "lsc@affine.motion=affine"),
+)
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    return ["digits:3" if word == "perspective-digits" else word for word in COMMAND] + ["-o", str(folder), *more]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compare") / "out"
+    assert main(command(folder, "--quiet")) == 0
+    return folder
+
+
+def table(folder: Path) -> dict[str, dict[str, object]]:
+    return {row["method"]: row for row in json.loads((folder / "table.json").read_text())}
+
+
+# ---- what it writes
+
+
+def test_the_folder_has_what_the_design_says(compared: Path) -> None:
+    for name in ("config.json", "table.json", "table.md", "table.csv", "report.html", "skipped.csv"):
+        assert (compared / name).is_file(), name
+    for name in ("transforms.csv", "mean.png", "variance.png", "metrics.json"):
+        assert (compared / "lsc" / name).is_file(), name
+    assert not (compared / ".work" / "frozen").exists()
+    assert json.loads((compared / "config.json").read_text())["methods"] == list(ENTRIES)
+
+
+def test_rows_come_in_the_order_given_with_the_keys_of_metrics(compared: Path) -> None:
+    rows = table(compared)
+    assert list(rows) == list(ENTRIES)
+    metrics = json.loads((compared / "lsc" / "metrics.json").read_text())
+    assert all(set(row) >= KEYS for row in rows.values())
+    assert set(rows["lsc"]) >= set(metrics)
+    assert rows["lsc"]["apsnr_after"] == metrics["apsnr_after"]
+    assert rows["lsc@affine"]["motion"] == "affine"
+
+
+def test_every_method_has_the_same_start(compared: Path) -> None:
+    done = [row for row in table(compared).values() if "error" not in row]
+    assert len(done) == 3
+    assert len({row["apsnr_before"] for row in done}) == 1
+    assert {row["n_images"] for row in done} == {40}
+    starts = [Transforms.load(compared / str(row["method"]) / ".work" / "start.npz") for row in done]
+    assert all(np.array_equal(starts[0].matrices, other.matrices) for other in starts)
+
+
+def test_the_answer_is_that_of_align(compared: Path, tmp_path: Path) -> None:
+    alone = align("digits:3", tmp_path / "run", method="lsc", size=28, limit=40, quiet=True)
+    together = Transforms.load(compared / "lsc" / "transforms.csv")
+    assert np.allclose(alone.transforms.matrices, together.matrices, atol=1e-4)
+    assert table(compared)["lsc"]["apsnr_after"] == pytest.approx(alone.metrics["apsnr_after"], abs=1e-3)
+
+
+def test_a_method_that_fails_is_a_row_that_says_why(compared: Path) -> None:
+    row = table(compared)["lsc@bad"]
+    assert "damping" in str(row["error"])
+    assert row["apsnr_after"] is None
+    assert "FAILED: the parameter 'damping'" in (compared / "table.md").read_text()
+    assert "error" not in table(compared)["lsc"]
+
+
+def test_a_collapse_cannot_be_misread(compared: Path) -> None:
+    row = table(compared)["lsc@loose"]
+    assert row["collapsed"] is True
+    line = next(line for line in (compared / "table.md").read_text().splitlines() if line.startswith("| lsc@loose"))
+    assert f"~~{row['apsnr_after']:.2f}~~ collapsed" in line
+    assert "COLLAPSED" in line
+    # Bold is for the best of the others, even when a collapsed row has more dB.
+    high = {**row, "apsnr_after": 99.0}
+    assert "**99.00**" not in markdown([high, table(compared)["lsc"]])
+    assert f"**{table(compared)['lsc']['apsnr_after']:.2f}**" in markdown([high, table(compared)["lsc"]])
+
+
+def test_memory_is_that_of_the_child(compared: Path) -> None:
+    row = table(compared)["lsc"]
+    assert 50 < row["idle_memory_mb"] <= row["peak_memory_mb"]  # type: ignore[operator]
+    assert json.loads((compared / "lsc" / "metrics.json").read_text())["peak_memory_mb"] == row["peak_memory_mb"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel's own count is only on Linux")
+def test_memory_is_not_handed_down_from_the_parent() -> None:
+    ballast = np.ones(60_000_000)  # 480 MB
+    code = "from congeal.comparison.worker import peak_memory_mb; print(peak_memory_mb())"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert float(told) < 200 < ballast.nbytes / 1e6
+
+
+def test_csv_has_a_column_per_status_and_error(compared: Path) -> None:
+    with (compared / "table.csv").open(newline="") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert sum(int(rows["lsc"][f"n_{name}"] or 0) for name in ("ok", "outlier", "failed", "blank")) == 40
+    assert rows["lsc"]["error"] == ""
+    assert "damping" in rows["lsc@bad"]["error"]
+
+
+def test_the_report_shows_every_method_and_needs_no_other_file(compared: Path) -> None:
+    page = (compared / "report.html").read_text()
+    assert all(label in page for label in ENTRIES)
+    assert page.count("data:image/png;base64") == 2 * 4  # the start and three answers, mean and spread
+    assert "the parameter &#39;damping&#39;" in page
+    assert 'class="struck"' in page
+    assert "<link" not in page
+    assert "http" not in page
+
+
+def test_a_methods_folder_is_a_run_folder(compared: Path, tmp_path: Path) -> None:
+    assert main(["export", str(compared / "lsc"), "--to", str(tmp_path / "t.npz")]) == 0
+    assert len(Transforms.load(tmp_path / "t.npz")) == 40
+
+
+# ---- resuming
+
+
+def test_the_same_command_runs_nothing_again(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr("congeal.comparison.child.subprocess.Popen", lambda *a, **k: started.append(str(a)))
+    before = (compared / "table.json").read_text()
+    assert main(command(compared, "--quiet")) == 0
+    assert not started
+    assert (compared / "table.json").read_text() == before
+
+
+def test_other_settings_of_a_finished_method_are_refused(compared: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(command(compared, "--quiet", "--set", "lsc.damping=0.5")) == 2
+    assert "damping" in caplog.text
+    assert main(command(compared, "--quiet", "--seed", "3")) == 2
+
+
+def test_more_methods_and_mended_ones_join_a_comparison(tmp_path: Path) -> None:
+    images = np.asarray(open_images("digits:3").batch(np.arange(12)))[..., 0]
+    options = {"size": 28, "quiet": True}
+    first = compare(images, ["lsc@a"], tmp_path / "out", params={"lsc@a": {"damping": "abc"}}, **options)
+    assert "damping" in first[0]["error"]
+    rows = compare(images, "lsc,lsc@a", tmp_path / "out", params={"lsc@a": {"damping": 0.1}}, **options)
+    assert [row["method"] for row in rows] == ["lsc", "lsc@a"]
+    assert not any("error" in row for row in rows)
+    finished = (tmp_path / "out" / "lsc" / "transforms.csv").stat().st_mtime_ns
+    rows = compare(images, "lsc@a,lsc", tmp_path / "out", params={"lsc@a": {"damping": 0.1}}, **options)
+    assert [row["method"] for row in rows] == ["lsc@a", "lsc"]
+    assert (tmp_path / "out" / "lsc" / "transforms.csv").stat().st_mtime_ns == finished
+
+
+# ---- the limits
+
+
+def test_out_of_time_is_a_row_and_more_time_mends_it(tmp_path: Path) -> None:
+    options = {"size": 28, "limit": 20, "quiet": True, "params": {"lsc": {"max_iter": 10**6, "tolerance": 0.0}}}
+    if not {"max_iter", "tolerance"} <= set(method_class("lsc")().get_params()):
+        options["params"] = {}
+    rows = compare("digits:3", "lsc", tmp_path / "out", time_limit=0.001, **options)  # type: ignore[arg-type]
+    assert rows[0]["error"] == "not finished within the time limit of 0.001 s"
+    part = RunFolder.existing(tmp_path / "out" / "lsc")
+    assert settled(part, 0.001)
+    assert not settled(part, 60)
+    assert not settled(part, None)
+    assert main(["compare", "digits:3", "--methods", "lsc", "-o", str(tmp_path / "two"), "--time-limit", "0.001"]) == 1
+    assert "time limit" in (tmp_path / "two" / "table.md").read_text()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_ends_the_child_and_the_same_command_resumes(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["compare", "digits:3", "--methods", "lsc", "--size", "28", "--limit", "20", "-o", str(out)]
+    run = subprocess.Popen([sys.executable, "-m", "congeal.cli", *arguments], start_new_session=True)
+    while not (out / "lsc" / ".work" / "job.json").exists():
+        assert run.poll() is None
+        time.sleep(0.01)
+    run.send_signal(signal.SIGINT)  # to the parent alone: the child must not outlive it
+    assert run.wait(20) == 130
+    time.sleep(0.1)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(run.pid, 0)
+    assert main([*arguments, "--quiet"]) == 0
+    assert "error" not in table(out)["lsc"]
+
+
+# ---- wrong use
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--methods", "lsc,nope"], "unknown method 'nope'"),
+        (["--methods", "lsc,lsc"], "given twice"),
+        (["--methods", "../lsc"], "is not a method"),
+        (["--methods", ","], "no methods"),
+        (["--methods", "lsc", "--set", "rasl.x=1"], "which is not compared"),
+        (["--methods", "lsc", "--set", "damping=1"], "METHOD.KEY=VALUE"),
+        (["--methods", "lsc", "--set", "lsc.size=9"], "share it"),
+        (["--methods", "lsc", "--motion", "wobble"], "unknown motion"),
+        (["--methods", "lsc", "--time-limit", "0"], "above 0"),
+    ],
+)
+def test_wrong_use_is_one_sentence(
+    more: list[str], words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["compare", "digits:3", "-o", str(tmp_path / "out"), *more]) == 2
+    assert words in caplog.text
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_means_all() -> None:
+    assert read_labels("all") == list(methods())
+
+
+def test_a_motion_that_a_method_lacks_becomes_its_largest_within(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(method_class("lsc"), "motions", ("rigid", "affine"))
+    assert motion_for("lsc", None) is None
+    assert motion_for("lsc", "homography") == "affine"
+    assert motion_for("lsc", "similarity") == "rigid"
+    with pytest.raises(CongealError, match="no motion within translation"):
+        motion_for("lsc", "translation")
+
+
+# ---- the stack as files
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_a_frozen_stack_is_the_stack(tmp_path: Path, dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    images = (rng.random((9, 20, 16, 4)) * (1 if dtype == np.float32 else np.iinfo(dtype).max)).astype(dtype)
+    if dtype == np.float32:
+        images[4, 0, 0, 0] = np.nan  # a skipped image
+    init = np.tile(np.eye(3), (9, 1, 1))
+    init[:, 0, 2] = np.arange(9)
+    stack = prepare(open_images(images), size=16, init=init, init_size=(20, 16))
+    freeze(stack, tmp_path / "frozen")
+    frozen = FrozenStack(tmp_path / "frozen")
+    assert len(frozen) == len(stack) == (8 if dtype == np.float32 else 9)
+    assert torch.equal(frozen.images(slice(None)), stack.images(slice(None)))
+    assert torch.equal(frozen.images([3, 1]), stack.images([3, 1]))
+    assert np.array_equal(frozen.start, stack.start)
+    assert frozen.layout == stack.layout
+    assert frozen.to_transforms(frozen.start) == stack.to_transforms(stack.start)
+    assert [*frozen.skipped] == [*stack.skipped]
+
+
+def test_a_frozen_stack_keeps_masks(tmp_path: Path) -> None:
+    images = [np.full((12, 8, 1), 200, np.uint8), np.full((8, 12, 1), 90, np.uint8)]
+    images[0][2:4], images[1][2:4] = 10, 20
+    stack = prepare(open_images(images), size=12)
+    assert stack.has_masks
+    freeze(stack, tmp_path / "frozen")
+    masks, frozen = stack.masks([0, 1]), FrozenStack(tmp_path / "frozen").masks([0, 1])
+    assert masks is not None
+    assert frozen is not None
+    assert torch.equal(masks, frozen)
+
+
+def test_compare_is_public() -> None:
+    import congeal.comparison.compare  # loading the module must not hide the function
+
+    assert congeal.compare is compare

@@ -8,13 +8,13 @@ import sys
 import pytest
 
 import congeal
+from congeal.methods.registry import method_class
 
 PUBLIC = [
     "propagate_points",
     "propagate_overlay",
     "propagate_mask",
     "collect_points",
-    "LSC",
     "CongealError",
     "Transforms",
     "__version__",
@@ -29,7 +29,9 @@ PUBLIC = [
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(congeal.__all__) == sorted(PUBLIC)
+    methods = [method_class(name).__name__ for name in congeal.list_methods()]
+    assert sorted(congeal.__all__) == sorted(PUBLIC + methods)
+    assert {"LSC", "DeepCongealing"} <= set(methods)
 
 
 @pytest.mark.parametrize("name", congeal.__all__)

@@ -9,12 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from congeal.errors import CongealError
+from congeal.methods.registry import classes
 
 if TYPE_CHECKING:
     from congeal.comparison.compare import compare
     from congeal.images import open_images, pack
     from congeal.methods.base import load
-    from congeal.methods.lsc import LSC
+    from congeal.methods.deep.congealing import DeepCongealing as DeepCongealing
+    from congeal.methods.lsc import LSC as LSC
     from congeal.methods.registry import methods as list_methods
     from congeal.pipeline import align, apply
     from congeal.propagate import collect_points, propagate_mask, propagate_overlay, propagate_points
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "LSC",
+    *classes(),
     "CongealError",
     "Transforms",
     "__version__",
@@ -41,8 +43,7 @@ __all__ = [
 ]
 
 # public name: where it is defined
-_HOME = {
-    "LSC": "congeal.methods.lsc.LSC",
+_HOME = classes() | {
     "Transforms": "congeal.transforms.Transforms",
     "align": "congeal.pipeline.align",
     "apply": "congeal.pipeline.apply",

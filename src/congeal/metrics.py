@@ -252,6 +252,7 @@ def blank(image_ink: Any, median: float | None = None) -> NDArray[np.bool_]:
 def mean_scale(matrices: Any, size: Size | None = None, start: Any = None) -> float:
     """Mean of |det J|^½ of `aligned_from_source`: above 1 means that the object was enlarged.
 
+    The mean is geometric: scales multiply, and one image gone wild must not hide what all the others do.
     J is the 2×2 Jacobian at the centre of the aligned frame of `size`; affine matrices have the same one everywhere and
     need no size. With `start`, the matrices (3,3) or (N,3,3) the alignment began with, each scale is relative to the
     initial gauge.
@@ -259,8 +260,8 @@ def mean_scale(matrices: Any, size: Size | None = None, start: Any = None) -> fl
     scale = _scale(as_numpy(matrices), size)
     if start is not None:
         scale = scale / _scale(as_numpy(start), size)
-    known = scale[np.isfinite(scale)]
-    return float(known.mean()) if known.size else float("nan")
+    known = scale[np.isfinite(scale) & (scale > 0)]
+    return float(np.exp(np.log(known).mean())) if known.size else float("nan")
 
 
 def _scale(matrices: Array, size: Size | None) -> NDArray[np.float64]:

@@ -72,13 +72,17 @@ def width(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+def trouble() -> Trouble:
+    return Trouble()
+
+
+@pytest.fixture
+def page(browser: Browser, trouble: Trouble, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A fresh page, of desktop size unless the test asks for `width`; it fails the test if it had any trouble."""
     name = request.getfixturevalue("width") if "width" in request.fixturenames else "desktop"
     across, down = WIDTHS[name]
     opened = browser.new_page(viewport={"width": across, "height": down}, has_touch=name == "phone")
     opened.set_default_timeout(5000)
-    trouble = Trouble()
     trouble.watch(opened)
     yield opened
     opened.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 from collections.abc import Iterator
@@ -41,12 +42,16 @@ def click_mean(page: Page, x: float, y: float) -> None:
     page.mouse.click(box["x"] + (x + 0.5) * box["width"] / 80, box["y"] + (y + 0.5) * box["height"] / 60)
 
 
+def wait_for(page: Page, selector: str, text: str) -> None:
+    from playwright.sync_api import expect
+
+    expect(page.locator(selector)).to_have_text(text)
+
+
 def canvas(page: Page, id: str) -> np.ndarray:
     """(h, w, 4) what is drawn over one original; the frame is awaited first."""
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     uri = page.eval_on_selector(f".original[data-id='{id}'] canvas", "c => c.toDataURL()")
-    import base64
-
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("RGBA")).astype(int)
 
 
@@ -81,7 +86,7 @@ def test_mark_exclude_save_and_come_back(page: Page, studio: Studio, run: Path, 
     page.click(".original[data-id='odd.png'] button")
     assert page.inner_text("#said") == "not saved yet"
     page.keyboard.press("Control+s")
-    page.wait_for_function("document.getElementById('said').textContent === 'saved'")
+    wait_for(page, "#said", "saved")
 
     saved = rows(run / "studio" / "points.csv")
     assert [row["name"] for row in saved] == ["middle", "2"]
@@ -106,7 +111,7 @@ def test_mark_exclude_save_and_come_back(page: Page, studio: Studio, run: Path, 
     page.click("#clear-mask")
     page.click("#clear-points")
     page.click("#save")
-    page.wait_for_function("document.getElementById('said').textContent === 'saved'")
+    wait_for(page, "#said", "saved")
     assert not (run / "studio" / "mask.png").exists()
     assert not (run / "studio" / "points.csv").exists()
 
@@ -129,31 +134,33 @@ def test_filter_by_score_and_flag(page: Page, studio: Studio, run: Path) -> None
     page.fill("#low", "0.9")
     page.locator("#low").blur()
     expected = int((found.score >= 0.9).sum())
-    page.wait_for_function(f"document.getElementById('count').textContent === '{expected} images'")
+    wait_for(page, "#count", f"{expected} images")
     assert page.locator(".original").count() == expected
     page.fill("#low", "")
     page.locator("#low").blur()
     page.select_option("#show", "flagged")
-    page.wait_for_function("document.getElementById('count').textContent === '1 images'")
+    wait_for(page, "#count", "1 images")
     assert page.locator(".original").get_attribute("data-id") == "odd.png"
 
 
-def test_two_points_with_one_name_are_not_saved(page: Page, studio: Studio, run: Path) -> None:
+def test_two_points_with_one_name_are_not_saved(page: Page, studio: Studio, run: Path, trouble: list[str]) -> None:
     enter(page, studio)
     click_mean(page, 20, 20)
     page.click("#add")
     page.locator("#points input[data-key=name]").nth(1).fill("1")
-    page.once("console", lambda message: None)
     with page.expect_response("**/save") as answer:
         page.click("#save")
     assert answer.value.status == 422
-    page.wait_for_function("document.getElementById('said').textContent.includes('names must differ')")
+    wait_for(page, "#said", "not saved: two points have one name; names must differ")
     assert not (run / "studio" / "points.csv").exists()
+    assert len(trouble) == 1
+    assert "422" in trouble.pop()  # the browser notes the refusal, and nothing else
 
 
 def test_it_fits_the_screen(page: Page, studio: Studio, width: str) -> None:
     enter(page, studio)
-    page.wait_for_function("[...document.images].filter(i => i.loading !== 'lazy').every(i => i.naturalWidth > 0)")
+    page.wait_for_load_state("networkidle")
+    assert min(page.eval_on_selector_all("#mean, .original:first-child img", "all => all.map(i => i.naturalWidth)")) > 0
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     shown = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB")).astype(int)
     assert shown.std() > 20

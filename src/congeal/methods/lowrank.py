@@ -108,7 +108,7 @@ def _bicubic(images: torch.Tensor, found: torch.Tensor, size: Size) -> torch.Ten
     b, c, height, width = images.shape
     border = _BORDER
     grid = sampling_grid(found.double(), size).flatten(1, 2)  # (b, p, 2)
-    last = grid.new_tensor([width - border - 2.0, height - border - 2.0])  # the tap beyond it is the last in memory
+    last = grid.new_tensor([width - border - 3.0, height - border - 3.0])  # its fourth tap is the last in memory
     grid = torch.minimum(grid.clamp(min=1.0 - border), last)  # farther out there is nothing but zeros
     corner = grid.floor()
     weight = _keys((grid - corner).to(images.dtype))  # (4, b, p, 2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from congeal.geometry import coverage, warp
+from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
 from congeal.methods.guards import chunks, pixel_area, set_kind
 from congeal.metrics import Quality, QualityMeter, mean_scale, score_against_mean
@@ -44,9 +44,11 @@ def measure(stack: Stack, stack_from_frame: np.ndarray) -> Measurement:
         for part in chunks(stack):
             after, weight = _seen(stack.images(part), stack.masks(part), found[part], stack, kind)
             score[part] = score_against_mean(after, mean, weight)
-    scale = mean_scale(np.linalg.inv(stack_from_frame), stack.frame, np.linalg.inv(stack.start))
+    status = _status(kind, score, ink * pixel_area(stack), source_ink, outside)
+    counted = status != "failed" if (status != "failed").any() else np.ones(n, dtype=bool)
+    scale = mean_scale(invert(stack_from_frame[counted]), stack.frame, invert(stack.start[counted]))
     quality = meter.finish(mean_scale=scale, out_of_frame=outside, out_of_frame_before=outside_before)
-    return Measurement(quality, score, _status(kind, score, ink * pixel_area(stack), source_ink, outside), outside)
+    return Measurement(quality, score, status, outside)
 
 
 def _seen(

@@ -30,6 +30,11 @@ def methods() -> dict[str, str]:
     return {name: what for name, (_, _, what) in _METHODS.items()}
 
 
+def classes() -> dict[str, str]:
+    """Every method's class and where it is defined, for the package's public names."""
+    return {cls: f"{module}.{cls}" for module, cls, _ in _METHODS.values()}
+
+
 def method_class(name: str) -> type[Method]:
     """The class behind a method's name."""
     if name not in _METHODS:

@@ -1,0 +1,261 @@
+"""The deep method: the paper's networks and losses to the letter, guards that matter, known warps recovered."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import congeal
+from congeal.datasets import open_named
+from congeal.errors import CongealError
+from congeal.geometry import from_normalised, invert, matrix_from_parameters, warp
+from congeal.images import prepare
+from congeal.images.arrays import ArraySource
+from congeal.methods.deep.congealing import DeepCongealing
+from congeal.methods.deep.losses import complexity, distortion, self_supervision, without_common_mode
+from congeal.methods.deep.networks import AutoEncoder, DeSTNet, SmallAutoEncoder, positional_weights
+from congeal.methods.deep.poses import NO_MATCH, Matcher, random_warps
+from congeal.methods.deep.presets import make_networks
+from congeal.metrics import corner_error
+
+QUICK = {"steps": 120, "batch_size": 128, "restarts": 6, "refreshes": 3}
+
+
+def count(net: torch.nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+# ---- the paper's networks
+
+
+def test_the_papers_mnist_networks_have_the_papers_shapes() -> None:
+    aligner, autoencoder = make_networks("paper-mnist", 1, (28, 28), "homography", 32)
+    level = (7 * 7 * 4 + 4) + (7 * 7 * 4 * 8 + 8) + (2048 * 8 + 8)
+    fusions = sum((8 * m * 256 + 256) + (256 * 8 + 8) for m in range(1, 5))
+    assert count(aligner) == 4 * level + fusions == 102_400
+    encoder = 1000 + 2 * 90_100 + (1600 * 1024 + 1024) + (1024 * 1024 + 1024) + (1024 * 32 + 32)
+    decoder = (32 * 1024 + 1024) + (1024 * 1024 + 1024) + (1024 * 16 + 16) + 1000 + 2 * 90_100 + 101
+    assert count(autoencoder) == encoder + decoder
+    rebuilt, code = autoencoder(torch.rand(2, 1, 28, 28))
+    assert rebuilt.shape == (2, 1, 28, 28)
+    assert code.shape == (2, 32)
+    assert code.min() >= 0
+    assert code.max() <= 1
+
+
+def test_the_papers_face_networks_have_the_papers_shapes() -> None:
+    aligner, autoencoder = make_networks("paper-lfw", 3, (250, 250), "homography", 32)
+    assert isinstance(aligner, DeSTNet)
+    assert len(aligner.localisers) == 5
+    maps = 256 * 32 * 32  # 250 → 125 → 63 → 32
+    level = (3 * 9 * 64 + 64) + (64 * 9 * 128 + 128) + (128 * 9 * 256 + 256) + (maps * 8 + 8)
+    fusions = sum((8 * m * 256 + 256) + (256 * 8 + 8) for m in range(1, 6))
+    assert count(aligner) == 5 * level + fusions
+    assert isinstance(autoencoder, AutoEncoder)
+    seed = [layer for layer in autoencoder.decoder if isinstance(layer, torch.nn.Linear)][-1]
+    assert seed.out_features == 3072  # conv1-3072: 32×32×3
+    with torch.no_grad():
+        assert autoencoder(torch.rand(1, 3, 250, 250))[0].shape == (1, 3, 250, 250)
+
+
+@pytest.mark.parametrize(("channels", "frame"), [(1, (28, 28)), (3, (40, 32)), (2, (17, 61))])
+@pytest.mark.parametrize("preset", ["default", "paper-mnist"])
+def test_networks_take_any_size_and_start_at_the_identity(preset: str, channels: int, frame: tuple[int, int]) -> None:
+    aligner, autoencoder = make_networks(preset, channels, frame, "homography", 8)
+    images = torch.rand(3, channels, *frame)
+    for pose in aligner(images, torch.eye(3).repeat(3, 1, 1)):
+        torch.testing.assert_close(pose, torch.eye(3).repeat(3, 1, 1), atol=1e-6, rtol=0)
+    assert autoencoder(images)[0].shape == images.shape
+
+
+def test_every_layer_of_the_aligner_learns_from_the_first_steps() -> None:
+    aligner = DeSTNet(1, (28, 28))
+    optimiser = torch.optim.Adam(aligner.parameters(), lr=1e-3)
+    images, target = torch.rand(8, 1, 28, 28), torch.eye(3).repeat(8, 1, 1)
+    start = random_warps(torch.full((8,), 0.1), (28, 28), torch.Generator().manual_seed(0))
+    before = {name: p.detach().clone() for name, p in aligner.named_parameters()}
+    for _ in range(3):
+        optimiser.zero_grad()
+        self_supervision(aligner(images, start), target, (28, 28)).backward()
+        optimiser.step()
+    assert all(not torch.equal(before[name], p) for name, p in aligner.named_parameters())
+
+
+# ---- the losses
+
+
+def test_positional_weights_grow_and_sum_to_one() -> None:
+    weights = positional_weights(4, 2)
+    torch.testing.assert_close(weights, torch.tensor([1.0, 4, 9, 16]) / 30)
+
+
+def test_distortion_and_complexity_follow_the_printed_sums() -> None:
+    aligned, reference = torch.rand(5, 1, 6, 6), torch.rand(1, 6, 6)
+    expected = (aligned - reference).abs().sum((1, 2, 3)).mean()
+    torch.testing.assert_close(distortion(aligned, reference, by_ink=False), expected)
+    net = SmallAutoEncoder(1, (6, 6), 3)
+    w = positional_weights(3, 1)
+    rebuilt, code = net(aligned)
+    expected = (rebuilt - aligned).abs().sum((1, 2, 3)).mean() + 0.7 * (code * w).sum(1).mean()
+    torch.testing.assert_close(complexity(net, aligned, w, 0.7), expected)
+
+
+def _shrinking_slope(images: torch.Tensor, reference: torch.Tensor, by_ink: bool) -> float:
+    """d D / d log-scale of the object: positive means that shrinking lowers D."""
+    parameters = torch.zeros(len(images), 8)
+    parameters[:, 3] = -0.05  # the frame looks at a smaller region: the object is larger
+    larger = warp(images, from_normalised(matrix_from_parameters(parameters), (28, 28)))
+    smaller = warp(images, from_normalised(matrix_from_parameters(-parameters), (28, 28)))
+    return float(distortion(larger, reference, by_ink=by_ink) - distortion(smaller, reference, by_ink=by_ink))
+
+
+def test_raw_distortion_rewards_shrinking_and_ink_takes_the_reward_away() -> None:
+    stack = prepare(open_named("digits:3"))
+    images = stack.images(np.arange(len(stack)))
+    # Moved apart, as a set is before it is aligned: overlap with the reference is partial, and less ink disagrees less.
+    apart = warp(images, random_warps(torch.full((len(images),), 0.15), (28, 28), torch.Generator().manual_seed(1)))
+    reference = images[0]
+    raw, by_ink = (_shrinking_slope(apart, reference, flag) for flag in (False, True))
+    assert raw / float(distortion(apart, reference, by_ink=False)) > 0.03
+    assert by_ink / float(distortion(apart, reference, by_ink=True)) < 0.5 * raw / float(
+        distortion(apart, reference, by_ink=False)
+    )
+
+
+def test_common_mode_removal_keeps_the_value_and_drops_the_shared_slope() -> None:
+    images = prepare(open_named("digits:5")).images(np.arange(32))
+    net = SmallAutoEncoder(1, (28, 28), 4)
+    position = positional_weights(4, 1)
+
+    def slope(remove: bool) -> tuple[float, float]:
+        zoom = torch.zeros(8, requires_grad=True)
+        own = 0.05 * torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+        shared = from_normalised(matrix_from_parameters(zoom[None]), (28, 28))
+        poses = from_normalised(matrix_from_parameters(own), (28, 28)) @ shared
+        poses = without_common_mode(poses, (28, 28)) if remove else poses
+        cost = complexity(net, warp(images, poses), position, 0.0)
+        cost.backward()
+        assert zoom.grad is not None
+        return float(cost.detach()), abs(float(zoom.grad[3]))
+
+    (value, steep), (same, flat) = slope(False), slope(True)
+    assert same == pytest.approx(value, rel=1e-4)
+    assert flat < 0.02 * steep
+
+
+# ---- searching poses
+
+
+def test_random_warps_have_the_asked_size_and_never_fold() -> None:
+    warps = random_warps(torch.full((4000,), 0.1), (28, 28), torch.Generator().manual_seed(0))
+    corner = torch.tensor([[-0.5, -0.5, 1.0]])
+    landed = (warps @ corner.T)[..., 0]
+    landed = landed[:, :2] / landed[:, 2:]
+    spread = (landed - corner[0, :2]).std(0)
+    torch.testing.assert_close(spread, torch.full((2,), 2.8 * 2**0.5), rtol=0.1, atol=0)
+    assert torch.linalg.det(random_warps(torch.full((4000,), 0.35), (28, 28), torch.Generator())).min() > 0
+
+
+def test_matcher_calls_an_emptied_image_no_match() -> None:
+    image = prepare(open_named("digits:3")).images(np.arange(1))
+    matcher = Matcher(image[0], "homography", objects=True)
+    away = torch.eye(3)
+    away[0, 2] = 60.0
+    poses = torch.stack([torch.eye(3), away])
+    scores = matcher.score(image.expand(2, -1, -1, -1), poses)
+    assert scores[0] == pytest.approx(1, abs=1e-5)
+    assert scores[1] == NO_MATCH
+
+
+# ---- the method
+
+
+def warped_copies(n: int, sigma: float, seed: int = 0) -> tuple[ArraySource, np.ndarray]:
+    """n copies of one bundled digit under known warps: (images, aligned_from_source truth)."""
+    digit = prepare(open_named("digits:2")).images(np.arange(1))
+    copy_from_digit = random_warps(torch.full((n,), sigma), (28, 28), torch.Generator().manual_seed(seed))
+    copies = warp(digit.expand(n, -1, -1, -1), invert(copy_from_digit))
+    pixels = (copies[:, 0].numpy() * 255).round().astype(np.uint8)
+    return ArraySource(pixels), invert(copy_from_digit.double().numpy())
+
+
+def test_trains_in_seconds_and_recovers_known_warps_below_a_pixel() -> None:
+    source, truth = warped_copies(100, 0.08)
+    model = DeepCongealing(**QUICK).fit(source)
+    errors = corner_error(model.transforms_.matrices, truth, (28, 28))
+    assert np.median(errors) < 0.5
+    assert np.mean(errors < 1) > 0.9
+    assert not model.quality_.collapsed
+
+
+def test_the_net_alone_already_brings_far_images_home() -> None:
+    source, truth = warped_copies(100, 0.15, seed=3)
+    start = np.median(corner_error(np.broadcast_to(np.eye(3), truth.shape), truth, (28, 28)))
+    model = DeepCongealing(**QUICK | {"steps": 300}, refine=False).fit(source)
+    assert np.median(corner_error(model.transforms_.matrices, truth, (28, 28))) < 0.6 * start
+
+
+def test_self_supervision_reaches_what_distortion_alone_does_not() -> None:
+    source, truth = warped_copies(100, 0.2, seed=5)
+    options = QUICK | {"steps": 300, "restarts": 0}
+
+    def reached(weight: float) -> float:
+        model = DeepCongealing(**options, self_supervision=weight).fit(source)
+        return float(np.mean(corner_error(model.transforms_.matrices, truth, (28, 28)) < 1))
+
+    assert reached(1.0) > reached(0.0) + 0.1
+
+
+def test_held_out_images_align_as_well_as_those_of_the_fit() -> None:
+    digits = open_named("digits:7")
+    images = digits.batch(np.arange(200))[..., 0]
+    model = DeepCongealing(**QUICK | {"steps": 200}).fit(images[:150])
+    trained = model.quality_.apsnr_after
+    model.transform(images[150:])
+    assert model.quality_.apsnr_after > trained - 1.0  # 50 images: their own APSNR varies by that much
+    assert model.quality_.apsnr_after > model.quality_.apsnr_before + 3
+    assert not model.quality_.collapsed
+
+
+def test_a_users_reference_colour_and_smaller_motions_work() -> None:
+    images = open_named("digits:0").batch(np.arange(40))[..., 0]
+    colour = np.repeat(images[..., None], 3, axis=3)
+    model = DeepCongealing(**QUICK | {"steps": 40}, motion="affine", reference=3).fit(colour)
+    assert model.quality_.apsnr_after > model.quality_.apsnr_before
+    assert np.abs(model.transforms_.matrices[:, 2, :2]).max() < 1e-6
+    assert not model.quality_.collapsed
+
+
+def test_presets_set_what_the_user_left_alone() -> None:
+    printed = congeal.DeepCongealing(preset="paper-mnist", steps=7).effective()
+    assert (printed.learning_rate, printed.steps, printed.refine, printed.normalise_ink) == (1e-5, 7, False, False)
+    assert (printed.distortion_weight, printed.complexity_weight, printed.capacity_penalty) == (1, 1, 1)
+    with pytest.raises(CongealError, match="unknown preset 'papr'"):
+        DeepCongealing(preset="papr").fit(open_named("digits:1"))
+
+
+def test_the_paper_preset_trains_as_printed() -> None:
+    images = open_named("digits:1").batch(np.arange(20))[..., 0]
+    model = DeepCongealing(preset="paper-mnist", steps=4, batch_size=8).fit(images)
+    assert {"loss", "distortion", "complexity"} <= set(model.history_[0])
+    first = model.history_[0]
+    assert first["loss"] == pytest.approx(first["distortion"] + first["complexity"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("off", "gone"), [("distortion_weight", None), ("complexity_weight", "complexity")])
+def test_each_term_can_be_switched_off(off: str, gone: str | None) -> None:
+    images = open_named("digits:1").batch(np.arange(20))[..., 0]
+    options = {"steps": 3, "batch_size": 8, "restarts": 0, "refine": False, off: 0.0}
+    model = DeepCongealing(**options).fit(images)
+    assert gone is None or gone not in model.history_[-1]
+
+
+def test_the_gauge_keeps_refinement_from_shrinking_the_object() -> None:
+    images = open_named("digits:0").batch(np.arange(120))[..., 0]
+    guarded, free = (
+        DeepCongealing(**QUICK | {"steps": 60}, guards=flag, refine_steps=80).fit(images).quality_.energy_ratio
+        for flag in (True, False)
+    )
+    assert 0.93 <= guarded <= 1.07
+    assert abs(free - 1) > abs(guarded - 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -147,6 +146,15 @@ def test_the_report_shows_every_method_and_needs_no_other_file(compared: Path) -
 def test_a_methods_folder_is_a_run_folder(compared: Path, tmp_path: Path) -> None:
     assert main(["export", str(compared / "lsc"), "--to", str(tmp_path / "t.npz")]) == 0
     assert len(Transforms.load(tmp_path / "t.npz")) == 40
+
+
+@pytest.mark.parametrize("part", ["", "lsc"])
+def test_the_report_can_be_written_again(compared: Path, part: str) -> None:
+    page = compared / part / "report.html"
+    before = page.read_text()
+    page.unlink()
+    assert main(["report", str(compared / part)]) == 0
+    assert page.read_text() == before
 
 
 # ---- resuming

@@ -32,6 +32,9 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+QUICK = {"iterations": (1, 1, 1)}  # where the alignment itself does not matter
+
+
 @pytest.fixture(scope="module")
 def found() -> Transforms:
     """Homographies of originals of two sizes, one of them skipped."""
@@ -224,7 +227,7 @@ def test_overlays_keep_depth_and_what_is_not_drawn_on(run: Path, tmp_path: Path)
     deep, before = tifffile.imread(folder / "c.tif"), tifffile.imread(originals / "c.tif")
     assert deep.dtype == np.uint16
     assert deep.shape == (52, 52, 3)
-    assert deep[..., 0].max() > 3000
+    assert (deep[..., 0] > 2000)[deep[..., 1] < 500].any()  # red by the measure of the set, not of all 16 bits
     assert (deep == before[..., None]).all(-1).sum() > 0.8 * before.size
     xy = propagate_points(run, [[23.5, 23.5]], exclude=["a.png", "sub/a.png", "c.tif", "d.jpg"]).xy[0, 0]
     v, u = np.nonzero(red)
@@ -247,7 +250,7 @@ def test_an_overlay_without_transparency_is_refused(run: Path, tmp_path: Path) -
 
 def test_originals_that_moved_are_given_again(tmp_path: Path) -> None:
     images = (255 * np.random.default_rng(0).random((6, 16, 16))).astype(np.uint8)
-    result = align(images, tmp_path / "run", method="lsc", motion="translation", quiet=True)
+    result = align(images, tmp_path / "run", method="lsc", motion="translation", params=QUICK, quiet=True)
     drawing = np.zeros((16, 16, 4), np.uint8)
     with pytest.raises(CongealError, match="source="):
         propagate_overlay(result, drawing, tmp_path / "out")
@@ -287,7 +290,7 @@ def test_collecting_measures_the_spread(found: Transforms, tmp_path: Path) -> No
 def test_collecting_says_what_alignment_gained(run: Path, tmp_path: Path) -> None:
     # the centre of each blob, known from how the originals were drawn
     centres = {"a.png": (48, 0), "b.png": (60, 1), "sub/a.png": (48, 2), "c.tif": (52, 3), "d.jpg": (48, 4)}
-    lines = [f"{id},{size / 2 + i - 2},{size / 2 + 2 - i},centre" for id, (size, i) in centres.items()]
+    lines = [f"{id},{size / 2 + 2 - i},{size / 2 + i - 2},centre" for id, (size, i) in centres.items()]
     (tmp_path / "p.csv").write_text("id,x,y,name\n" + "\n".join(lines) + "\n")
     (row,) = collect_points(run, tmp_path / "p.csv").spread
     assert row["spread"] < 0.3 * row["spread_before"]

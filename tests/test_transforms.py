@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,27 @@ def test_round_trip_is_exact(tmp_path: Path, suffix: str, n: int) -> None:
             after.aligned_size = size
         assert after == before
     assert [p.name for p in tmp_path.iterdir()] == [path.name], "no temporary file is left"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+@pytest.mark.parametrize("n", [3, 4, 7])
+def test_round_trip_over_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, n: int) -> None:
+    monkeypatch.setattr("congeal.transforms._ROWS_AT_ONCE", 3)
+    some(n).save(tmp_path / f"t{suffix}")
+    after = Transforms.load(tmp_path / f"t{suffix}")
+    after.aligned_size = (40, 30)
+    assert after == some(n)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+def test_writing_holds_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    monkeypatch.setattr("congeal.transforms._ROWS_AT_ONCE", 1000)
+    many = some(6_000)
+    tracemalloc.start()
+    many.save(tmp_path / f"t{suffix}")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3e6  # all 6,000 rows as Python objects take more than twice that
 
 
 def test_csv_is_the_contract(tmp_path: Path) -> None:

@@ -351,18 +351,21 @@ class Demo:
 
 @dataclasses.dataclass
 class Report:
-    """Write report.html of a run again from what is in its folder."""
+    """Write report.html of a run or a comparison again from what is in its folder."""
 
     run_folder: Run
-    """The run folder."""
+    """The run folder, or the folder of 'congeal compare'."""
     debug: Flag = False
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
         from congeal.report import write_report
+        from congeal.report.compare import write_comparison
         from congeal.run import RunFolder
 
-        print(write_report(RunFolder.existing(self.run_folder)).resolve())
+        run = RunFolder.existing(self.run_folder)
+        write = write_comparison if (run / "table.json").is_file() else write_report
+        print(write(run).resolve())
 
 
 COMMANDS: dict[str, Any] = {

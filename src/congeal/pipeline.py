@@ -323,7 +323,7 @@ def keep_answer(run: RunFolder, stack: Stack, model: Method, seconds: float) -> 
         quality=model.quality_.as_dict(),
         fit_seconds=seconds,
         motion=model.motion,
-        look={"black": black, "white": white, "channels": shown_channels(stack)},
+        look={"black": black, "white": white, "channels": shown_channels(stack), "ranges": stack.layout.ranges},
         versions=versions(),
     )
 

@@ -7,7 +7,7 @@ source at output resolution, in its own dtype; statistics are kept on the 0–25
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from PIL import Image as Pillow
 from congeal.geometry.matrix import invert, rescale
 from congeal.geometry.sampling import coverage
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, open_writer, warp_pixel_batch, warp_pixels
+from congeal.images.intensity import range_name
 from congeal.metrics import RunningStats
 from congeal.progress import Progress
 from congeal.run import RunFolder, write_bytes, write_json
@@ -33,22 +34,40 @@ FLAGGED, WORST, BEST, DRAWN = 24, 24, 12, 36
 
 @dataclass(frozen=True)
 class Look:
-    """How pixel values become grey levels: `black` and `white` for what is not 8-bit, in 1 or 3 `channels`."""
+    """How pixel values become grey levels: `black` and `white` for what is not 8-bit, in 1 or 3 `channels`.
+
+    In a set of several dtypes `ranges` holds black and white of each, by `range_name`.
+    """
 
     black: float
     white: float
     channels: int
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def span(self, dtype: np.dtype) -> tuple[float, float]:
+        """The values of this dtype that are shown black and white."""
+        if dtype == np.uint8:
+            return 0.0, 255.0
+        if dtype.kind == "b":
+            return 0.0, 1.0
+        black, white = self.ranges.get(range_name(dtype), (self.black, self.white))
+        return black, white
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
         """(..., C) native pixels → (..., channels) on the 0–255 scale."""
         if pixels.dtype == np.uint8:
             values = pixels
         else:
-            black, white = (0.0, 1.0) if pixels.dtype == bool else (self.black, self.white)
+            black, white = self.span(pixels.dtype)
             values = (pixels.astype(np.float32) - black) * (255 / (white - black))
         if values.shape[-1] == self.channels:
             return values
         return np.repeat(values.mean(-1, keepdims=True, dtype=np.float32), self.channels, axis=-1)
+
+
+def run_look(run: RunFolder) -> Look:
+    """How the images of a run are shown; floats from 0 to 1 where the run does not say."""
+    return Look(**(run.state.get("look") or {"black": 0.0, "white": 1.0, "channels": 1}))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, SupportsIndex, TypeVar
 
@@ -28,6 +29,8 @@ from congeal.geometry import matrix
 STATUSES = ("ok", "blank", "outlier", "failed", "skipped")
 MATRIX_COLUMNS = tuple(f"m{row}{column}" for row in range(3) for column in range(3))
 COLUMNS = ("id", "status", "score", "out_of_frame", "source_width", "source_height", *MATRIX_COLUMNS)
+
+_ROWS_AT_ONCE = 10_000
 
 Index = SupportsIndex | slice | Sequence[int] | Sequence[bool] | NDArray[Any]
 
@@ -253,7 +256,7 @@ class Transforms:
 def _shaped(values: ArrayLike, shape: tuple[int, ...], dtype: Any, name: str) -> NDArray[Any]:
     """An own copy with exactly this shape; an empty list counts as any empty shape."""
     try:
-        array = np.array(values).astype(dtype)
+        array = np.array(values).astype(dtype, copy=False)
     except (ValueError, TypeError) as error:
         raise CongealError(f"{name} must be numbers of shape {shape}: {error}") from error
     if array.shape != shape:
@@ -284,6 +287,11 @@ def _atomic(target: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+def _parts(t: Transforms) -> Iterator[Transforms]:
+    """A few thousand rows at a time: as Python objects a million rows would take gigabytes."""
+    return (t[start : start + _ROWS_AT_ONCE] for start in range(0, len(t), _ROWS_AT_ONCE))
+
+
 def _columns(t: Transforms) -> dict[str, list[Any]]:
     """The table of the CSV contract, column by column; None stands for an empty cell."""
     flat = t.matrices.reshape(-1, 9)
@@ -308,7 +316,7 @@ def _from_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
         "ids": columns["id"],
         "matrices": np.stack([floats(name) for name in MATRIX_COLUMNS], axis=1).reshape(-1, 3, 3),
         "source_sizes": np.array([ints("source_height"), ints("source_width")], dtype=np.int64).T,
-        "status": columns["status"],
+        "status": np.array(columns["status"], dtype=np.str_),
         "score": floats("score"),
         "out_of_frame": floats("out_of_frame"),
     }
@@ -322,7 +330,8 @@ def _write_csv(t: Transforms, file: IO[bytes]) -> None:
 
     writer = csv.writer(Encoded(), lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(zip(*_columns(t).values(), strict=True))
+    for part in _parts(t):
+        writer.writerows(zip(*_columns(part).values(), strict=True))
 
 
 def _read_csv(path: Path) -> dict[str, Any]:
@@ -331,21 +340,30 @@ def _read_csv(path: Path) -> dict[str, Any]:
         header = next(rows, [])
         if tuple(header) != COLUMNS:
             raise ValueError(f"the first line must be {','.join(COLUMNS)}")
-        table = [row for row in rows if row]
-    for number, row in enumerate(table, start=1):
-        if len(row) != len(COLUMNS):
-            raise ValueError(f"row {number} has {len(row)} cells instead of {len(COLUMNS)}")
-    return _from_columns({name: [row[k] for row in table] for k, name in enumerate(COLUMNS)})
+        numbered = ((number, row) for number, row in enumerate(rows, start=1) if row)
+        parts = [_from_columns({name: [] for name in COLUMNS})]
+        while part := list(islice(numbered, _ROWS_AT_ONCE)):
+            for number, row in part:
+                if len(row) != len(COLUMNS):
+                    raise ValueError(f"row {number} has {len(row)} cells instead of {len(COLUMNS)}")
+            parts.append(_from_columns({name: [row[k] for _, row in part] for k, name in enumerate(COLUMNS)}))
+    ids = list(chain.from_iterable(part.pop("ids") for part in parts))
+    return {"ids": ids, **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}}
 
 
 def _write_json(t: Transforms, file: IO[bytes]) -> None:
-    columns = _columns(t)
-    images = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    for row in images:
-        numbers = [row.pop(name) for name in MATRIX_COLUMNS]
-        row["matrix"] = None if None in numbers else [numbers[0:3], numbers[3:6], numbers[6:9]]
-    document = {"format": "congeal-transforms", "aligned_size": t.aligned_size, "images": images}
-    file.write(json.dumps(document, indent=1).encode())
+    head = json.dumps({"format": "congeal-transforms", "aligned_size": t.aligned_size})
+    file.write(f'{head[:-1]}, "images": ['.encode())
+    separator = "\n"
+    for part in _parts(t):
+        columns = _columns(part)
+        for cells in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, cells, strict=True))
+            numbers = [row.pop(name) for name in MATRIX_COLUMNS]
+            row["matrix"] = None if None in numbers else [numbers[0:3], numbers[3:6], numbers[6:9]]
+            file.write((separator + json.dumps(row)).encode())
+            separator = ",\n"
+    file.write(b"\n]}\n")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

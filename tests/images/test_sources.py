@@ -19,6 +19,7 @@ from PIL import Image as Pillow
 from congeal.errors import CongealError
 from congeal.images import UnreadableImage, open_images
 from congeal.images.files import expand_braces, natural_key
+from congeal.images.idx import read_idx
 from congeal.images.source import ImageSource
 
 RNG = np.random.default_rng(1)
@@ -109,6 +110,9 @@ def test_broken_arrays_are_refused(tmp_path: Path) -> None:
     (tmp_path / "labels-idx1-ubyte").write_bytes(idx_bytes(np.arange(5, dtype=np.uint8), 8))
     with pytest.raises(CongealError, match="label"):
         open_images(tmp_path / "labels-idx1-ubyte")
+    (tmp_path / "empty-images-idx3-ubyte").write_bytes(b"")
+    with pytest.raises(CongealError, match=r"empty-images-idx3-ubyte is an empty file"):
+        read_idx(tmp_path / "empty-images-idx3-ubyte")
     (tmp_path / "short.idx").write_bytes(idx_bytes(GREY, 8)[:-9])
     with pytest.raises(CongealError, match="cut short"):
         open_images(tmp_path / "short.idx")

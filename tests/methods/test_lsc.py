@@ -21,7 +21,7 @@ SIZE = (48, 48)
 
 
 def perturbed(motion: str, n: int = 24, amount: float = 0.08, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """One digit under n known warps of a motion: images (n, 48, 48) uint8 and the aligned_from_source that undo them."""
+    """One digit under n known warps: images (n, 48, 48) uint8 and the aligned_from_source that undo them."""
     digit = open_images("digits:3").batch([0])[0, ..., 0]
     canvas = torch.zeros(1, 1, *SIZE)
     canvas[0, 0, 10:38, 10:38] = torch.from_numpy(digit.astype(np.float32))
@@ -102,9 +102,11 @@ def test_without_guards_the_set_drifts(digits: np.ndarray) -> None:
     """The freedom to move everything together is used for ill as soon as nothing forbids it."""
     effort = {"size": 28, "iterations": (10, 10, 150), "tolerance": 0.0}
     guarded, free = (LSC(guards=guards, **effort).fit(digits).quality_ for guards in (True, False))
-    assert abs(guarded.energy_ratio - 1) < 0.06
-    assert abs(free.energy_ratio - 1) > 2 * abs(guarded.energy_ratio - 1)
-    assert abs(np.log(free.mean_scale)) > abs(np.log(guarded.mean_scale))
+    assert guarded.energy_ratio == pytest.approx(1, abs=0.06)
+    assert not guarded.collapsed
+    assert free.collapsed
+    assert free.energy_ratio < 0.5
+    assert free.apsnr_after > guarded.apsnr_after  # which is why APSNR alone must not be believed
 
 
 def test_guards_bring_back_the_scale_of_a_set_that_starts_too_small(digits: np.ndarray) -> None:
@@ -196,23 +198,23 @@ import resource, sys
 import numpy as np
 from congeal import LSC
 images = np.lib.format.open_memmap(sys.argv[1], mode="r")
-LSC(size=28, iterations=(1, 1, 1)).fit(images)
+LSC(size=28, blurs=(0.0,), iterations=(1,)).fit(images)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
 def test_memory_stays_flat(digits: np.ndarray, tmp_path: Path) -> None:
-    """Ten times the images, next to nothing more memory: a stack of float32 would be 150 MB larger."""
+    """Ten times the images, next to nothing more memory: held as float32 they would take 80 MB more."""
     peaks = []
-    for n in (6_000, 60_000):
+    for n in (3_000, 30_000):
         path = tmp_path / f"{n}.npy"
         images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(n, 28, 28))
         images[:] = np.resize(digits, (n, 28, 28))
         images.flush()
         done = subprocess.run([sys.executable, "-c", MEMORY, str(path)], capture_output=True, text=True, check=True)
         peaks.append(float(done.stdout))
-    mapped = 54_000 * 28 * 28 / 2**20  # pages of the file itself, which the system may take back at any time
-    assert peaks[1] - peaks[0] < mapped + 90
+    mapped = 27_000 * 28 * 28 / 2**20  # pages of the file itself, which the system may take back at any time
+    assert peaks[1] - peaks[0] < mapped + 40, peaks
 
 
 def test_a_prepared_stack_is_used_as_it_is(digits: np.ndarray) -> None:

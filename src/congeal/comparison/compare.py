@@ -108,6 +108,7 @@ def open_part(run: RunFolder, entry: Entry, shared: Mapping[str, Any]) -> RunFol
     """The run folder of one method; one that failed under other settings makes room for the new ones."""
     config = {
         **{key: value for key, value in shared.items() if key != "size"},
+        "task": "align",
         "method": entry.method,
         "params": entry.settings(),
         "write_aligned": False,

@@ -58,7 +58,7 @@ class Method:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.transform = Method.__dict__["transform"] if cls.can_transform() else _NoTransform()  # type: ignore[method-assign]
+        cls.transform = Method.__dict__["transform"] if cls.can_transform() else _NoTransform()  # type: ignore[method-assign, assignment]
 
     # ---- parameters
 

@@ -23,7 +23,7 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.geometry import from_normalised, matrix_from_parameters, warp
-from congeal.geometry.matrix import Size
+from congeal.geometry.matrix import Size, corners
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.best import Best
@@ -31,7 +31,7 @@ from congeal.methods.gaussnewton import motion_field
 from congeal.methods.guards import Gauge, chunks, corner_motion, set_kind, total_ink
 from congeal.methods.job import Job
 
-_CACHE_BYTES = 256 << 20  # of maps kept between sweeps; beyond it they are made anew, so that memory stays flat
+_CACHE_BYTES = 128 << 20  # of maps kept between sweeps; beyond it they are made anew, so that memory stays flat
 _PSEUDO_COUNT = 0.5  # what a field has seen of every value before it saw the first image
 
 
@@ -185,21 +185,23 @@ class _Search:
         """Every parameter once, for all images: (new stack_from_frame, new reach). The field follows if `refresh`."""
         found, reach = found.clone(), reach.clone()
         generator = torch.Generator().manual_seed(self.method.random_state * 100_003 + seed)
+        now: dict[int, torch.Tensor] = {}  # what each chunk shows where it stands, while there is room
         for j in range(len(self.unit)):
-            weights, total = self._weights(field), 0.0
-            stretch = (
-                1 + self.method.noise * torch.randn(len(found), generator=generator) if self.method.noise else None
-            )
+            weights, total = self._weights(field), torch.zeros(())
+            stretch = 1 + self.method.noise * torch.randn(len(found), generator=generator)
             for i, part in enumerate(self.parts):
-                length = reach[part, j] if stretch is None else reach[part, j] * stretch[part]
-                candidates = self._candidates(found[part], length * self.unit[j], j)
-                shown = [self._shown(i, matrices) for matrices in candidates]
+                candidates = self._candidates(found[part], reach[part, j] * stretch[part] * self.unit[j], j)
+                here = now[i] if i in now else self._shown(i, candidates[0])
+                shown = [here, *(self._shown(i, matrices) for matrices in candidates[1:])]
                 score = torch.stack([s.flatten(1) @ weights for s in shown])
                 choice = _choose(score) * (reach[part, j] > 0)
+                for c in (1, 2):
+                    here[choice == c] = shown[c][choice == c]
                 found[part] = candidates[choice, torch.arange(len(part))]
                 reach[part, j] = self._adapt(reach[part, j], choice > 0)
-                if refresh:
-                    total = total + sum((s * (choice == c)[:, None, None, None]).sum(0) for c, s in enumerate(shown))
+                total = total + here.sum(0)
+                if i in self._kept:
+                    now[i] = here
             if refresh:
                 field = self._field(total)
         return found, reach
@@ -228,11 +230,11 @@ class _Search:
         shares = shares.clamp(min=0)
         own = torch.zeros_like(covered)
         if self.method.relative:  # of shares / covered, weighted by covered, multiplied out
-            own = torch.special.entr(shares).sum(1, keepdim=True)
+            own = _entropy(shares)
             if self.level.group == 1:
-                own = own + torch.special.entr((covered - shares).clamp(min=0)).sum(1, keepdim=True)
+                own = own + _entropy(covered - shares)
             if self.level.outside is None:
-                own = own - torch.special.entr(covered) * (shares.shape[1] / self.level.group)
+                own = own - _entropy(covered) * (shares.shape[1] / self.level.group)
         return torch.cat([shares, covered, own], 1)
 
     def _field(self, total: torch.Tensor) -> torch.Tensor:
@@ -240,9 +242,9 @@ class _Search:
         shares, covered, own = total[:-2], total[-2:-1], total[-1:]
         seen_before = _PSEUDO_COUNT * max(2, self.level.group)
         field = (shares + _PSEUDO_COUNT) / (covered + seen_before)
-        entropy = torch.special.entr(field).sum(0, keepdim=True)
+        entropy = _entropy(field)
         if self.level.group == 1:
-            entropy = entropy + torch.special.entr(1 - field).sum(0, keepdim=True)
+            entropy = entropy + _entropy(1 - field)
         return torch.cat([field, entropy - own / covered.clamp(min=1e-3)])
 
     def _weights(self, field: torch.Tensor) -> torch.Tensor:
@@ -271,9 +273,16 @@ class _Search:
         return maps
 
 
+def _entropy(shares: torch.Tensor) -> torch.Tensor:
+    """−Σ p log p over the maps (dimension −3), which stays; twice as fast as `torch.special.entr`."""
+    positive = shares.clamp(min=1e-12)
+    return -(positive * positive.log()).sum(-3, keepdim=True)
+
+
 def parameter_units(size: Size, motion: str) -> torch.Tensor:
     """(k,) the value of each parameter that moves the farthest corner by one pixel."""
-    return 1 / motion_field(size, motion).norm(dim=1).amax((1, 2))
+    points = torch.as_tensor(corners(size)).float()
+    return 1 / motion_field(points, size, motion).norm(dim=-1).amax(1)
 
 
 def _choose(score: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ per-pixel weights, its Hessian are shared by all images: a step is one warp and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -17,15 +18,22 @@ from congeal.geometry.matrix import Size, corners
 from congeal.methods.appearance import gradient
 
 
-def motion_field(size: Size, motion: str) -> torch.Tensor:
-    """How each pixel of the frame moves, in pixels, per unit of each parameter at the identity: (k, 2, h, w)."""
-    height, width = size
+def point_motion(points: torch.Tensor, frame: Size, motion: str) -> torch.Tensor:
+    """How points (P, 2) of the frame move, in pixels, per unit of each parameter at the identity: (k, P, 2)."""
+    height, width = frame
     unit = max(height, width) / 2
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    x, y = (x - (width - 1) / 2) / unit, (y - (height - 1) / 2) / unit
+    x, y = (points[:, 0] - (width - 1) / 2) / unit, (points[:, 1] - (height - 1) / 2) / unit
     zero, one = torch.zeros_like(x), torch.ones_like(x)
     fields = [(one, zero), (zero, one), (-y, x), (x, y), (x, -y), (y, x), (-x * x, -x * y), (-x * y, -y * y)]
-    return torch.stack([torch.stack(field) for field in fields[: n_parameters(motion)]]) * unit
+    return torch.stack([torch.stack(field, -1) for field in fields[: n_parameters(motion)]]) * unit
+
+
+@lru_cache(maxsize=16)
+def motion_field(frame: Size, motion: str) -> torch.Tensor:
+    """`point_motion` of every pixel centre: (k, 2, h, w)."""
+    y, x = torch.meshgrid(torch.arange(frame[0]), torch.arange(frame[1]), indexing="ij")
+    points = torch.stack([x.flatten(), y.flatten()], -1).float()
+    return point_motion(points, frame, motion).transpose(1, 2).reshape(-1, 2, *frame).contiguous()
 
 
 def steepest_descent(template: torch.Tensor, motion: str) -> torch.Tensor:

@@ -53,7 +53,7 @@ def linearise(
     """
     rows = np.arange(len(stack)) if rows is None else rows
     sigma = smoothing * pixel_area(stack) ** 0.5
-    field = motion_field(stack.frame, motion).double()
+    field = _pixel_field(stack.frame, motion)
     n, m, k = len(rows), stack.channels * stack.frame[0] * stack.frame[1], len(field)
     data = torch.empty(n, m, dtype=torch.float64)
     basis = torch.empty(n, m, k, dtype=torch.float64)
@@ -67,6 +67,19 @@ def linearise(
         ink += float(shown.sum())
         data[part], basis[part], to_parameters[part] = _unit_rows(shown, dx, dy, field)
     return Linear(data, basis, to_parameters, ink)
+
+
+def _pixel_field(size: Size, motion: str) -> torch.Tensor:
+    """How every pixel of the frame moves, in pixels, per unit of each parameter: (k, 2, h, w)."""
+    y, x = _pixel_centres(size)
+    points = torch.stack([x.flatten(), y.flatten()], -1)
+    return motion_field(points, size, motion).transpose(1, 2).reshape(-1, 2, *size)
+
+
+def _pixel_centres(size: Size) -> tuple[torch.Tensor, ...]:
+    """(y, x) of the frame's pixels, each (h, w)."""
+    height, width = (torch.arange(n, dtype=torch.float64) for n in size)
+    return torch.meshgrid(height, width, indexing="ij")
 
 
 def _shown(
@@ -136,9 +149,7 @@ def _map_derivative(
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
     """((∂X/∂x, ∂X/∂y), (∂Y/∂x, ∂Y/∂y)) of frame point (x, y) → stack point (X, Y), each (b, h, w)."""
     h = found.double()[:, :, :, None, None]
-    y, x = torch.meshgrid(
-        torch.arange(size[0], dtype=torch.float64), torch.arange(size[1], dtype=torch.float64), indexing="ij"
-    )
+    y, x = _pixel_centres(size)
     depth = h[:, 2, 0] * x + h[:, 2, 1] * y + h[:, 2, 2]
     centre = h[:, 2, 0] * ((size[1] - 1) / 2) + h[:, 2, 1] * ((size[0] - 1) / 2) + h[:, 2, 2]
     depth = (depth / centre).clamp(min=0.1) * centre  # as the warp holds points near the horizon
@@ -189,6 +200,10 @@ class MotionGauge:
     @property
     def zoom(self) -> float:
         return self._gauge.zoom
+
+    def energy(self, ink: float) -> float | None:
+        """Ink against that of the sources; None where it means nothing."""
+        return ink / self._gauge.source_ink if self._gauge.source_ink else None
 
     def fix(self, found: torch.Tensor, ink: float | None = None) -> torch.Tensor:
         """H_i · G with the G nearest to what `Gauge` would do that the motion has."""

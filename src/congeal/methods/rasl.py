@@ -7,6 +7,7 @@ of Corrupted Low-Rank Matrices".
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ import torch
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.base import Method
+from congeal.methods.best import Best
 from congeal.methods.guards import set_kind
 from congeal.methods.job import Job
 from congeal.methods.lowrank import Decomposition, Linear, MotionGauge, Spectrum, decompose, linearise, move
@@ -43,42 +45,35 @@ class RASL(Method):
 
     name: ClassVar[str] = "rasl"
 
-    def _kept(self) -> int:
+    def _unpenalised(self) -> int:
         """How many of the largest singular values are not penalised."""
         return 0
 
     def _align(self, stack: Stack, job: Job) -> torch.Tensor:
-        start = torch.as_tensor(stack.start.copy())
-        state: dict[str, Any] = job.load() or {
-            "found": start, "best": start, "lowest": float("inf"), "last": float("inf"), "iteration": 0, "zoom": 1.0,
-        }  # fmt: skip
-        found, best, lowest, last = state["found"], state["best"], float(state["lowest"]), float(state["last"])
-        kind = set_kind(stack)
+        start, kind = torch.as_tensor(stack.start.copy()), set_kind(stack)
+        state: dict[str, Any] = job.load() or {"found": start, "last": math.inf, "iteration": 0, "zoom": 1.0}
+        found, last, best = state["found"], float(state["last"]), Best(start, state.get("best"))
         gauge = MotionGauge(stack, self.motion, kind, float(state["zoom"])) if self.guards else None
         with torch.no_grad():
             for iteration in range(int(state["iteration"]), self.iterations):
                 line = linearise(stack, found, self.motion, self.smoothing, kind)
                 seed = self.random_state * 1000 + iteration  # a resumed run draws what an uninterrupted one would
-                spectrum = Spectrum(tuple(line.data.shape), self._kept(), seed)
-                weight = self.sparsity / line.data.shape[1] ** 0.5
-                result = self._decompose(line, weight, spectrum)
+                spectrum = Spectrum((line.data.shape[0], line.data.shape[1]), self._unpenalised(), seed)
+                result = self._decompose(line, self.sparsity / line.data.shape[1] ** 0.5, spectrum)
                 found = self._move(found, line, result.step, stack.frame)
                 if gauge is not None:
                     found = gauge.fix(found, line.ink)
+                    best.offer(found, result.objective, gauge.energy(line.ink))
                 job.step(iteration + 1, self.iterations, objective=result.objective, inner=result.iterations)
-                if not result.objective >= lowest or gauge is None:
-                    best, lowest = found, result.objective
-                done = last - result.objective < self.tolerance
+                ended = last - result.objective < self.tolerance
                 last = result.objective
                 if job.due():
-                    at = {"lowest": lowest, "last": last, "zoom": 1.0 if gauge is None else gauge.zoom}
-                    # A run that was stopped between its last step and its end has no step left to take.
-                    job.save(
-                        {"found": found, "best": best, "iteration": self.iterations if done else iteration + 1, **at}
-                    )
-                if done:
+                    # A run that is interrupted after its last step has no further one to take.
+                    at = {"iteration": self.iterations if ended else iteration + 1, "last": last, "best": best.state()}
+                    job.save({"found": found, "zoom": 1.0 if gauge is None else gauge.zoom, **at})
+                if ended:
                     break
-        return best
+        return found if gauge is None else best.found
 
     def _decompose(self, line: Linear, weight: float, spectrum: Spectrum) -> Decomposition:
         return decompose(line, weight, spectrum, self.inner_tolerance, self.inner_iterations)

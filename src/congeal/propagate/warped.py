@@ -22,6 +22,7 @@ from congeal.images.writers import safe_name
 from congeal.originals import open_originals, run_transforms, transforms_of
 from congeal.progress import Progress
 from congeal.propagate.tables import kept
+from congeal.render import Look, run_look
 from congeal.run import RunFolder, log, write_bytes, writing
 from congeal.transforms import Transforms
 
@@ -83,19 +84,19 @@ def propagate_overlay(
     found = kept(everything, exclude)
     drawing = read_overlay(overlay)
     to_drawing = drawn_from_aligned(found, drawing.shape[:2], "the overlay")
-    look = folder.state.get("look") or {"black": 0.0, "white": 1.0}
+    look = run_look(folder)
     position = {id: i for i, id in enumerate(everything.ids)}
     written = Path(output) / "overlays"
     names = file_stems(found.ids)
     with Progress(len(found), "overlays", quiet=quiet) as progress:
         for id, name, matrix in zip(found.ids, names, found.matrices, strict=True):
-            draw_one(images, position[id], drawing, to_drawing @ matrix, (look["black"], look["white"]), written / name)
+            draw_one(images, position[id], drawing, to_drawing @ matrix, look, written / name)
             progress.update(1)
     return written
 
 
 def draw_one(
-    images: ImageSource, index: int, drawing: np.ndarray, matrix: np.ndarray, span: tuple[float, float], target: Path
+    images: ImageSource, index: int, drawing: np.ndarray, matrix: np.ndarray, look: Look, target: Path
 ) -> None:
     """Draw on one original and write it; an image that cannot be read any more is reported and left out."""
     try:
@@ -103,7 +104,7 @@ def draw_one(
     except UnreadableImage as error:
         log.warning("no overlay on %s: %s", images.id(index), error)
         return
-    pixels = composite(image.pixels, drawing, matrix, span)
+    pixels = composite(image.pixels, drawing, matrix, look.span(image.pixels.dtype))
     data, extension = encode(pixels, image.mask, tiff=image.id.lower().endswith((".tif", ".tiff")))
     write_picture(target.with_name(target.name + extension), data)
 
@@ -130,7 +131,7 @@ def land_mask(mask: np.ndarray, mask_from_source: np.ndarray, size: Size, classe
 def composite(
     pixels: np.ndarray, drawing: np.ndarray, drawing_from_source: np.ndarray, span: tuple[float, float]
 ) -> np.ndarray:
-    """(H, W, C) with an RGBA drawing (h, w, 4) uint8 on it, same dtype; `span` is black and white of what is not 8-bit.
+    """(H, W, C) with an RGBA drawing (h, w, 4) uint8 on it, same dtype; `span` is its black and white.
 
     Colours are multiplied by opacity before they are sampled, so that no colour of a transparent pixel shines through.
     """
@@ -147,7 +148,7 @@ def composite(
     opacity, paint = warped[..., -1:], warped[..., :-1]
     if pixels.dtype == bool:
         return np.where(opacity > 0.5, paint > 0.5 * opacity, pixels)
-    black, white = (0.0, 255.0) if pixels.dtype == np.uint8 else span
+    black, white = span
     mixed = pixels * (1 - opacity) + paint * (white - black) + black * opacity
     if pixels.dtype.kind in "ui":
         limits = np.iinfo(pixels.dtype)

@@ -84,12 +84,14 @@ def histogram(name: str, values: np.ndarray, unit: str = "", neutral: float | No
         for k, count in enumerate(counts.tolist())
         if count
     ]
+    # the middle 68%: one standard deviation where values are normal, and untouched by a few wild ones
+    below, middle, above = (float(v) for v in np.quantile(known, [0.16, 0.5, 0.84]))
     inside = neutral is not None and low <= neutral <= high
     return {
         "name": name,
         "bars": bars,
         "mark": f"{4 + (neutral - low) / (high - low) * (RIGHT - 4):.1f}" if inside and neutral is not None else None,
-        "summary": f"median {short(float(np.median(known)))}, spread ±{short(float(known.std()))} {unit}".rstrip(),
+        "summary": f"median {short(middle)}, spread ±{short((above - below) / 2)} {unit}".rstrip(),
         "low": f"{short(low)} {unit}".rstrip(),
         "high": f"{short(high)} {unit}".rstrip(),
     }

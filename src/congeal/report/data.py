@@ -15,6 +15,7 @@ from congeal.run import RunFolder, read_json
 from congeal.transforms import Transforms
 
 MOST_SKIPPED = 200
+LARGEST_THUMBNAIL = 8_000  # bytes as PNG; there are up to two hundred of them
 LONGEST_ID = 300  # characters of a name or reason that are shown
 
 
@@ -47,8 +48,8 @@ def gallery(run: RunFolder) -> list[dict[str, Any]]:
     listing = run.work / "samples.json"
     cards = []
     for sample in read_json(listing) if listing.exists() else []:
-        stem = f"{sample['index']}_"
-        pair = {side: picture(run.work / "samples" / f"{stem}{side}.png") for side in ("before", "after")}
+        files = {side: run.work / "samples" / f"{sample['index']}_{side}.png" for side in ("before", "after")}
+        pair = {side: picture(path, largest_png=LARGEST_THUMBNAIL) for side, path in files.items()}
         if all(pair.values()):
             cards.append({**sample, **pair})
     return sorted(cards, key=lambda card: (card["status"] == "ok", -2.0 if card["score"] is None else card["score"]))

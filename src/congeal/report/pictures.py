@@ -10,11 +10,11 @@ from typing import Any
 from PIL import Image
 
 LONGEST = 720  # pixels of an inlined picture: sharp on a page, small in a file
-LARGEST_PNG = 150_000  # bytes; beyond that it is a photograph, which JPEG keeps in a tenth of the space
-QUALITY = 88
+LARGEST_PNG = 150_000  # bytes; beyond that it is a photograph, which JPEG keeps in a fraction of the space
+QUALITY = 85
 
 
-def picture(path: Path, longest: int = LONGEST) -> dict[str, Any] | None:
+def picture(path: Path, longest: int = LONGEST, largest_png: int = LARGEST_PNG) -> dict[str, Any] | None:
     """A picture file as {uri, width, height}, made smaller where a page needs no more; None if there is none."""
     if not path.exists():
         return None
@@ -25,7 +25,7 @@ def picture(path: Path, longest: int = LONGEST) -> dict[str, Any] | None:
         image.thumbnail((longest, longest))
         data = encode(image, "PNG")
     kind = "png"
-    if len(data) > LARGEST_PNG:
+    if len(data) > largest_png:
         kind, data = "jpeg", encode(image, "JPEG", quality=QUALITY)
     uri = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     return {"uri": uri, "width": image.width, "height": image.height}

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import secrets
+import sys
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -80,6 +81,12 @@ class Studio:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     studio: Studio
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle is everyday; anything else is a bug to be seen."""
+        error = sys.exception()
+        if not isinstance(error, ConnectionError | TimeoutError):
+            log.error("congeal: the studio could not answer a request", exc_info=error)
 
 
 class _Refused(Exception):

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from congeal.geometry.matrix import invert, rescale
 from congeal.images import UnreadableImage
 from congeal.originals import open_originals, run_transforms
 from congeal.propagate.tables import read_points, read_table
-from congeal.render import Look, smaller
+from congeal.render import run_look, smaller
 from congeal.report.pictures import encode
 from congeal.run import RunFolder, write_bytes, write_rows, writing
 
@@ -41,8 +42,7 @@ class Session:
         self.mask_scale = max(1, MASK_SIDE // max(self.aligned))
         self._back = self.found.inverse().matrices
         self._known = np.flatnonzero(np.isfinite(self.found.matrices).all(axis=(1, 2)))
-        look = self.run.state.get("look") or {"black": 0.0, "white": 1.0}
-        self._black, self._white = float(look["black"]), float(look["white"])
+        self._look = run_look(self.run)
         self._reading = threading.Lock()  # sources of shards and TIFF stacks share one open file
 
     # ---- what the page sees
@@ -106,7 +106,7 @@ class Session:
                 pixels = self.images.read(i).pixels
         except UnreadableImage:
             return None
-        shown = Look(self._black, self._white, 3 if pixels.shape[-1] == 3 else 1)(pixels)
+        shown = replace(self._look, channels=3 if pixels.shape[-1] == 3 else 1)(pixels)
         levels = np.clip(np.rint(shown), 0, 255).astype(np.uint8)
         height, width = self._thumbnail_size(i)
         picture = Pillow.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)

@@ -137,7 +137,8 @@ class DeepCongealing(Method):
         found, scores = start.clone(), torch.zeros(len(stack))
         generator = torch.Generator().manual_seed(self.random_state)
         # The same perturbations for every image, so that a result does not depend on its neighbours.
-        warps = random_warps(torch.full((max(1, settings.restarts),), 0.2), stack.frame, generator)
+        tries = torch.full((settings.restarts,), 0.2)
+        warps = random_warps(tries, stack.frame, generator, settings.motion)
         matcher = Matcher(self._template, settings.motion, objects=self._objects)
         for part in chunks(stack):
             images = look(stack.images(part), self._objects)
@@ -160,7 +161,7 @@ class DeepCongealing(Method):
             return poses, matcher.score(images, poses)
         direct = matcher.towards(images, start, 10, sigma=max(matcher.frame) / 14)
         poses, scores = matcher.better(images, [home(start, images), matcher.towards(images, direct, 10)])
-        for number, perturb in enumerate(warps[: settings.restarts]):
+        for number, perturb in enumerate(warps):
             rows = torch.nonzero(scores < self._retry_below)[:, 0]
             if not len(rows):
                 break

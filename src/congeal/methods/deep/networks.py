@@ -55,6 +55,9 @@ class DeSTNet(nn.Module):
     plain I + [[p1, p2, p3], [p4, p5, p6], [p7, p8, 0]] of the paper.
     """
 
+    frame_from_view: torch.Tensor
+    intensity: torch.Tensor
+
     def __init__(
         self,
         channels: int,

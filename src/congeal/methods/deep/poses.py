@@ -4,29 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from congeal.geometry import coverage, homography_from_points, normalise, warp
+from congeal.geometry import (
+    coverage,
+    from_normalised,
+    homography_from_points,
+    matrix_from_parameters,
+    normalise,
+    warp,
+)
 from congeal.geometry.matrix import Size, corners
 from congeal.methods.appearance import blur
-from congeal.methods.gaussnewton import GaussNewton
+from congeal.methods.gaussnewton import GaussNewton, point_motion
 
 NO_MATCH = -1.0
 _INK_RANGE = (0.5, 2.0)
 
 
-def random_warps(sigma: torch.Tensor, frame: Size, generator: torch.Generator) -> torch.Tensor:
-    """(B, 3, 3) homographies of the frame whose corners move by N(0, σ²) of its side each, and once more together.
+def random_warps(
+    sigma: torch.Tensor, frame: Size, generator: torch.Generator, motion: str = "homography"
+) -> torch.Tensor:
+    """(B, 3, 3) warps of the frame whose corners move by N(0, σ²) of its side each, and once more together.
 
-    sigma (B,). A draw that folds the frame over, or nearly does, is replaced by the identity.
+    sigma (B,). A smaller motion takes the part of that noise it can express. A draw that folds the frame over, or
+    nearly does, is replaced by the identity.
     """
-    n, corner = len(sigma), corners(frame)
+    n, corner = len(sigma), torch.as_tensor(corners(frame)).float()
     side = torch.tensor([frame[1], frame[0]], dtype=torch.float32)
     noise = torch.randn(n, 4, 2, generator=generator) + torch.randn(n, 1, 2, generator=generator)
-    moved = torch.as_tensor(corner).float() + noise * sigma[:, None, None] * side
-    warps = torch.as_tensor(homography_from_points(corner, moved.numpy()))
-    depth = (torch.as_tensor(np.c_[corner, np.ones(4)]) @ warps[:, 2, :, None])[..., 0]
+    moved = noise * sigma[:, None, None] * side
+    if motion != "homography":
+        field = point_motion(corner, frame, motion).flatten(1)  # (k, 8)
+        parameters = moved.flatten(1) @ torch.linalg.pinv(field)
+        return from_normalised(matrix_from_parameters(parameters), frame)
+    warps = torch.as_tensor(homography_from_points(corner.numpy(), (corner + moved).numpy()))
+    depth = (torch.cat([corner, torch.ones(4, 1)], 1).double() @ warps[:, 2, :, None])[..., 0]
     folded = (depth.amin(1) < 0.2 * depth.amax(1)) | (torch.linalg.det(warps) / depth.mean(1) ** 3 < 0.02)
     warps[folded] = torch.eye(3, dtype=warps.dtype)
     return warps.float()

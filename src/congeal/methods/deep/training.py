@@ -75,7 +75,7 @@ class Trainer:
             reference = medoid(stack, self.settings.random_state)
         if not self.objects and isinstance(reference, int | np.integer):
             picture = look(stack.images(np.array([reference])), objects=False)
-            return warp(picture, torch.as_tensor(stack.start[[reference]]).float(), self.frame)[0]
+            return warp(picture, torch.as_tensor(stack.start[int(reference)]).float(), self.frame)[0]
         image = reference_image(reference, stack, self.settings.random_state)
         return image if self.objects else look(image[None], objects=False)[0]
 
@@ -155,7 +155,7 @@ class Trainer:
         if settings.self_supervision > 0:
             answers = self._supervise(progress)
             loss = loss + settings.self_supervision * answers
-            values["self_supervision"] = float(answers)
+            values["self_supervision"] = float(answers.detach())
         if settings.distortion_weight > 0 or settings.complexity_weight > 0:
             congealing, parts = self._congeal(progress)
             loss, values = loss + congealing, values | parts
@@ -179,7 +179,8 @@ class Trainer:
         """S: move images that match by a random warp, and ask the aligner to undo it."""
         rows = self._draw(torch.nonzero(self.good)[:, 0], self.settings.batch_size)
         reach = self.settings.max_misalignment * min(1.0, 0.3 + 0.7 * progress / 0.4)
-        warps = random_warps(torch.rand(len(rows), generator=self.generator) * reach, self.frame, self.generator)
+        sigma = torch.rand(len(rows), generator=self.generator) * reach
+        warps = random_warps(sigma, self.frame, self.generator, self.settings.motion)
         answer = self.poses[rows].to(self.device)
         poses = self.aligner(self.images[rows].to(self.device), answer @ warps.to(self.device))
         return self_supervision(poses, answer, self.frame)

@@ -1,0 +1,86 @@
+"""SIFT congealing: entropy congealing on soft visual words, for images whose raw values mean little.
+
+Huang, Jain and Learned-Miller, "Unsupervised joint alignment of complex images", 2007.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from congeal.errors import CongealError
+from congeal.images import Stack
+from congeal.methods.descriptors import DESCRIPTOR, dense_descriptors, kmeans, squared_distances
+from congeal.methods.funnel import FunnelMethod, Level
+from congeal.methods.guards import chunks
+
+_SAMPLE = 20_000  # descriptors that k-means sees
+
+
+@dataclass(kw_only=True, eq=False)
+class SIFT(FunnelMethod):
+    """SIFT congealing with a funnel for new images.
+
+    Every pixel gets a 32-d gradient histogram of the patch around it and from that soft shares of `clusters` visual
+    words, learnt by k-means on the set. Minimises the entropy of the words at each pixel of the frame.
+    """
+
+    clusters: int = 12
+    patch: int = 8
+    """Side of the patch in pixels, even."""
+    softness: float = 1.0
+    """Shares fall off as exp(−d²/2σ²), with σ² the mean squared distance to the nearest word times this."""
+    step: float = 1.0
+    """First step: corner motion in pixels of a 28-pixel frame."""
+    sweeps: int = 30
+
+    motion: str = "similarity"
+    name: ClassVar[str] = "sift"
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.patch < 2 or self.patch % 2:
+            raise CongealError(f"patch must be even and at least 2, not {self.patch}")
+        if self.clusters < 2:
+            raise CongealError(f"clusters must be at least 2, not {self.clusters}")
+
+    def _learn(self, stack: Stack) -> dict[str, torch.Tensor]:
+        """k-means on a sample of descriptors that shows every part of the set; flat ones are one word among others."""
+        rng = np.random.default_rng(self.random_state)
+        each = max(1, _SAMPLE // len(stack))
+        sample, pixels = [], stack.size[0] * stack.size[1]
+        for part in chunks(stack) if len(stack) <= _SAMPLE else [np.sort(rng.permutation(len(stack))[:_SAMPLE])]:
+            found = dense_descriptors(stack.images(part), self.patch).flatten(2)
+            chosen = torch.from_numpy(rng.integers(0, pixels, (len(part), 1, each))).expand(-1, DESCRIPTOR, -1)
+            sample.append(found.gather(2, chosen).transpose(1, 2).reshape(-1, DESCRIPTOR))
+        points = torch.cat(sample)
+        seen = points[points.norm(dim=1) > 0.1]
+        generator = torch.Generator().manual_seed(self.random_state)
+        if len(seen) < self.clusters:
+            raise CongealError(f"{stack.source.name} shows too little structure for {self.clusters} visual words")
+        # The empty descriptor is a word by itself: on empty ground it is most of what there is.
+        words = torch.cat([torch.zeros(1, DESCRIPTOR), kmeans(seen, self.clusters - 1, generator)])
+        spread = squared_distances(points[points.norm(dim=1) > 0.1], words).amin(1).mean()
+        return {"words": words, "spread": spread.clamp(min=1e-6)}
+
+    def _levels(self, stack: Stack, kind: str) -> list[Level]:
+        # Published: beyond the edge any word is as likely as any other. Around an object there is empty ground.
+        empty = self._words(torch.zeros(1, stack.channels, 1, 1))[0, :, 0, 0]
+        outside = empty if kind == "object" and self.guards else torch.full((self.clusters,), 1 / self.clusters)
+        unit = max(stack.frame) / 28
+        return [Level(self._words, self.step * unit, self.sweeps, self.clusters, outside)]
+
+    def _words(self, images: torch.Tensor) -> torch.Tensor:
+        """Soft shares of the visual words at every pixel: (B, C, H, W) → (B, clusters, H, W)."""
+        b, _, height, width = images.shape
+        if height * width == 1:
+            found = torch.zeros(b, DESCRIPTOR, 1, 1)
+        else:
+            found = dense_descriptors(images, self.patch)
+        points = found.movedim(1, -1).reshape(-1, DESCRIPTOR)
+        distance = squared_distances(points, self._learnt["words"])
+        shares = torch.softmax(-distance / (2 * self.softness * self._learnt["spread"]), 1)
+        return shares.reshape(b, height, width, -1).movedim(-1, 1).contiguous()

@@ -1,0 +1,182 @@
+"""The report's contents; how it behaves in a browser is in tests/browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from congeal import Transforms, align
+from congeal.render import BEST, DRAWN, FLAGGED, WORST, choose_samples
+from congeal.report import write_report
+from congeal.report.advice import next_steps
+from congeal.report.charts import BINS, curve, curves, histogram, short
+from congeal.report.page import number, percent
+from congeal.report.pictures import picture
+from congeal.run import RunFolder, write_json
+
+QUICK = {"iterations": (1, 1, 1)}
+
+
+def fake_run(folder: Path, seed: int = 0) -> RunFolder:
+    folder.mkdir()
+    (folder / ".work").mkdir()
+    write_json(folder / "config.json", {"seed": seed})
+    return RunFolder.existing(folder)
+
+
+# ---- size
+
+
+def test_a_page_full_of_noise_stays_small(tmp_path: Path) -> None:
+    """The worst case for compression: every picture is large, in colour and noise."""
+    rng = np.random.default_rng(0)
+    result = align(
+        rng.random((80, 16, 16)), tmp_path / "run", method="lsc", motion="translation", params=QUICK, quiet=True
+    )
+    thumbnails = list((result.folder / ".work" / "samples").glob("*.png"))
+    for path in thumbnails:
+        Image.fromarray(rng.integers(0, 256, (160, 160, 3), dtype=np.uint8)).save(path, compress_level=1)
+    for name in ("mean.png", "variance.png", ".work/mean_before.png", ".work/variance_before.png"):
+        noise = rng.integers(0, 256, (720, 720, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(result.folder / name, compress_level=1)
+    write_report(RunFolder.existing(result))
+    assert len(thumbnails) > 100
+    # as it would be with every slot of the gallery taken by a different image
+    assert result.report.stat().st_size * 2 * (FLAGGED + WORST + BEST + DRAWN) / len(thumbnails) < 10e6
+
+
+def test_the_gallery_is_bounded_and_seeded(tmp_path: Path) -> None:
+    n = 200_000
+    rng = np.random.default_rng(0)
+    status = np.where(rng.random(n) < 0.01, "outlier", "ok")
+    status[7] = "skipped"
+    matrices = np.tile(np.eye(3), (n, 1, 1))
+    matrices[7] = np.nan
+    found = Transforms(map(str, range(n)), matrices, np.full((n, 2), 9), (9, 9), status, rng.random(n))
+    run = fake_run(tmp_path / "run")
+    chosen = choose_samples(run, found)
+    assert len(chosen) <= FLAGGED + WORST + BEST + DRAWN
+    assert 7 not in chosen
+    usable = np.delete(np.arange(n), 7)
+    order = usable[np.argsort(found.score[usable])]
+    assert set(order[:WORST]) | set(order[-BEST:]) <= chosen
+    assert sum(status[i] == "outlier" for i in chosen) >= FLAGGED
+    assert choose_samples(run, found) == chosen
+    assert choose_samples(fake_run(tmp_path / "other", seed=1), found) != chosen
+
+
+def test_pictures_are_made_small_enough(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (900, 1200, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    shown = picture(tmp_path / "noise.png")
+    assert shown is not None
+    assert (shown["width"], shown["height"]) == (720, 540)
+    assert shown["uri"].startswith("data:image/jpeg;base64,")
+    Image.fromarray(noise[:28, :28, 0]).save(tmp_path / "small.png")
+    small = picture(tmp_path / "small.png")
+    assert small is not None
+    data = base64.b64decode(small["uri"].partition(",")[2])
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), noise[:28, :28, 0])  # small ones stay exact
+    assert picture(tmp_path / "none.png") is None
+
+
+# ---- charts
+
+
+def test_curves_are_thinned_and_skip_what_is_no_number() -> None:
+    steps = range(5000)
+    rows = [{"step": str(i), "loss": str(1 / (i + 1)), "name": "word", "rare": "" if i % 2 else "3"} for i in steps]
+    loss, rare = curves(rows)
+    assert (loss["name"], loss["log"], rare["name"], rare["log"]) == ("loss", True, "rare", False)
+    points = np.array([point.split(",") for point in loss["points"].split()], dtype=float)
+    assert len(points) <= 240
+    assert (points[:, 0].min(), points[:, 0].max()) == (40, 256)
+    assert (points[:, 1].min(), points[:, 1].max()) == (8, 108)
+    assert (np.diff(points[:, 1]) >= 0).all()  # down on the page is down in value
+    assert curve("x", np.arange(3.0), np.array([np.nan, 1, np.inf])) is None
+
+
+def test_histograms_hold_every_value() -> None:
+    values = np.concatenate([np.random.default_rng(0).normal(2, 1, 10_000), [1e6, np.nan]])
+    chart = histogram("shift", values, "px", 0.0)
+    assert chart is not None
+    counts = [int(bar["title"].split()[0].replace(",", "")) for bar in chart["bars"]]
+    assert sum(counts) == 10_001
+    assert len(counts) <= BINS
+    assert chart["mark"] is not None
+    assert chart["summary"].startswith("median 1.99, spread ±0.99")
+    constant = histogram("scale", np.ones(5), "×", 1.0)
+    assert constant is not None
+    assert len(constant["bars"]) == 1
+    assert constant["mark"] == "130.0"
+    assert histogram("none", np.array([np.nan])) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (12345.0, "12,345"), (1.23456, "1.23"), (1e-7, "1.0e-07"), (2.5e7 + 0.5, "2.5e+07")]
+)
+def test_short_numbers(value: float, text: str) -> None:
+    assert short(value) == text
+
+
+def test_numbers_for_people() -> None:
+    assert [number(None), number(float("nan")), number(True), number(1234567), number(1.5, 1, "s")] == [
+        *("–", "–", "yes", "1,234,567", "1.5 s")
+    ]
+    assert [percent(None), percent(0.1234)] == ["–", "12.3 %"]
+
+
+# ---- words
+
+
+def told(verdict: str, **more: object) -> str:
+    collapsed = verdict in ("shrunk", "grown", "emptied", "failed")
+    metrics = {"verdict": verdict, "motion": "homography", "collapsed": collapsed, "n_images": 50, **more}
+    return " ".join(next_steps(metrics, {}, "run"))
+
+
+def test_advice_names_the_flag_to_use() -> None:
+    assert "--motion affine" in told("shrunk")
+    assert "--motion affine" in told("unchanged", motion="similarity")
+    assert "--motion" not in told("shrunk", motion="translation")
+    assert "--reference" in told("worse")
+    assert "--init" in told("emptied")
+    assert "congeal propagate run" in told("good")
+    assert "3 of 50 images are flagged" in told("good", status={"outlier": 2, "failed": 1, "ok": 47})
+    assert "2 images could not be used" in told("good", n_skipped=2)
+
+
+def test_strange_names_and_numbers_do_no_harm(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).random((4, 16, 16)).astype(np.float32)
+    result = align(images, tmp_path / "run", method="lsc", motion="translation", params=QUICK, quiet=True)
+    samples = json.loads((result.folder / ".work" / "samples.json").read_text())
+    samples[0]["id"] = '</script><script>alert(1)</script>" onload="x'
+    samples[1]["score"] = None
+    write_json(result.folder / ".work" / "samples.json", samples)
+    (result.folder / "metrics.csv").write_text("step,cost\n0,nan\n")
+    page = write_report(RunFolder.existing(result)).read_text()
+    assert "<script>alert" not in page
+    assert page.count("<script") == 1
+    assert '<h2 id="curves">' not in page
+    assert not re.search(r"https?://|<link|@import|url\(", page)  # nothing from outside
+
+
+def test_results_and_transforms_show_themselves_in_notebooks(tmp_path: Path) -> None:
+    result = align("digits:1", tmp_path / "run", method="lsc", size=28, limit=12, params=QUICK, quiet=True)
+    shown = result._repr_html_()
+    assert shown.count("data:image/png") == 2
+    assert "verdict" in shown
+    table = result.transforms._repr_html_()
+    assert table.count("<tr>") == 6
+    assert "12 images" in table
+    assert "… 7 more" in table
+    risky = Transforms(["<b>"], np.eye(3)[None], [(3, 3)])
+    assert "<b>&" not in risky._repr_html_().replace("<b>Transforms</b>", "")
+    assert "&lt;b&gt;" in risky._repr_html_()

@@ -18,7 +18,7 @@ from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.methods.appearance import oriented_gradients
 from congeal.methods.base import Method
-from congeal.methods.deep.poses import Matcher, random_warps
+from congeal.methods.deep.poses import Matcher, random_warps, taken
 from congeal.methods.deep.presets import PRESETS, check_preset, make_networks
 from congeal.methods.deep.training import Trainer, look
 from congeal.methods.gaussnewton import GaussNewton
@@ -119,7 +119,7 @@ class DeepCongealing(Method):
             if not settings.refine:
                 return found
             refined = self._refine(stack, settings, start, found, scores)
-        return self._sound(stack, refined, found)
+        return self._last_sound(stack, [start, found, refined])
 
     def _learnt(self, trainer: Trainer) -> None:
         self.aligner_, self.autoencoder_ = trainer.aligner.cpu().eval(), trainer.autoencoder.cpu().eval()
@@ -141,33 +141,41 @@ class DeepCongealing(Method):
         warps = random_warps(tries, stack.frame, generator, settings.motion)
         matcher = Matcher(self._template, settings.motion, objects=self._objects)
         for part in chunks(stack):
-            images = look(stack.images(part), self._objects)
-            found[part], scores[part] = self._settle_part(settings, matcher, images, start[part], warps)
+            images, masks = look(stack.images(part), self._objects), stack.masks(part)
+            found[part], scores[part] = self._settle_part(settings, matcher, images, masks, start[part], warps)
         return found, scores
 
     def _settle_part(
-        self, settings: Self, matcher: Matcher, images: torch.Tensor, start: torch.Tensor, warps: torch.Tensor
+        self,
+        settings: Self,
+        matcher: Matcher,
+        images: torch.Tensor,
+        masks: torch.Tensor | None,
+        start: torch.Tensor,
+        warps: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        def home(poses: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        unit = max(matcher.frame) / 28
+        coarse = "affine" if settings.motion == "homography" else settings.motion
+
+        def home(poses: torch.Tensor, images: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor:
             poses = self._predict(settings, images, poses)
-            if not settings.refine:
-                return poses
-            coarse = "affine" if settings.motion == "homography" else settings.motion
-            poses = matcher.towards(images, poses, 5, coarse, max(matcher.frame) / 28)
-            return matcher.towards(images, poses, 10)
+            poses = matcher.towards(images, poses, 5, coarse, unit, masks)
+            return matcher.towards(images, poses, 10, masks=masks)
 
         if not settings.refine:
-            poses = home(start, images)
-            return poses, matcher.score(images, poses)
-        direct = matcher.towards(images, start, 10, sigma=max(matcher.frame) / 14)
-        poses, scores = matcher.better(images, [home(start, images), matcher.towards(images, direct, 10)])
+            poses = self._predict(settings, images, start)
+            return poses, matcher.score(images, poses, masks)
+        direct = matcher.towards(images, start, 10, sigma=2 * unit, masks=masks)
+        direct = matcher.towards(images, direct, 10, masks=masks)
+        poses, scores = matcher.better(images, [home(start, images, masks), direct], masks)
         for number, perturb in enumerate(warps):
             rows = torch.nonzero(scores < self._retry_below)[:, 0]
             if not len(rows):
                 break
             origin = start[rows] if number % 2 else poses[rows]
-            again = home(origin @ perturb, images[rows])
-            poses[rows], scores[rows] = matcher.better(images[rows], [poses[rows], again])
+            few = taken(masks, rows)
+            again = home(origin @ perturb, images[rows], few)
+            poses[rows], scores[rows] = matcher.better(images[rows], [poses[rows], again], few)
         return poses, scores
 
     def _predict(self, settings: Self, images: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
@@ -194,16 +202,19 @@ class DeepCongealing(Method):
         self._template = passes.target["mean"]
         return found
 
-    def _sound(self, stack: Stack, refined: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """`refined`, or what was there before if refinement emptied or inflated the object."""
-        if not self._objects:
-            return refined
+    def _last_sound(self, stack: Stack, stages: list[torch.Tensor]) -> torch.Tensor:
+        """The last stage whose energy ratio is sound; if none is, the last one, which is then measured as collapsed."""
+        if not self._objects or not self.guards:
+            return stages[-1]
         source = total_ink(stack)
-        after, earlier = (_ink(stack, poses) / source for poses in (refined, before))
-        if _SOUND_ENERGY[0] <= after <= _SOUND_ENERGY[1]:
-            return refined
-        log.warning("refinement left the energy ratio at %.2f; the state before it (%.2f) is kept", after, earlier)
-        return before if abs(earlier - 1) < abs(after - 1) else refined
+        for poses in reversed(stages):
+            energy = _ink(stack, poses) / source
+            if _SOUND_ENERGY[0] <= energy <= _SOUND_ENERGY[1]:
+                return poses
+            log.warning(
+                "a stage of the deep method left the energy ratio at %.2f; going back to the one before", energy
+            )
+        return stages[-1]
 
     def _align_new(self, stack: Stack) -> torch.Tensor:
         with torch.no_grad():

@@ -23,12 +23,13 @@ def convolutional_localiser(channels: int, size: Size, layers: Sequence[tuple[in
     Stride-1 layers are unpadded (28 → 22 → 16 with two 7×7 ones); stride-2 layers are padded and halve the map.
     """
     parts: list[nn.Module] = []
+    before = channels
     for kernel, filters, stride in layers:
-        parts += [nn.Conv2d(channels, filters, kernel, stride, padding=kernel // 2 if stride > 1 else 0), nn.Tanh()]
-        channels = filters
+        parts += [nn.Conv2d(before, filters, kernel, stride, padding=kernel // 2 if stride > 1 else 0), nn.Tanh()]
+        before = filters
     trunk = nn.Sequential(*parts, nn.Flatten())
     with torch.no_grad():
-        features = trunk(torch.zeros(1, parts[0].in_channels, *size)).shape[1]  # type: ignore[arg-type]
+        features = trunk(torch.zeros(1, channels, *size)).shape[1]
     return nn.Sequential(trunk, nn.Linear(features, out))
 
 

@@ -56,43 +56,65 @@ class Matcher:
         self.template, self.motion, self.objects = template, motion, objects
         self.frame: Size = (template.shape[-2], template.shape[-1])
 
-    def weights(self, images: torch.Tensor, poses: torch.Tensor) -> torch.Tensor | None:
+    def weights(
+        self, images: torch.Tensor, poses: torch.Tensor, masks: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Which pixels of the frame count: those under a mask (B, 1, H, W), or on the source image; None for all."""
+        if masks is not None:
+            return warp(masks, poses, self.frame)
         if self.objects:
             return None
         return coverage(poses, (images.shape[-2], images.shape[-1]), self.frame)
 
-    def score(self, images: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
+    def score(self, images: torch.Tensor, poses: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
         """(B,) normalised correlation with the template, or NO_MATCH where the pose makes no sense."""
-        shown, weight = warp(images, poses, self.frame), self.weights(images, poses)
-        w = torch.ones_like(shown[:, :1]) if weight is None else weight
-        w = w.expand_as(shown).flatten(1)
-        total = w.sum(1, keepdim=True).clamp(min=1e-6)
+        shown, weight = warp(images, poses, self.frame), self.weights(images, poses, masks)
         a, t = shown.flatten(1), self.template.flatten()[None]
-        a = a - (w * a).sum(1, keepdim=True) / total
-        t = t - (w * t).sum(1, keepdim=True) / total
-        value = (w * a * t).sum(1) / ((w * a * a).sum(1) * (w * t * t).sum(1)).sqrt().clamp(min=1e-9)
+        if weight is None:
+            a = a - a.mean(1, keepdim=True)
+            t = t - t.mean()
+            value = (a @ t[0]) / (a.norm(dim=1) * t.norm()).clamp(min=1e-9)
+        else:
+            w = weight.expand_as(shown).flatten(1)
+            total = w.sum(1, keepdim=True).clamp(min=1e-6)
+            a = a - (w * a).sum(1, keepdim=True) / total
+            t = t - (w * t).sum(1, keepdim=True) / total
+            value = (w * a * t).sum(1) / ((w * a * a).sum(1) * (w * t * t).sum(1)).sqrt().clamp(min=1e-9)
         if self.objects:
             ink = shown.flatten(1).sum(1) / images.flatten(1).sum(1).clamp(min=1e-6)
             sound = (ink > _INK_RANGE[0]) & (ink < _INK_RANGE[1])
         else:
-            sound = w.mean(1) > 0.5
+            sound = torch.ones_like(value, dtype=torch.bool) if weight is None else weight.mean((1, 2, 3)) > 0.5
         return torch.where(sound & torch.isfinite(value), value, torch.full_like(value, NO_MATCH))
 
     def towards(
-        self, images: torch.Tensor, poses: torch.Tensor, steps: int, motion: str | None = None, sigma: float = 0.0
+        self,
+        images: torch.Tensor,
+        poses: torch.Tensor,
+        steps: int,
+        motion: str | None = None,
+        sigma: float = 0.0,
+        masks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`steps` Gauss-Newton steps; sigma blurs both sides, in frame pixels."""
-        motion = motion or self.motion
-        newton = GaussNewton(motion, self.frame)
+        newton = GaussNewton(motion or self.motion, self.frame)
         line = newton.linearise(blur(self.template[None], sigma)[0])
         soft = blur(images, sigma)
         for _ in range(steps):
             shown = warp(soft, poses, self.frame)
-            poses = normalise(newton.compose(poses, newton.delta(shown, line, self.weights(images, poses))))
+            delta = newton.delta(shown, line, self.weights(images, poses, masks))
+            poses = normalise(newton.compose(poses, delta))
         return poses
 
-    def better(self, images: torch.Tensor, candidates: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def better(
+        self, images: torch.Tensor, candidates: Sequence[torch.Tensor], masks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """For each image the candidate pose with the higher score, and that score."""
-        scores = torch.stack([self.score(images, poses) for poses in candidates])
+        scores = torch.stack([self.score(images, poses, masks) for poses in candidates])
         best, which = scores.max(0)
         return torch.stack(list(candidates))[which, torch.arange(len(images))], best
+
+
+def taken(masks: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
+    """Rows of masks, where there are any."""
+    return None if masks is None else masks[rows]

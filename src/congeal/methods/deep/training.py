@@ -20,7 +20,7 @@ from congeal.images import Stack
 from congeal.methods.appearance import oriented_gradients
 from congeal.methods.deep.losses import complexity, distortion, self_supervision, without_common_mode
 from congeal.methods.deep.networks import SmallAutoEncoder, positional_weights
-from congeal.methods.deep.poses import Matcher, random_warps
+from congeal.methods.deep.poses import Matcher, random_warps, taken
 from congeal.methods.deep.presets import make_networks
 from congeal.methods.guards import Gauge, set_kind
 from congeal.methods.job import Job
@@ -42,14 +42,14 @@ class Trainer:
         self.objects = set_kind(stack) == "object"
         self.generator = torch.Generator().manual_seed(settings.random_state)
         sample = choose_sample(len(stack), settings.fit_sample, settings.random_state)
-        self.images = look(stack.images(sample), self.objects)
+        self.images, self.masks = look(stack.images(sample), self.objects), stack.masks(sample)
         self.start = torch.as_tensor(stack.start[sample]).float()
-        torch.manual_seed(settings.random_state)
-        channels = self.images.shape[1]
-        self.aligner, self.autoencoder = (
-            net.to(device)
-            for net in make_networks(settings.preset, channels, self.frame, settings.motion, settings.code_size)
-        )
+        with torch.random.fork_rng():  # the user's own random numbers stay as they are
+            torch.manual_seed(settings.random_state)
+            aligner, autoencoder = make_networks(
+                settings.preset, self.images.shape[1], self.frame, settings.motion, settings.code_size
+            )
+        self.aligner, self.autoencoder = aligner.to(device), autoencoder.to(device)
         if not settings.end_to_end_preset:
             shown = warp(self.images[:2000], self.start[:2000], self.frame)
             self.aligner.intensity.copy_(torch.stack([shown.mean(), shown.std().clamp(min=1e-3)]))
@@ -103,7 +103,7 @@ class Trainer:
 
     def _take_stock(self, poses: torch.Tensor, bar: float | None) -> None:
         """Which images match (the best share without a bar), their common pose, and the template they make."""
-        self.scores = self._each(lambda m, x, p: m.score(x, p), poses)
+        self.scores = self._each(lambda m, x, p, w: m.score(x, p, w), poses)
         if bar is None:
             bar = float(self.scores.quantile(1 - _SEED_SHARE))
         few = min(3, len(self.scores))
@@ -194,7 +194,8 @@ class Trainer:
         images, template = self.images[rows].to(self.device), self.template.to(self.device)
         pose = self.aligner(images, self.start[rows].to(self.device))[-1]
         aligned = warp(images, pose, self.frame)
-        weights = Matcher(template, settings.motion, objects=self.objects).weights(images, pose.detach())
+        masks = None if self.masks is None else self.masks[rows].to(self.device)
+        weights = Matcher(template, settings.motion, objects=self.objects).weights(images, pose.detach(), masks)
         likeness = distortion(aligned, template, weights, by_ink=settings.normalise_ink)
         loss, values = settings.distortion_weight * likeness, {"distortion": float(likeness.detach())}
         if settings.complexity_weight > 0:
@@ -236,15 +237,16 @@ class Trainer:
         unit = max(self.frame) / 28
         affine = self._at_most("affine")
 
-        def settle(matcher: Matcher, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-            asked = matcher.towards(images, self.predict(images, self.start[rows]), 3, affine, unit)
-            kept = matcher.towards(images, self.poses[rows], 3, affine, unit)
-            return matcher.better(images, [kept, asked])[0]
+        def settle(matcher: Matcher, rows: torch.Tensor) -> torch.Tensor:
+            images, masks = self.images[rows], taken(self.masks, rows)
+            asked = matcher.towards(images, self.predict(images, self.start[rows]), 3, affine, unit, masks)
+            kept = matcher.towards(images, self.poses[rows], 3, affine, unit, masks)
+            return matcher.better(images, [kept, asked], masks)[0]
 
         matcher = Matcher(self.template, self.settings.motion, objects=self.objects)
         parts = torch.arange(len(self.images)).split(_BATCH_MEMORY)
-        self._take_stock(torch.cat([settle(matcher, self.images[rows], rows) for rows in parts]), self.bar)
-        self.scores = self._each(lambda m, x, p: m.score(x, p), self.poses)
+        self._take_stock(torch.cat([settle(matcher, rows) for rows in parts]), self.bar)
+        self.scores = self._each(lambda m, x, p, w: m.score(x, p, w), self.poses)
         self.bar = float(self.scores[self.good].median()) - _SLACK
         self.refreshes += 1
         gained = float(self.scores.mean()) - before
@@ -259,13 +261,13 @@ class Trainer:
         return pose.cpu()
 
     def _towards(self, poses: torch.Tensor, steps: int, motion: str, sigma: float) -> torch.Tensor:
-        return self._each(lambda m, x, p: m.towards(x, p, steps, motion, sigma), poses)
+        return self._each(lambda m, x, p, w: m.towards(x, p, steps, motion, sigma, w), poses)
 
     def _each(self, work: Any, poses: torch.Tensor) -> torch.Tensor:
-        """`work(matcher, images, poses)` over the sample, in pieces that stay in cache."""
+        """`work(matcher, images, poses, masks)` over the sample, in pieces that stay in cache."""
         matcher = Matcher(self.template, self.settings.motion, objects=self.objects)
-        pieces = zip(self.images.split(_BATCH_MEMORY), poses.split(_BATCH_MEMORY), strict=True)
-        return torch.cat([work(matcher, images, part) for images, part in pieces])
+        parts = torch.arange(len(self.images)).split(_BATCH_MEMORY)
+        return torch.cat([work(matcher, self.images[r], poses[r], taken(self.masks, r)) for r in parts])
 
     # ---- resume
 

@@ -1,4 +1,4 @@
-"""The README's Python and shell blocks run as they are, one after the other, in an empty folder.
+"""The Python and shell blocks of the README and of docs/conventions.md run as they are, in order, in an empty folder.
 
 A block under `<!-- not run -->` is shown only (commands that need a network, a clone or the reader's own files).
 """
@@ -14,7 +14,11 @@ from typing import NamedTuple
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
+from congeal.methods.registry import methods
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "docs" / "conventions.md"]
 FENCE = re.compile(r"(?P<before>[^\n]*)\n+```(?P<language>[a-z]*)[^\n]*\n(?P<code>.*?)\n```", re.DOTALL)
 SHELLS = ("sh", "bash", "shell", "console")
 
@@ -60,17 +64,28 @@ def test_blocks_are_found_and_told_apart() -> None:
     assert command(Block(1, "sh", "make demo", False)) is None
 
 
+def test_every_method_is_in_the_readme() -> None:
+    listed = set(re.findall(r"^\| `(\w+)` \|", README.read_text(), re.MULTILINE))
+    assert set(methods()) <= listed
+
+
+def test_the_readme_shows_pictures_that_are_there() -> None:
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README.read_text())
+    assert pictures
+    assert all((ROOT / picture).is_file() for picture in pictures)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not README.exists(), reason="there is no README.md beside the tests")
-def test_readme_runs(tmp_path: Path) -> None:
-    runnable = [(block, args) for block in blocks(README.read_text()) if (args := command(block)) is not None]
-    assert runnable, "the README has no block that runs"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_run(page: Path, tmp_path: Path) -> None:
+    runnable = [(block, args) for block in blocks(page.read_text()) if (args := command(block)) is not None]
+    assert runnable, f"{page.name} has no block that runs"
     # `congeal` in a shell block is this very package, whether or not it is installed.
     programs = tmp_path / ".bin"
     programs.mkdir()
     (programs / "congeal").write_text(f'#!/bin/sh\nexec {sys.executable} -m congeal.cli "$@"\n')
     (programs / "congeal").chmod(0o755)
-    source = str(Path(__file__).parent.parent / "src")
+    source = str(ROOT / "src")
     environment = {
         **os.environ,
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
@@ -78,4 +93,4 @@ def test_readme_runs(tmp_path: Path) -> None:
     }
     for block, args in runnable:
         done = subprocess.run(args, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, f"README.md line {block.line}:\n{block.code}\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{page.name} line {block.line}:\n{block.code}\n{done.stdout}{done.stderr}"

@@ -211,6 +211,8 @@ def choose_samples(run: RunFolder, found: Transforms) -> set[int]:
     flagged = order[found.status[order] != "ok"][:FLAGGED]
     drawn = np.random.default_rng(run.config.get("seed") or 0).permutation(known)[:DRAWN]
     chosen = np.unique(np.concatenate([flagged, order[:WORST], order[::-1][:BEST], drawn]))
+    if len(known) <= FLAGGED + WORST + BEST + DRAWN:
+        chosen = known
     listing = [
         {"index": int(i), "id": found.ids[i], "score": float(found.score[i]), "status": found.status[i]} for i in chosen
     ]

@@ -139,7 +139,7 @@ def test_filter_by_score_and_flag(page: Page, studio: Studio, run: Path) -> None
     page.fill("#low", "")
     page.locator("#low").blur()
     page.select_option("#show", "flagged")
-    wait_for(page, "#count", "1 images")
+    wait_for(page, "#count", "1 image")
     assert page.locator(".original").get_attribute("data-id") == "odd.png"
 
 

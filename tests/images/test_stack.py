@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from PIL import Image as Pillow
 
 from congeal.errors import CongealError
 from congeal.geometry.sampling import warp
-from congeal.images import Image, ImageSource, Skipped, open_images, prepare
+from congeal.images import Image, ImageSource, Layout, Skipped, open_images, prepare
 from congeal.images import store as store_module
 from congeal.images.canvas import place, render
 from congeal.transforms import Transforms
@@ -336,3 +337,23 @@ def test_large_stacks_live_in_a_temporary_file(tmp_path: Path, monkeypatch: pyte
     assert place_on_disk.exists()
     del stack
     assert not place_on_disk.exists()
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+@pytest.mark.parametrize("size", [16, 8], ids=["in place", "decoded"])
+def test_new_images_are_scaled_as_the_fitted_were(tmp_path: Path, dtype: type, size: int) -> None:
+    """A darker newcomer is darker: its values are not stretched to the range of the set it comes with."""
+    fitted = (1000 * np.random.default_rng(0).random((5, 16, 16))).astype(dtype)
+    fitted[0, 0, 0] = 1000
+    stack = prepare(open_images(fitted), size=size)
+    layout = Layout(**json.loads(json.dumps(stack.layout.as_dict())))
+    assert layout == stack.layout
+    darker = (fitted // 2).astype(dtype)
+    alone = prepare(open_images(darker), layout=layout)
+    again = prepare(open_images(darker), layout=layout, folder=tmp_path / "stack")
+    resumed = prepare(open_images(darker), layout=layout, folder=tmp_path / "stack")
+    for new in (alone, again, resumed):
+        assert torch.allclose(new.images([0, 3]), stack.images([0, 3]) / 2, atol=2e-3)
+        assert new.layout == layout
+    other_type = prepare(open_images(np.full((2, 16, 16), 255, np.uint8) * np.eye(16, dtype=np.uint8)), layout=layout)
+    assert float(other_type.images([0]).max()) <= 1

@@ -149,8 +149,8 @@ def test_advice_names_the_flag_to_use() -> None:
     assert "--reference" in told("worse")
     assert "--init" in told("emptied")
     assert "congeal propagate run" in told("good")
-    assert "3 of 50 images are flagged" in told("good", status={"outlier": 2, "failed": 1, "ok": 47})
-    assert "2 images could not be used" in told("good", n_skipped=2)
+    assert "Flagged: 3 images of 50" in told("good", status={"outlier": 2, "failed": 1, "ok": 47})
+    assert "Not used: 2 images" in told("good", n_skipped=2)
 
 
 def test_strange_names_and_numbers_do_no_harm(tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ def warp(
         raise CongealError(f"unknown mode '{mode}' or padding '{padding}': bilinear, bicubic; zeros, border, reflect")
     source_size = (images.shape[-2], images.shape[-1])
     size = source_size if size is None else size
+    if torch.compiler.is_exporting():  # a graph has no place for decisions on values or on the batch size
+        unit = _unit_from_output(source_from_output.to(images.dtype), source_size, size)
+        return _sample(images, unit, size, mode, padding)
     matrices = source_from_output.expand(images.shape[0], 3, 3) if source_from_output.ndim == 2 else source_from_output
     if images.shape[0] == 1 and matrices.shape[0] > 1:
         images = images.expand(matrices.shape[0], -1, -1, -1)

@@ -22,16 +22,16 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
-from congeal.geometry import from_normalised, matrix_from_parameters, warp
+from congeal.geometry import coverage, from_normalised, invert, map_points, matrix_from_parameters, n_parameters, warp
 from congeal.geometry.matrix import Size, corners
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.best import Best
-from congeal.methods.gaussnewton import motion_field
 from congeal.methods.guards import Gauge, chunks, corner_motion, set_kind, total_ink
 from congeal.methods.job import Job
 
 _CACHE_BYTES = 128 << 20  # of maps kept between sweeps; beyond it they are made anew, so that memory stays flat
+_MARGIN = 0.25  # of the longer side: what is shown beyond the frame, for steps to reach into
 _PSEUDO_COUNT = 0.5  # what a field has seen of every value before it saw the first image
 
 
@@ -48,6 +48,9 @@ class Level:
     """How many successive maps share one distribution; 1: each map is a switch, on or off."""
     outside: torch.Tensor | None = None
     """(K,) what is beyond the image's edge; None: as the field expects, so that it counts neither way."""
+    anchored: bool = False
+    """Make the maps from the images as they lie when the level begins, not from the stack: for maps that depend on how
+    an image is turned and scaled, so that what is left to find is small."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -90,7 +93,8 @@ class FunnelMethod(Method):
         found, best, total = state["found"], Best(start, state["best"]), sum(level.sweeps for level in levels)
         for at in range(int(state["level"]), len(levels)):
             resumed = at == state["level"] and state["reach"] is not None
-            search = _Search(self, stack, levels[at])
+            anchor = state["anchor"] if resumed else found
+            search = _Search(self, stack, levels[at], anchor)
             reach = state["reach"] if resumed else search.first_reach()
             for sweep in range(int(state["sweep"]) if resumed else 0, levels[at].sweeps):
                 field, shown_ink = search.look(found)
@@ -107,7 +111,7 @@ class FunnelMethod(Method):
                 job.step(done, total, cost=cost, motion=motion, level=at)
                 if job.due():
                     zoom = 1.0 if gauge is None else gauge.zoom
-                    where = {"level": at, "sweep": sweep + 1, "reach": reach, "zoom": zoom}
+                    where = {"level": at, "sweep": sweep + 1, "reach": reach, "anchor": anchor, "zoom": zoom}
                     kept = {"learnt": self._learnt, "fields": self._fields, "best": best.state()}
                     job.save({"found": found, **where, **kept})
                 if motion < self.tolerance:
@@ -123,7 +127,7 @@ class FunnelMethod(Method):
         found = torch.as_tensor(stack.start.copy()).float()
         with torch.no_grad():
             for level, fields in zip(self._levels(stack, self._kind), self._fields, strict=True):
-                search = _Search(self, stack, level)
+                search = _Search(self, stack, level, found)
                 reach = search.first_reach()
                 for i, field in enumerate(fields):
                     found, reach = search.sweep(found, reach, field, seed=i, refresh=False)
@@ -144,7 +148,7 @@ class FunnelMethod(Method):
 
 
 def _fresh(start: torch.Tensor) -> dict[str, Any]:
-    at = {"level": 0, "sweep": 0, "reach": None, "zoom": 1.0}
+    at = {"level": 0, "sweep": 0, "reach": None, "anchor": None, "zoom": 1.0}
     return {"found": start, "learnt": None, "fields": None, "best": None, **at}
 
 
@@ -154,8 +158,9 @@ class _Search:
     A field is (K + 1, h, w): K shares, never 0 or 1, and what an average image costs at each pixel.
     """
 
-    def __init__(self, method: FunnelMethod, stack: Stack, level: Level) -> None:
+    def __init__(self, method: FunnelMethod, stack: Stack, level: Level, anchor: torch.Tensor) -> None:
         self.method, self.stack, self.level = method, stack, level
+        self.anchor = _Anchor(anchor, stack) if level.anchored else None
         self.unit = parameter_units(stack.frame, method.motion)
         self.longest = 3.0 if method.guards else math.inf
         self.parts = _small_chunks(stack, level)
@@ -223,6 +228,8 @@ class _Search:
 
     def _shown(self, i: int, matrices: torch.Tensor) -> torch.Tensor:
         """A chunk as the frame shows it: (B, K + 2, h, w) of K shares, coverage and the image's own entropy."""
+        if self.anchor is not None:
+            matrices = self.anchor.inverse[self.parts[i]] @ matrices
         shown = warp(self._maps(i), matrices, self.stack.frame)
         shares, covered = shown[:, :-1], shown[:, -1:]
         if self.level.outside is not None:
@@ -262,6 +269,8 @@ class _Search:
         if i in self._kept:
             return self._kept[i]
         images, masks = self.stack.images(self.parts[i]), self.stack.masks(self.parts[i])
+        if self.anchor is not None:
+            images, masks = self.anchor.show(self.parts[i], images, masks)
         maps = self.level.maps(images)
         if self.level.outside is not None:
             maps = maps - self.level.outside[:, None, None]
@@ -273,6 +282,27 @@ class _Search:
         return maps
 
 
+class _Anchor:
+    """The frame with a margin, in which images are shown as they lie at one moment: `canvas_from_stack` is `inverse`."""
+
+    def __init__(self, stack_from_frame: torch.Tensor, stack: Stack) -> None:
+        self.stack = stack
+        margin = math.ceil(_MARGIN * max(stack.frame))
+        self.size = (stack.frame[0] + 2 * margin, stack.frame[1] + 2 * margin)
+        frame_from_canvas = torch.tensor([[1.0, 0, -margin], [0, 1, -margin], [0, 0, 1]])
+        self.matrices = stack_from_frame @ frame_from_canvas
+        self.inverse = invert(self.matrices.double()).float()
+
+    def show(
+        self, part: np.ndarray, images: torch.Tensor, masks: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images and masks of a chunk on the canvas; the edge is carried on, so that no gradient appears there."""
+        matrices = self.matrices[part]
+        shown = warp(images, matrices, self.size, mode="bicubic", padding="border")
+        seen = coverage(matrices, self.stack.size, self.size) if masks is None else warp(masks, matrices, self.size)
+        return shown.clamp(0, 1), seen
+
+
 def _entropy(shares: torch.Tensor) -> torch.Tensor:
     """−Σ p log p over the maps (dimension −3), which stays; twice as fast as `torch.special.entr`."""
     positive = shares.clamp(min=1e-12)
@@ -281,8 +311,9 @@ def _entropy(shares: torch.Tensor) -> torch.Tensor:
 
 def parameter_units(size: Size, motion: str) -> torch.Tensor:
     """(k,) the value of each parameter that moves the farthest corner by one pixel."""
-    points = torch.as_tensor(corners(size)).float()
-    return 1 / motion_field(points, size, motion).norm(dim=-1).amax(1)
+    frame, small = torch.as_tensor(corners(size)), 1e-4
+    steps = from_normalised(matrix_from_parameters(small * torch.eye(n_parameters(motion)).double()), size)
+    return (small / (map_points(steps, frame) - frame).norm(dim=-1).amax(1)).float()
 
 
 def _choose(score: torch.Tensor) -> torch.Tensor:

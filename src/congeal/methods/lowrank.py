@@ -23,6 +23,7 @@ from congeal.methods.guards import Gauge, chunks, pixel_area, total_ink
 LARGE = 1500
 """Where both sides of the matrix exceed this, singular values are found by random projection."""
 
+_FULL_STEPS = 8  # of a solver, before its matrices settle
 _BORDER = 4  # zeros around an image while it is sampled: room for the kernel and for the edge's own gradient
 
 
@@ -39,7 +40,7 @@ class Linear:
     """The set around its current transforms, n images of m = channels · frame pixels."""
 
     data: torch.Tensor  # (n, m) unit rows; zero for images with nothing in the frame
-    basis: torch.Tensor  # (n, m, k) Q_i; columns that no motion can move are zero
+    basis: torch.Tensor  # (n, k, m) rows are the columns of Q_i; zero for what no motion can change
     to_parameters: torch.Tensor  # (n, k, k) d_i → motion parameters
     ink: float  # of all images together as the frame shows them, before they were scaled
 
@@ -53,10 +54,10 @@ def linearise(
     """
     rows = np.arange(len(stack)) if rows is None else rows
     sigma = smoothing * pixel_area(stack) ** 0.5
-    field = _pixel_field(stack.frame, motion)
+    field = motion_field(stack.frame, motion).double()
     n, m, k = len(rows), stack.channels * stack.frame[0] * stack.frame[1], len(field)
     data = torch.empty(n, m, dtype=torch.float64)
-    basis = torch.empty(n, m, k, dtype=torch.float64)
+    basis = torch.empty(n, k, m, dtype=torch.float64)
     to_parameters = torch.empty(n, k, k, dtype=torch.float64)
     ink = 0.0
     for part in np.array_split(np.arange(n), len(chunks(stack))):
@@ -67,13 +68,6 @@ def linearise(
         ink += float(shown.sum())
         data[part], basis[part], to_parameters[part] = _unit_rows(shown, dx, dy, field)
     return Linear(data, basis, to_parameters, ink)
-
-
-def _pixel_field(size: Size, motion: str) -> torch.Tensor:
-    """How every pixel of the frame moves, in pixels, per unit of each parameter: (k, 2, h, w)."""
-    y, x = _pixel_centres(size)
-    points = torch.stack([x.flatten(), y.flatten()], -1)
-    return motion_field(points, size, motion).transpose(1, 2).reshape(-1, 2, *size)
 
 
 def _pixel_centres(size: Size) -> tuple[torch.Tensor, ...]:
@@ -125,17 +119,20 @@ def _bicubic(images: torch.Tensor, found: torch.Tensor, size: Size) -> torch.Ten
     grid = torch.minimum(grid.clamp(min=1.0 - border), last)  # farther out there is nothing but zeros
     corner = grid.floor()
     weight = _keys((grid - corner).to(images.dtype))  # (4, b, p, 2)
-    column, row = (corner.long() + border - 1).unbind(-1)  # of the first of four taps
+    column, row = (corner.long() + border - 1).unbind(-1)  # of the first of four by four taps
+    first = row * width + column + torch.arange(b)[:, None] * (height * width)
+    tap = torch.arange(4)
+    index = first[..., None, None] + tap[:, None] * width + tap  # (b, p, 4, 4)
+    weights = weight[..., 1].permute(1, 2, 0)[..., :, None] * weight[..., 0].permute(1, 2, 0)[..., None, :]
+    # A sample is a weighted sum of 16 rows of a table of pixels, which is what this function computes in one pass.
+    table = images.permute(0, 2, 3, 1).reshape(-1, c)
+    out = torch.nn.functional.embedding_bag(
+        index.view(-1, 16), table, mode="sum", per_sample_weights=weights.reshape(-1, 16)
+    )
+    out = out.view(b, -1, c).transpose(1, 2)
     flat = images.flatten(2)
-    out = images.new_zeros(b, c, grid.shape[1])
-    for i in range(4):
-        line = torch.zeros_like(out)
-        for j in range(4):
-            index = (row + i) * width + column + j
-            line.addcmul_(flat.gather(2, index[:, None].expand(-1, c, -1)), weight[j, :, None, :, 0])
-        out.addcmul_(line, weight[i, :, None, :, 1])
     lowest, highest = flat.amin(2, keepdim=True), flat.amax(2, keepdim=True)
-    return torch.minimum(torch.maximum(out, lowest), highest).view(b, c, *size)
+    return torch.minimum(torch.maximum(out, lowest), highest).reshape(b, c, *size)
 
 
 def _keys(t: torch.Tensor) -> torch.Tensor:
@@ -170,12 +167,12 @@ def _unit_rows(
     unit = image * scale
     # The derivative of y/‖y‖. As published it is taken of the gradients, before they are multiplied by the motion.
     dx, dy = (g * scale - unit * (unit * g * scale).sum((1, 2, 3), keepdim=True) for g in (dx, dy))
-    jacobian = (dx[:, None] * field[:, 0, None] + dy[:, None] * field[:, 1, None]).flatten(2).transpose(1, 2)
+    jacobian = (dx[:, None] * field[:, 0, None] + dy[:, None] * field[:, 1, None]).flatten(2)  # (b, k, m)
     # Any orthonormal basis of the Jacobian's columns gives the same problem; this one leaves out what cannot move.
-    value, vector = torch.linalg.eigh(jacobian.transpose(1, 2) @ jacobian)
+    value, vector = torch.linalg.eigh(jacobian @ jacobian.transpose(1, 2))
     known = value > 1e-10 * value[:, -1:].clamp(min=1e-20)
     way = vector * torch.where(known, value.clamp(min=1e-30).rsqrt(), 0.0)[:, None]
-    return unit.flatten(1), jacobian @ way, way
+    return unit.flatten(1), way.transpose(1, 2) @ jacobian, way
 
 
 def move(found: torch.Tensor, line: Linear, d: torch.Tensor, motion: str, size: Size, max_step: float) -> torch.Tensor:
@@ -242,6 +239,8 @@ class Spectrum:
         self.keep = keep
         self.random = min(shape) > LARGE
         self._rank = 20
+        self._steps = 0
+        self._vectors: torch.Tensor | None = None  # of the last Gram matrix, ascending
         self._right: torch.Tensor | None = None  # (m, r) where the last matrix lived: a warm start for the next
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -257,18 +256,37 @@ class Spectrum:
             shrunk = self._shrink_projected(matrix, threshold)
             if shrunk is not None:
                 return shrunk
-        value, vector = torch.linalg.eigh(_gram(matrix))
-        value = value.clamp(min=0).sqrt()
+        value, vector = self._eigen(_gram(matrix), threshold)
         reduced, total = self._reduce(value, threshold)
         used = reduced > 0
+        self._rank = int(used.sum())
         side, gain = vector[:, used], reduced[used] / value[used]
         wide = matrix.shape[0] < matrix.shape[1]
-        if 2 * side.shape[1] > len(value):  # one product with the square matrix is less work than two thin ones
+        if 2 * side.shape[1] > len(vector):  # one product with the square matrix is less work than two thin ones
             square = (side * gain) @ side.T
             return (square @ matrix if wide else matrix @ square), total
         if wide:
             return (side * gain) @ (side.T @ matrix), total
         return (matrix @ side) @ (side * gain).T, total
+
+    def _eigen(self, gram: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Singular values, ascending, and vectors: all of them, or at least those above the threshold.
+
+        The solver's matrices change little from one step to the next, so the space that the last one's vectors span,
+        with some to spare, holds the new ones after two power steps.
+        """
+        wanted = self._rank + max(10, self._rank // 2)
+        self._steps += 1
+        if self._steps > _FULL_STEPS and self._vectors is not None and 2 * wanted < len(gram):
+            basis = self._vectors[:, -wanted:]
+            for _ in range(2):
+                basis = torch.linalg.qr(gram @ basis)[0]
+            value, vector = torch.linalg.eigh(basis.T @ gram @ basis)
+            if float(value[0]) < threshold**2:  # the smallest is already out of reach: none above it is missing
+                self._vectors = basis @ vector
+                return value.clamp(min=0).sqrt(), self._vectors
+        value, self._vectors = torch.linalg.eigh(gram)
+        return value.clamp(min=0).sqrt(), self._vectors
 
     def _reduce(self, value: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
         """Ascending singular values after shrinkage, and the sum of those that count."""
@@ -320,7 +338,6 @@ class Decomposition:
     """The outcome of `decompose`: how far each image should move, and the cost reached."""
 
     step: torch.Tensor  # (n, k) in the bases of `Linear`
-    low_rank: torch.Tensor  # (n, m) A
     objective: float  # ‖A‖_* + λ‖E‖₁, kept singular values left out
     iterations: int
 
@@ -337,16 +354,18 @@ def decompose(
 
     dual_scale: the multipliers start at D / dual_scale; by default the dual norm, max(‖D‖₂, max|D| / weight).
     """
-    data, basis = line.data, line.basis
+    # Pixels that are empty in every image, and stay so under any small motion, stay empty in A and E.
+    lit = (line.data.abs().amax(0) > 0) | (line.basis.abs().amax((0, 1)) > 0)
+    data, basis = line.data[:, lit], line.basis[..., lit]
     size = float(data.norm())
     largest = spectrum.largest(data)
-    step = data.new_zeros(len(data), basis.shape[2])
+    step = data.new_zeros(len(data), basis.shape[1])
     if not size:
-        return Decomposition(step, data, 0.0, 0)
+        return Decomposition(step, 0.0, 0)
     dual = data / (dual_scale or max(largest, float(data.abs().max()) / weight))
     penalty = 1.25 / largest
     moved, errors = data.clone(), torch.zeros_like(data)
-    low_rank, total, iteration = errors, 0.0, 0
+    total, iteration = 0.0, 0
     for iteration in range(1, max_iterations + 1):
         target = torch.add(moved, dual, alpha=1 / penalty)  # D + Q d + Y/μ
         low_rank, total = spectrum.shrink(target - errors, 1 / penalty)
@@ -354,16 +373,16 @@ def decompose(
         errors = soft(target, weight / penalty)
         # target − errors is D + Q d + Y/μ − A − E; the rows of Q are orthonormal, so its own part falls out below.
         target -= errors
-        change = -torch.bmm(basis.transpose(1, 2), target[..., None])[..., 0]
+        change = -torch.bmm(basis, target[..., None])[..., 0]
         step += change
-        shift = torch.bmm(basis, change[..., None])[..., 0]
+        shift = torch.bmm(change[:, None], basis)[:, 0]
         moved += shift
         # Y + μ(D + Q d − A − E) is μ times what is left after the step.
         target += shift
-        new_dual = target * penalty
-        gap = float((new_dual - dual).norm()) / penalty
-        dual, penalty = new_dual, penalty * 1.25
+        gap = float(torch.add(target, dual, alpha=-1 / penalty).norm())
+        dual = target.mul_(penalty)
+        penalty *= 1.25
         if gap <= tolerance * size:
             break
     objective = total + weight * float(errors.abs().sum())
-    return Decomposition(step, low_rank, objective, iteration)
+    return Decomposition(step, objective, iteration)

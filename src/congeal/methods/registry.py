@@ -22,6 +22,31 @@ _METHODS = {
         "LSC",
         "least squares to a reference, by Gauss-Newton: fast and sharp from a fair start",
     ),
+    "ecc": (
+        "congeal.methods.ecc",
+        "ECC",
+        "correlation with the running mean, by OpenCV: the floor to beat (needs the extra 'faces')",
+    ),
+    "entropy": (
+        "congeal.methods.entropy",
+        "Entropy",
+        "makes the values at each pixel predictable, by trial steps: robust, no gradients, aligns new images by a funnel",
+    ),
+    "sift": (
+        "congeal.methods.sift",
+        "SIFT",
+        "entropy of visual words of gradients: for photographs whose raw values mean little, aligns new ones by a funnel",
+    ),
+    "deepfeatures": (
+        "congeal.methods.deepfeatures",
+        "DeepFeatures",
+        "entropy of features learnt from the set, deep layer first: forgives much, aligns new images by a funnel",
+    ),
+    "logdet": (
+        "congeal.methods.logdet",
+        "LogDet",
+        "a simple code for the aligned set that gives every source image back: sharp, and cannot win by shrinking",
+    ),
 }
 
 

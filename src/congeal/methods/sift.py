@@ -35,7 +35,9 @@ class SIFT(FunnelMethod):
     """Shares fall off as exp(−d²/2σ²), with σ² the mean squared distance to the nearest word times this."""
     step: float = 1.0
     """First step: corner motion in pixels of a 28-pixel frame."""
-    sweeps: int = 30
+    sweeps: tuple[int, ...] = (10, 10, 10)
+    """Sweeps over all parameters, at most. Before each part descriptors are taken anew from the images as they lie."""
+    noise: float = 0.1
 
     motion: str = "similarity"
     name: ClassVar[str] = "sift"
@@ -71,7 +73,12 @@ class SIFT(FunnelMethod):
         empty = self._words(torch.zeros(1, stack.channels, 1, 1))[0, :, 0, 0]
         outside = empty if kind == "object" and self.guards else torch.full((self.clusters,), 1 / self.clusters)
         unit = max(stack.frame) / 28
-        return [Level(self._words, self.step * unit, self.sweeps, self.clusters, outside)]
+        # Each part begins where the last one ended, so its first step may be shorter.
+        steps = [max(self.step * self.shrink**i, self.min_step) * unit for i in range(len(self.sweeps))]
+        return [
+            Level(self._words, step, sweeps, self.clusters, outside, anchored=True)
+            for step, sweeps in zip(steps, self.sweeps, strict=True)
+        ]
 
     def _words(self, images: torch.Tensor) -> torch.Tensor:
         """Soft shares of the visual words at every pixel: (B, C, H, W) → (B, clusters, H, W)."""

@@ -15,18 +15,20 @@ def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> lis
     flagged = sum(status.get(name, 0) for name in ("outlier", "failed", "blank"))
     if flagged:
         steps.append(
-            f"{flagged:,} of {metrics['n_images']:,} images are flagged; they come first in the gallery below. "
+            f"Flagged: {counted(flagged)} of {metrics['n_images']:,}, first in the gallery below. "
             f"'congeal studio {run}' marks images as excluded."
         )
     if metrics.get("n_skipped"):
-        steps.append(
-            f"{metrics['n_skipped']:,} images could not be used; the reasons are in the list of skipped images."
-        )
+        steps.append(f"Not used: {counted(metrics['n_skipped'])}; the reasons are in the list of skipped images.")
     if not metrics["collapsed"] and metrics["verdict"] == "good":
         steps.append(
             f"Mark the mean once and get it on every image: 'congeal studio {run}' or 'congeal propagate {run}'."
         )
     return steps[:4]
+
+
+def counted(n: int) -> str:
+    return f"{n:,} image" if n == 1 else f"{n:,} images"
 
 
 def _for_verdict(metrics: dict[str, Any], config: dict[str, Any]) -> list[str]:

@@ -1,0 +1,78 @@
+"""Congealing on learned features, deep layer first: in the spirit of Deep Congealing.
+
+Huang, Mattar, Lee and Learned-Miller, "Learning to align from scratch", 2012. There the features are a convolutional
+deep belief network with topographic pooling; here two layers of topographic convolutional k-means, learnt in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from congeal.errors import CongealError
+from congeal.images import Stack
+from congeal.methods.convfeatures import learn_filters, respond
+from congeal.methods.funnel import FunnelMethod, Level
+from congeal.methods.reference import frames
+
+_SAMPLE_VALUES = 1_000_000  # pixel values of the images the filters are learnt from
+
+
+@dataclass(kw_only=True, eq=False)
+class DeepFeatures(FunnelMethod):
+    """Entropy congealing on features learnt from the set, with a funnel for new images.
+
+    Two convolutional layers are learnt without labels. The set is congealed first on the second, which sees whole parts
+    and forgives much, then on the first, which sees strokes and edges and is exact.
+    """
+
+    units: tuple[int, int] = (16, 24)
+    """Filters of the first and second layer, even; neighbours are pooled, so half as many maps come out."""
+    side: int = 5
+    """Width of the filters, odd; the second layer's taps lie two pixels apart."""
+    steps: tuple[float, ...] = (1.5, 0.5, 0.25)
+    """First step at each level (the second layer, the first, the first again): corner motion in pixels of a 28-pixel
+    frame."""
+    sweeps: tuple[int, ...] = (15, 12, 8)
+    """Sweeps over all parameters at each level, at most."""
+
+    motion: str = "similarity"
+    name: ClassVar[str] = "deepfeatures"
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if not len(self.steps) == len(self.sweeps) == 3:
+            raise CongealError(f"steps {self.steps} and sweeps {self.sweeps} need three numbers each")
+        if len(self.units) != 2 or any(n < 4 or n % 2 for n in self.units):
+            raise CongealError(f"units {self.units} must be two even numbers of 4 or more")
+        if self.side < 3 or self.side % 2 == 0:
+            raise CongealError(f"side must be odd and at least 3, not {self.side}")
+
+    def _learn(self, stack: Stack) -> dict[str, torch.Tensor]:
+        """Both layers, from images spread over the set as the start shows them."""
+        pixels = stack.channels * stack.frame[0] * stack.frame[1]
+        count = int(np.clip(_SAMPLE_VALUES // pixels, 1, len(stack)))
+        images = frames(stack, np.unique(np.linspace(0, len(stack) - 1, count).astype(int)))
+        generator = torch.Generator().manual_seed(self.random_state)
+        shallow = learn_filters(images, self.units[0], self.side, generator, centred=True)
+        maps = respond(images, shallow)[:100]
+        return {"shallow": shallow, "deep": learn_filters(maps, self.units[1], self.side, generator, dilation=2)}
+
+    def _levels(self, stack: Stack, kind: str) -> list[Level]:
+        unit = max(stack.frame) / 28
+        shallow, deep = self._learnt["shallow"], self._learnt["deep"]
+        views = [partial(_deep, shallow=shallow, deep=deep), *(partial(respond, filters=shallow, pool=p) for p in (3, 1))]
+        counts = [len(deep) // 2, len(shallow) // 2, len(shallow) // 2]
+        return [
+            # Empty ground shows no feature at all.
+            Level(view, step * unit, sweeps, 1, torch.zeros(count) if kind == "object" else None, anchored=True)
+            for view, step, sweeps, count in zip(views, self.steps, self.sweeps, counts, strict=True)
+        ]
+
+
+def _deep(images: torch.Tensor, shallow: torch.Tensor, deep: torch.Tensor) -> torch.Tensor:
+    return respond(respond(images, shallow), deep, dilation=2, pool=5)

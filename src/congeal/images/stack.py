@@ -58,7 +58,7 @@ class Stack:
     def _start(self, plan: Plan) -> np.ndarray:
         n = len(self.kept)
         if plan.initial is None:
-            return np.broadcast_to(rescale(self.frame, self.size), (n, 3, 3))
+            return np.tile(rescale(self.frame, self.size), (n, 1, 1))  # a view would be read-only, which torch dislikes
         source_from_aligned = invert(np.asarray(plan.initial, dtype=np.float64)[self.kept])
         return normalise(compose(self.stack_from_source, source_from_aligned, rescale(self.frame, self.aligned_size)))
 

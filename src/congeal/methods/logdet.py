@@ -153,14 +153,13 @@ class _Level:
         for _ in range(rounds):
             mean, spread, total, ink = self._moments(found, basis)
             values, turn = torch.linalg.eigh(basis.double().T @ spread)
-            # The next basis, C·V: one pass is one step of the power method on the whole subspace.
-            fresh = torch.linalg.qr(spread @ turn.flip(1))[0].float()
-            values, old, basis = values.flip(0).clamp(min=0), (basis.double() @ turn.flip(1)).float(), fresh
+            # One pass is one step of the power method on the whole subspace.
+            basis, values = torch.linalg.qr(spread @ turn.flip(1))[0].float(), values.flip(0).clamp(min=0)
         floor = self.method.noise**2
         rest = max(total - float(values.sum()), 0.0) / max(m - rank, 1)
         complexity = float((values + floor).log().sum() + (m - rank) * torch.log(torch.tensor(rest + floor))) / 2
         keep = ((values + floor) / (values + floor + self.method.distortion)).float()
-        return Codebook(mean.float(), old, keep, complexity, ink)
+        return Codebook(mean.float(), basis, keep, complexity, ink)
 
     def _moments(self, found: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float, float]:
         """Mean (m,), covariance · basis (m, r), total variance and ink, in one pass and float64."""

@@ -18,7 +18,7 @@ from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.appearance import blur
 from congeal.methods.gaussnewton import GaussNewton, motion_field
-from congeal.methods.guards import Gauge, chunks, pixel_area, total_ink
+from congeal.methods.guards import Gauge, chunks, pixel_area
 
 LARGE = 1500
 """Where both sides of the matrix exceed this, singular values are found by random projection."""
@@ -187,11 +187,15 @@ def move(found: torch.Tensor, line: Linear, d: torch.Tensor, motion: str, size: 
 class MotionGauge:
     """`Gauge`, within the motion: taking out the mean of many rotations must not leave a change of scale."""
 
-    def __init__(self, stack: Stack, motion: str, kind: str, zoom: float = 1.0) -> None:
+    def __init__(
+        self, stack: Stack, motion: str, kind: str, zoom: float = 1.0, rows: np.ndarray | None = None
+    ) -> None:
+        """rows: the images whose common pose it is, all by default."""
         self.motion = motion
-        start = torch.as_tensor(stack.start.copy())
+        rows = np.arange(len(stack)) if rows is None else rows
+        start = torch.as_tensor(stack.start[rows])
         scales = motion not in ("translation", "rigid")
-        ink = total_ink(stack) if scales and kind == "object" else None
+        ink = _ink(stack, rows) if scales and kind == "object" else None
         self._gauge = Gauge(start, stack.frame, ink, zoom)
 
     @property
@@ -225,6 +229,12 @@ class MotionGauge:
         result = torch.eye(3, dtype=shift.dtype)
         result[:2, :2], result[:2, 2] = linear, target - linear @ centre
         return result
+
+
+def _ink(stack: Stack, rows: np.ndarray) -> float:
+    """The ink of some source images, in units of the frame's pixels."""
+    parts = np.array_split(rows, len(chunks(stack)))
+    return sum(float(stack.images(part).sum()) for part in parts if len(part)) / pixel_area(stack)
 
 
 # ---- singular values

@@ -70,7 +70,193 @@ class TGRASTA(Method):
         learners, others = self._split(stack)
         total = self.linearisations + len(others)
         state = job.load() or self._begin(stack, len(learners))
-        self._tracker = Tracker.restore(state)
-        found, best = state["found"], Best(state["found"][learners], state.get("best"))
-        gauge = MotionGauge(stack.take(learners) if False else stack, self.motion, kind, float(state["zoom"]))
-        raise NotImplementedError
+        found, best = state["found"].clone(), Best(state["found"][learners], state.get("best"))
+        self._tracker = tracker = Tracker(state["subspace"], state["pace"])
+        gauge = MotionGauge(stack, self.motion, kind, float(state["zoom"]), learners) if self.guards else None
+        with torch.no_grad():
+            for step in range(int(state["step"]), total):
+                if step < self.linearisations:
+                    cost = self._learn(stack, kind, found, learners, step, gauge, best)
+                    if step + 1 == self.linearisations and self.guards:
+                        found[learners] = best.found
+                else:
+                    part = others[step - self.linearisations]
+                    found[part], cost = self._follow(stack, kind, found[part], part, self.mode == "online")
+                job.step(step + 1, total, cost=cost)
+                if job.due():
+                    at = {"found": found, "best": best.state(), "step": step + 1, "pace": tracker.pace()}
+                    job.save({"subspace": tracker.subspace, "zoom": 1.0 if gauge is None else gauge.zoom, **at})
+        return found
+
+    def _split(self, stack: Stack) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Positions of the images U is learnt on, and the others in runs."""
+        n, order = len(stack), np.arange(len(stack))
+        if self.mode == "batch" or n <= _WARM_UP:
+            return order, []
+        if self.mode == "online":
+            learners = order[:_WARM_UP]
+        else:
+            count = min(_FROZEN_MOST, max(_WARM_UP, round(_FROZEN_SHARE * n)))
+            learners = np.sort(np.random.default_rng(self.random_state).permutation(n)[:count])
+        others = np.setdiff1d(order, learners)
+        runs = len(chunks(stack)) if self.mode == "frozen" else -(-len(others) // self.together)
+        return learners, [part for part in np.array_split(others, runs) if len(part)]
+
+    def _begin(self, stack: Stack, count: int) -> dict[str, Any]:
+        pixels = stack.channels * stack.frame[0] * stack.frame[1]
+        dimension = min(self.dimension, pixels)
+        if self.guards:
+            dimension = min(dimension, max(1, count // 5))
+        generator = torch.Generator().manual_seed(self.random_state)
+        subspace = torch.linalg.qr(torch.randn(pixels, dimension, generator=generator, dtype=torch.float64))[0]
+        return {"found": torch.as_tensor(stack.start.copy()), "subspace": subspace, "pace": {}, "step": 0, "zoom": 1.0}
+
+    def _learn(
+        self,
+        stack: Stack,
+        kind: str,
+        found: torch.Tensor,
+        learners: np.ndarray,
+        step: int,
+        gauge: MotionGauge | None,
+        best: Best,
+    ) -> float:
+        """One linearisation of all learners: sweeps of the subspace, then one step of every image, in place."""
+        line = linearise(stack, found[learners], self.motion, self.smoothing, kind, learners)
+        generator = torch.Generator().manual_seed(self.random_state * 1000 + step)
+        for _ in range(self.sweeps):
+            for part in torch.randperm(len(learners), generator=generator).split(self.together):
+                self._tracker.update(solve(line, part, self._tracker.subspace, self.solver_iterations))
+            self._tracker.tidy()
+        steps, costs = self._solve_all(line)
+        moved = move(found[learners], line, steps, self.motion, stack.frame, self._cap())
+        cost = float(costs.mean())
+        if gauge is not None:
+            moved = gauge.fix(moved, line.ink)
+            best.offer(moved, cost, gauge.energy(line.ink))
+        found[learners] = moved
+        return cost
+
+    def _follow(
+        self, stack: Stack, kind: str, found: torch.Tensor, rows: np.ndarray, learn: bool
+    ) -> tuple[torch.Tensor, float]:
+        """Align images `rows` to the subspace; `learn`: and let it follow them. Each keeps its own best place."""
+        best, lowest = found.clone(), torch.full((len(rows),), math.inf, dtype=torch.float64)
+        for _ in range(self.linearisations):
+            line = linearise(stack, found, self.motion, self.smoothing, kind, rows)
+            steps, costs = self._solve_all(line)
+            found = move(found, line, steps, self.motion, stack.frame, self._cap())
+            better = (costs < lowest) & (line.data.abs().amax(1) > 0) if self.guards else torch.ones(len(rows)) > 0
+            best[better], lowest[better] = found[better], costs[better]
+        if learn:
+            line = linearise(stack, best, self.motion, self.smoothing, kind, rows)
+            self._tracker.update(solve(line, torch.arange(len(rows)), self._tracker.subspace, self.solver_iterations))
+        return best, float(costs.mean())
+
+    def _solve_all(self, line: Linear) -> tuple[torch.Tensor, torch.Tensor]:
+        """Steps (n, k) and costs ‖e‖₁ (n,) of all images for the subspace as it is."""
+        parts = torch.arange(len(line.data)).split(256)
+        fits = [solve(line, part, self._tracker.subspace, self.solver_iterations) for part in parts]
+        return torch.cat([fit.step for fit in fits]), torch.cat([fit.errors.abs().sum(1) for fit in fits])
+
+    def _cap(self) -> float:
+        return self.max_step if self.guards else math.inf
+
+    def _align_new(self, stack: Stack) -> torch.Tensor:
+        kind, found = set_kind(stack), torch.as_tensor(stack.start.copy())
+        with torch.no_grad():
+            for part in chunks(stack):
+                found[part], _ = self._follow(stack, kind, found[part], part, learn=False)
+        return found
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return {"subspace": self._tracker.subspace}
+
+    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._tracker = Tracker(state["subspace"])
+
+
+@dataclass
+class Fit:
+    """Images explained by a subspace: x = v + Q d = U w + e, with multipliers y."""
+
+    step: torch.Tensor  # (b, k) d
+    moved: torch.Tensor  # (b, m) x
+    weights: torch.Tensor  # (b, d) w
+    errors: torch.Tensor  # (b, m) e
+    dual: torch.Tensor  # (b, m) y
+
+
+def solve(line: Linear, rows: torch.Tensor, subspace: torch.Tensor, iterations: int) -> Fit:
+    """min ‖e‖₁ subject to v + Q d = U w + e, for each of some images, by the alternating direction method."""
+    data, basis = line.data[rows], line.basis[rows]
+    weights = data.new_zeros(len(data), subspace.shape[1])
+    errors, dual = torch.zeros_like(data), torch.zeros_like(data)
+    explained, step, moved = torch.zeros_like(data), basis.new_zeros(basis.shape[:2]), data
+    penalty = 2.0
+    for _ in range(iterations):
+        scaled = dual / penalty
+        step = torch.bmm(basis, (explained + errors - data + scaled)[..., None])[..., 0]
+        moved = data + torch.bmm(step[:, None], basis)[:, 0]
+        rest = moved - scaled
+        weights = (rest - errors) @ subspace
+        explained = weights @ subspace.T
+        errors = soft(rest - explained, 1 / penalty)
+        gap = explained + errors - moved
+        dual = dual + penalty * gap
+        penalty *= 2
+        if float(gap.abs().max()) < 1e-7:
+            break
+    return Fit(step, moved, weights, errors, dual)
+
+
+class Tracker:
+    """A subspace that turns along geodesics, image by image, by steps whose size adapts on several levels."""
+
+    def __init__(self, subspace: torch.Tensor, pace: Mapping[str, Any] | None = None) -> None:
+        self.subspace = subspace.clone()  # (m, d) orthonormal
+        pace = pace or {}
+        self._scale, self._calm = float(pace.get("scale", 0.0)), float(pace.get("calm", _CALM))
+        self._level = int(pace.get("level", 0))
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = pace.get("last")
+
+    def pace(self) -> dict[str, Any]:
+        return {"scale": self._scale, "calm": self._calm, "level": self._level, "last": self._last}
+
+    def update(self, fit: Fit) -> None:
+        """One turn for every image of the fit, in their order."""
+        residual = fit.dual + 2 * (fit.weights @ self.subspace.T + fit.errors - fit.moved)
+        for gradient, weights in zip(residual, fit.weights, strict=True):
+            self._turn(gradient - self.subspace @ (self.subspace.T @ gradient), weights)
+
+    def _turn(self, gradient: torch.Tensor, weights: torch.Tensor) -> None:
+        length, size = float(gradient.norm()), float(weights.norm())
+        if length * size < 1e-12:  # a blank image, or one that is explained already
+            return
+        along, towards = gradient / length, weights / size
+        if not self._scale:
+            self._scale = 0.5 * math.pi / (length * size)
+        if self._last is not None:
+            agreement = float(along @ self._last[0]) * float(towards @ self._last[1])
+            self._calm += _sigmoid(-agreement)
+            if self._calm > _CALM_MOST:
+                self._level, self._calm = self._level + 1, _CALM
+            elif self._calm <= _CALM_LEAST:
+                self._level, self._calm = max(0, self._level - 1), _CALM
+        self._last = along, towards
+        angle = min(math.pi / 3, self._scale * 2.0**-self._level * length * size / (1 + self._calm))
+        turned = (math.cos(angle) - 1) * (self.subspace @ towards) - math.sin(angle) * along
+        self.subspace.addr_(turned, towards)
+
+    def tidy(self) -> None:
+        """Orthonormal again, against rounding."""
+        basis, upper = torch.linalg.qr(self.subspace)
+        self.subspace = basis * torch.sign(torch.diagonal(upper))
+
+
+_CALM, _CALM_LEAST, _CALM_MOST = 3.0, 1.0, 30.0
+
+
+def _sigmoid(x: float) -> float:
+    """From −½ where gradients agree (x = −1) through 0 to 1 where they do not."""
+    return -0.5 + 1.5 / (1 + 2 * math.exp(-x / 0.1))

@@ -40,9 +40,8 @@ def main() -> None:
     rate, per_cpu = max(steps_per_second(3, options.limit) for _ in range(3))
     print(f"{options.threads} threads, torch {torch.__version__}: {rate:,.0f} image-iterations/s")
     print(f"({per_cpu:,.0f} for each second of CPU time, which counts on a machine that is busy with other things)\n")
-    print(
-        "| digit | images | APSNR before | after | energy ratio | seconds | CPU seconds |\n|---|---|---|---|---|---|---|"
-    )
+    print("| digit | images | APSNR before | after | energy ratio | seconds | CPU seconds |")
+    print("|---|---|---|---|---|---|---|")
     rows = []
     for digit in options.digits:
         began, busy = time.perf_counter(), time.process_time()

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from congeal import Transforms, align, open_images
+from congeal import CongealError, DeepCongealing, Transforms, align, load, open_images
 from congeal.cli import main
 from congeal.export import FORMATS, export
+from congeal.geometry import warp
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"(<!-- not run[^\n]*\n)?```(\w+)\n(.*?)\n```", re.DOTALL)
@@ -51,13 +53,14 @@ def close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
     return float(difference.max()) <= tolerance
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's exporter has many of its own
 def test_the_page_on_exports(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("cv2", "skimage", "SimpleITK", "scipy"):
+    for module in ("cv2", "skimage", "SimpleITK", "scipy", "onnxscript", "onnxruntime"):
         pytest.importorskip(module)
     from scipy import ndimage
 
     monkeypatch.chdir(place)
-    table, arrays, opencv, skimage, itk, napari, python = run_page("export.md")
+    table, arrays, opencv, skimage, itk, napari, python, onnx = run_page("export.md")
     found = Transforms.load("run/transforms.csv")
     ours = np.asarray(Image.open("run/aligned/0.png"))
 
@@ -76,6 +79,19 @@ def test_the_page_on_exports(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert close(shown, ours, 1)
     assert python["in_aligned"].shape == (12, 1, 2)
     assert len(Transforms.load("good.csv")) == int(found.ok.sum())
+    model = load("deep-run/model.safetensors")
+    assert isinstance(model, DeepCongealing)
+    small = torch.tensor(onnx["images"])
+    with torch.no_grad():
+        expected = model._predict(model.effective(), small, torch.eye(3)[None])
+    assert np.allclose(onnx["stack_from_frame"], expected, atol=1e-4)
+    assert close(onnx["aligned"], 255 * warp(small, expected, (28, 28))[0, 0].numpy(), 6)
+
+
+def test_only_a_deep_run_has_a_net(tmp_path: Path) -> None:
+    result = align("digits:1", tmp_path / "run", method="lsc", limit=5, quiet=True)
+    with pytest.raises(CongealError, match="made with lsc"):
+        export(result, tmp_path / "model.onnx")
 
 
 def test_the_page_on_marking(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,18 @@ def _write_opencv(run: RunFolder, target: Path) -> None:
     write_text(target, "\n".join(lines) + "\n")
 
 
+def _write_onnx(run: RunFolder, target: Path) -> None:
+    """The net of a deep run, for use without torch."""
+    from congeal.methods.base import load
+    from congeal.methods.deep.congealing import DeepCongealing
+    from congeal.methods.deep.onnx import write_onnx
+
+    model = load(run / "model.safetensors")
+    if not isinstance(model, DeepCongealing):
+        raise CongealError(f"only a run of the deep method has a net to export, and {run} was made with {model.name}")
+    write_onnx(model, target)
+
+
 def _quoted(text: str) -> str:
     """A string as OpenCV's YAML reader takes it."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
@@ -98,4 +110,5 @@ FORMATS: dict[str, Callable[[RunFolder, Path], None]] = {
     ".tfm": _write_itk,
     ".yml": _write_opencv,
     ".yaml": _write_opencv,
+    ".onnx": _write_onnx,
 }

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
-from congeal.geometry import coverage, from_normalised, invert, map_points, matrix_from_parameters, n_parameters, warp
+from congeal.geometry import coverage, from_normalised, invert, map_points, matrix_from_parameters, n_parameters, normalise, warp
 from congeal.geometry.matrix import Size, corners
 from congeal.images import Stack
 from congeal.methods.base import Method
@@ -88,6 +88,7 @@ class FunnelMethod(Method):
         self._kind = kind
         levels = self._levels(stack, kind)
         self._fields: list[list[torch.Tensor]] = state["fields"] or [[] for _ in levels]
+        self._gauges: list[list[torch.Tensor]] = state["gauges"] or [[] for _ in levels]
         ink = total_ink(stack) if kind == "object" else None
         gauge = Gauge(start, stack.frame, ink, float(state["zoom"])) if self.guards else None
         found, best, total = state["found"], Best(start, state["best"]), sum(level.sweeps for level in levels)
@@ -104,7 +105,9 @@ class FunnelMethod(Method):
                 self._fields[at].append(field)
                 moved, reach = search.sweep(found, reach, field, seed=sum(map(len, self._fields)))
                 if gauge is not None:
-                    moved = gauge.fix(moved, shown_ink)
+                    fixed = gauge.fix(moved, shown_ink)
+                    self._gauges[at].append((invert(moved[0].double()) @ fixed[0].double()).float())
+                    moved = fixed
                 motion = float(corner_motion(found, moved, stack.frame).clamp(max=1e3).mean())
                 found = moved
                 done = sum(level.sweeps for level in levels[:at]) + sweep + 1
@@ -112,8 +115,8 @@ class FunnelMethod(Method):
                 if job.due():
                     zoom = 1.0 if gauge is None else gauge.zoom
                     where = {"level": at, "sweep": sweep + 1, "reach": reach, "anchor": anchor, "zoom": zoom}
-                    kept = {"learnt": self._learnt, "fields": self._fields, "best": best.state()}
-                    job.save({"found": found, **where, **kept})
+                    funnel = {"learnt": self._learnt, "fields": self._fields, "gauges": self._gauges}
+                    job.save({"found": found, **where, **funnel, "best": best.state()})
                 if motion < self.tolerance:
                     break
         if gauge is None:
@@ -123,33 +126,44 @@ class FunnelMethod(Method):
         return best.found
 
     def _align_new(self, stack: Stack) -> torch.Tensor:
-        """Through the funnel: one sweep on each field, in the order in which `fit` met them."""
+        """Through the funnel: one sweep on each field, in the order in which `fit` met them.
+
+        What the gauge did to the whole set after a sweep is done to a new image too: early fields pull every image the
+        same wrong way, towards showing less, and only the gauge took that back.
+        """
         found = torch.as_tensor(stack.start.copy()).float()
+        levels = self._levels(stack, self._kind)
         with torch.no_grad():
-            for level, fields in zip(self._levels(stack, self._kind), self._fields, strict=True):
+            for level, fields, gauges in zip(levels, self._fields, self._gauges, strict=True):
                 search = _Search(self, stack, level, found)
                 reach = search.first_reach()
                 for i, field in enumerate(fields):
                     found, reach = search.sweep(found, reach, field, seed=i, refresh=False)
+                    if gauges:
+                        found = normalise(found @ gauges[i])
         return found
 
     def _state(self) -> dict[str, torch.Tensor]:
         if not hasattr(self, "_fields"):
             raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit first")
-        fields = {f"fields.{i}": torch.stack(fields) for i, fields in enumerate(self._fields) if fields}
-        kind = torch.tensor(self._kind == "object")
-        return {"kind": kind, **fields, **{f"learnt.{name}": value for name, value in self._learnt.items()}}
+        state = {"kind": torch.tensor(self._kind == "object")}
+        state |= {f"learnt.{name}": value for name, value in self._learnt.items()}
+        for i, (fields, gauges) in enumerate(zip(self._fields, self._gauges, strict=True)):
+            state[f"fields.{i}"] = torch.stack(fields)
+            state[f"gauges.{i}"] = torch.stack(gauges) if gauges else torch.zeros(0, 3, 3)
+        return state
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self._kind = "object" if bool(state["kind"]) else "photo"
         self._learnt = {k.removeprefix("learnt."): v for k, v in state.items() if k.startswith("learnt.")}
         numbers = sorted(int(k.removeprefix("fields.")) for k in state if k.startswith("fields."))
         self._fields = [list(state[f"fields.{i}"]) for i in numbers]
+        self._gauges = [list(state[f"gauges.{i}"]) for i in numbers]
 
 
 def _fresh(start: torch.Tensor) -> dict[str, Any]:
     at = {"level": 0, "sweep": 0, "reach": None, "anchor": None, "zoom": 1.0}
-    return {"found": start, "learnt": None, "fields": None, "best": None, **at}
+    return {"found": start, "learnt": None, "fields": None, "gauges": None, "best": None, **at}
 
 
 class _Search:

@@ -1,6 +1,7 @@
 """The deep method in numbers: quality on MNIST and its perturbed variants, time to fit, images per second to apply.
 
     python benchmarks/deep.py speed                       fit + align + refine, and apply against bare grid_sample
+    python benchmarks/deep.py ablation --limit 1000       what each term and each addition buys, at one energy ratio
     python benchmarks/deep.py table --digits 0123456789 --rows clean,0.1,0.2,0.3,baked0.1 --seeds 0 -o deep.jsonl
 
 `table` appends one JSON line per fit and skips those already in the file, then prints the means over digits. MNIST is
@@ -90,6 +91,56 @@ def table(digits: str, rows: list[str], seeds: list[int], limit: int, methods: l
         print("| " + " | ".join(map(str, cells)) + f" | {np.mean([d['seconds'] for d in group]):.1f} |")
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "D": {"self_supervision": 0.0, "complexity_weight": 0.0, "refine": False, "restarts": 0},
+    "C": {"self_supervision": 0.0, "distortion_weight": 0.0, "refine": False, "restarts": 0},
+    "D + C": {"self_supervision": 0.0, "refine": False, "restarts": 0},
+    "D + C, raw L1": {"self_supervision": 0.0, "normalise_ink": False, "refine": False, "restarts": 0},
+    "D + C, common mode kept": {"self_supervision": 0.0, "remove_common_mode": False, "refine": False, "restarts": 0},
+    "S": {"distortion_weight": 0.0, "complexity_weight": 0.0, "refine": False, "restarts": 0},
+    "D + S": {"complexity_weight": 0.0, "refine": False, "restarts": 0},
+    "D + C + S": {"refine": False, "restarts": 0},
+    "D + C + S, refined": {"restarts": 0},
+    "D + C + S, refined, restarts": {},
+}
+
+
+def at_energy(stack: Stack, poses: torch.Tensor, energy: float) -> torch.Tensor:
+    """The same alignment, zoomed as a whole until its energy ratio is the one asked for."""
+    images = stack.images(np.arange(len(stack)))
+    x, y = (stack.frame[1] - 1) / 2, (stack.frame[0] - 1) / 2
+    low, high = 0.5, 2.0
+    for _ in range(20):
+        z = (low * high) ** 0.5
+        zoomed = poses @ torch.tensor([[z, 0, x - z * x], [0, z, y - z * y], [0, 0, 1]])
+        if float(warp(images, zoomed, stack.frame).sum() / images.sum()) > energy:
+            low = z
+        else:
+            high = z
+    return zoomed
+
+
+def ablation(digits: str, limit: int, rows: list[str]) -> None:
+    """APSNR of each variant after zooming every result to an energy ratio of 0.95, mean over digits."""
+    print(f"| variant | {' | '.join(f'{row} (own energy)' for row in rows)} |")
+    print("|---|" + "---|" * len(rows))
+    for name, options in VARIANTS.items():
+        cells = []
+        for row in rows:
+            values = []
+            for digit in digits:
+                stack = prepare(open_named(source_name(row, digit)).limit(limit))
+                model = DeepCongealing(**options).fit(stack)
+                poses = torch.as_tensor(model.stack_from_frame_).float()
+                shown = warp(stack.images(np.arange(len(stack))), at_energy(stack, poses, 0.95), stack.frame)
+                values.append(
+                    (apsnr_from_variance(RunningStats().update(shown * 255).variance), model.quality_.energy_ratio)
+                )
+            decibel, energy = np.mean(values, 0)
+            cells.append(f"{decibel:.2f} ({energy:.2f})")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
 def speed(limit: int) -> None:
     stack = prepare(open_named("mnist:3").limit(limit))
     begin = time.perf_counter()
@@ -111,9 +162,7 @@ def speed(limit: int) -> None:
             bare = (time.perf_counter() - begin) * calls / round(calls)
             rates.append((len(stack) / apply, len(stack) / bare, bare / apply))
     rate, bare_rate, ratio = np.median(rates, 0)
-    print(
-        f"apply: {rate:,.0f} images/s; {calls:.1f} bare grid_sample calls: {bare_rate:,.0f}/s; ratio {ratio:.2f}"
-    )
+    print(f"apply: {rate:,.0f} images/s; {calls:.1f} bare grid_sample calls: {bare_rate:,.0f}/s; ratio {ratio:.2f}")
 
 
 def sampled_frames(model: DeepCongealing, stack: Stack) -> float:
@@ -135,7 +184,7 @@ def sampled_frames(model: DeepCongealing, stack: Stack) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "table"])
+    parser.add_argument("what", choices=["speed", "table", "ablation"])
     parser.add_argument("--digits", default="0123456789")
     parser.add_argument("--rows", default="clean,0.1,0.2,0.3,baked0.1")
     parser.add_argument("--seeds", default="0")
@@ -147,6 +196,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.what == "speed":
         speed(options.limit)
+    elif options.what == "ablation":
+        ablation(options.digits, options.limit, options.rows.split(","))
     else:
         seeds = [int(s) for s in options.seeds.split(",")]
         rows, methods = options.rows.split(","), options.methods.split(",")

@@ -11,7 +11,7 @@ import torch
 from congeal import CongealError, open_images
 from congeal.geometry import from_normalised, matrix_from_parameters, warp
 from congeal.images import prepare
-from congeal.methods.convfeatures import learn_filters, respond, ring_kmeans
+from congeal.methods.convfeatures import learn_layer, respond, ring_kmeans
 from congeal.methods.deepfeatures import DeepFeatures
 from congeal.methods.descriptors import dense_descriptors, kmeans
 from congeal.methods.entropy import Entropy, shares
@@ -176,10 +176,10 @@ def test_neighbours_on_the_ring_are_alike() -> None:
 def test_features_are_shares_and_empty_ground_has_none() -> None:
     stack = prepare(open_images("digits:3", limit=20))
     images = stack.images(np.arange(20))
-    filters = learn_filters(images, 8, 5, torch.Generator().manual_seed(0), centred=True)
-    maps = respond(images, filters)
+    layer = learn_layer(images, 8, 5, torch.Generator().manual_seed(0), centred=True)
+    maps = respond(images, layer)
     assert maps.shape == (20, 4, 28, 28)
     assert maps.min() >= 0
     assert maps.max() <= 1
     assert maps.std() > 0.05
-    assert not respond(torch.zeros(1, 1, 12, 12), filters).any()
+    assert not respond(torch.zeros(1, 1, 12, 12), layer).any()

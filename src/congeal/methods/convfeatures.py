@@ -6,48 +6,60 @@ over neighbours makes a feature blind to such small changes. Layers stack: the s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as functional
 
 _THRESHOLD = 0.3  # cosine between patch and filter below which a unit is silent: features stay sparse
-_FAINT = 0.1  # root mean square contrast, in [0, 1], that counts as half seen
+_FAINT = 0.25  # of the median patch's contrast: what counts as half seen
+_PATCHES = 20_000  # that k-means sees
 
 
-def respond(maps: torch.Tensor, filters: torch.Tensor, dilation: int = 1, pool: int = 3) -> torch.Tensor:
+@dataclass(frozen=True)
+class Layer:
+    """filters (units, C, s, s) of norm 1, `dilation` pixels between their taps; faint: contrast that is half seen;
+    centred: brightness does not matter."""
+
+    filters: torch.Tensor
+    faint: float
+    dilation: int = 1
+    centred: bool = False
+
+
+def respond(maps: torch.Tensor, layer: Layer, pool: int = 3) -> torch.Tensor:
     """One layer: maps (B, C, H, W) in [0, 1] → (B, units / 2, H, W) in [0, 1]; empty maps give 0.
 
-    filters (units, C, s, s) have norm 1. Cosine of each patch with each filter, thresholded; root mean square over three
-    neighbours on the ring at every second unit; mean over `pool`×`pool` pixels.
+    Cosine of each patch with each filter, thresholded; root mean square over three neighbours on the ring at every
+    second unit; mean over `pool`×`pool` pixels.
     """
-    side = filters.shape[-1]
-    reach = dilation * (side // 2)
-    raw = functional.conv2d(maps, filters, padding=reach, dilation=dilation)
-    energy = _patch_energy(maps, side, dilation, centred=_is_centred(filters))
-    cosine = raw / (energy.sqrt() + _FAINT * side * maps.shape[1] ** 0.5)
+    reach = layer.dilation * (layer.filters.shape[-1] // 2)
+    raw = functional.conv2d(maps, layer.filters, padding=reach, dilation=layer.dilation)
+    cosine = raw / (_patch_energy(maps, layer).sqrt() + layer.faint)
     active = ((cosine - _THRESHOLD) / (1 - _THRESHOLD)).clamp(0, 1).square()
     pooled = ((active + active.roll(1, 1) + active.roll(-1, 1)) / 3)[:, ::2].sqrt()
     return functional.avg_pool2d(pooled, pool, stride=1, padding=pool // 2)
 
 
-def learn_filters(
+def learn_layer(
     maps: torch.Tensor, units: int, side: int, generator: torch.Generator, dilation: int = 1, centred: bool = False
-) -> torch.Tensor:
-    """Filters (units, C, side, side) for `respond`, from sample maps (B, C, H, W); `centred` ones ignore brightness."""
+) -> Layer:
+    """A layer for `respond`, from sample maps (B, C, H, W)."""
     channels = maps.shape[1]
     patches = functional.unfold(maps, side, dilation=dilation).transpose(1, 2).reshape(-1, channels * side * side)
     if centred:
         patches = patches - patches.mean(1, keepdim=True)
     strength = patches.norm(dim=1)
-    patches = patches[strength > 0.5 * _FAINT * side * channels**0.5]
+    seen = strength > 1e-3
+    faint = _FAINT * float(strength[seen].median()) if bool(seen.any()) else 1.0
+    patches = patches[strength > 2 * faint]
     if len(patches) < units:  # next to nothing to see: any filters do
         patches = torch.randn(units, channels * side * side, generator=generator)
         patches = patches - patches.mean(1, keepdim=True) if centred else patches
     patches = patches[torch.randperm(len(patches), generator=generator)[:_PATCHES]]
     points = patches / patches.norm(dim=1, keepdim=True)
-    return ring_kmeans(points, units, generator).reshape(units, channels, side, side)
-
-
-_PATCHES = 20_000
+    filters = ring_kmeans(points, units, generator).reshape(units, channels, side, side)
+    return Layer(filters, faint, dilation, centred)
 
 
 def ring_kmeans(points: torch.Tensor, units: int, generator: torch.Generator, rounds: int = 30) -> torch.Tensor:
@@ -63,16 +75,12 @@ def ring_kmeans(points: torch.Tensor, units: int, generator: torch.Generator, ro
     return centres
 
 
-def _is_centred(filters: torch.Tensor) -> bool:
-    return bool(filters.flatten(1).sum(1).abs().max() < 1e-3)
-
-
-def _patch_energy(maps: torch.Tensor, side: int, dilation: int, centred: bool) -> torch.Tensor:
-    """Sum of squares in the patch around every pixel, about the patch's mean if `centred`: (B, 1, H, W)."""
-    ones = torch.ones(1, maps.shape[1], side, side)
-    reach = dilation * (side // 2)
-    squares = functional.conv2d(maps.square(), ones, padding=reach, dilation=dilation)
-    if centred:
-        sums = functional.conv2d(maps, ones, padding=reach, dilation=dilation)
+def _patch_energy(maps: torch.Tensor, layer: Layer) -> torch.Tensor:
+    """Sum of squares in the patch around every pixel, about the patch's mean if centred: (B, 1, H, W)."""
+    ones = torch.ones_like(layer.filters[:1])
+    reach = layer.dilation * (ones.shape[-1] // 2)
+    squares = functional.conv2d(maps.square(), ones, padding=reach, dilation=layer.dilation)
+    if layer.centred:
+        sums = functional.conv2d(maps, ones, padding=reach, dilation=layer.dilation)
         squares = squares - sums.square() / ones.numel()
     return squares.clamp(min=0)

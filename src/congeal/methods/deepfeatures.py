@@ -15,7 +15,7 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.images import Stack
-from congeal.methods.convfeatures import learn_filters, respond
+from congeal.methods.convfeatures import Layer, learn_layer, respond
 from congeal.methods.funnel import FunnelMethod, Level
 from congeal.methods.reference import frames
 
@@ -58,15 +58,18 @@ class DeepFeatures(FunnelMethod):
         count = int(np.clip(_SAMPLE_VALUES // pixels, 1, len(stack)))
         images = frames(stack, np.unique(np.linspace(0, len(stack) - 1, count).astype(int)))
         generator = torch.Generator().manual_seed(self.random_state)
-        shallow = learn_filters(images, self.units[0], self.side, generator, centred=True)
-        maps = respond(images, shallow)[:100]
-        return {"shallow": shallow, "deep": learn_filters(maps, self.units[1], self.side, generator, dilation=2)}
+        shallow = learn_layer(images, self.units[0], self.side, generator, centred=True)
+        deep = learn_layer(respond(images, shallow)[:100], self.units[1], self.side, generator, dilation=2)
+        faint = torch.tensor([shallow.faint, deep.faint], dtype=torch.float64)
+        return {"shallow": shallow.filters, "deep": deep.filters, "faint": faint}
 
     def _levels(self, stack: Stack, kind: str) -> list[Level]:
+        faint = self._learnt["faint"].tolist()
+        shallow = Layer(self._learnt["shallow"], faint[0], centred=True)
+        deep = Layer(self._learnt["deep"], faint[1], dilation=2)
+        views = [partial(_deep, shallow=shallow, deep=deep), *(partial(respond, layer=shallow, pool=p) for p in (3, 1))]
+        counts = [self.units[1] // 2, self.units[0] // 2, self.units[0] // 2]
         unit = max(stack.frame) / 28
-        shallow, deep = self._learnt["shallow"], self._learnt["deep"]
-        views = [partial(_deep, shallow=shallow, deep=deep), *(partial(respond, filters=shallow, pool=p) for p in (3, 1))]
-        counts = [len(deep) // 2, len(shallow) // 2, len(shallow) // 2]
         return [
             # Empty ground shows no feature at all.
             Level(view, step * unit, sweeps, 1, torch.zeros(count) if kind == "object" else None, anchored=True)
@@ -74,5 +77,5 @@ class DeepFeatures(FunnelMethod):
         ]
 
 
-def _deep(images: torch.Tensor, shallow: torch.Tensor, deep: torch.Tensor) -> torch.Tensor:
-    return respond(respond(images, shallow), deep, dilation=2, pool=5)
+def _deep(images: torch.Tensor, shallow: Layer, deep: Layer) -> torch.Tensor:
+    return respond(respond(images, shallow), deep, pool=5)

@@ -245,9 +245,10 @@ class _Search:
         if self.anchor is not None:
             matrices = self.anchor.inverse[self.parts[i]] @ matrices
         shown = warp(self._maps(i), matrices, self.stack.frame)
-        shares, covered = shown[:, :-1], shown[:, -1:]
-        if self.level.outside is not None:
-            shares, covered = shares + self.level.outside[:, None, None], torch.ones_like(covered)
+        if self.level.outside is None:
+            shares, covered = shown[:, :-1], shown[:, -1:]
+        else:
+            shares, covered = shown + self.level.outside[:, None, None], torch.ones_like(shown[:, :1])
         shares = shares.clamp(min=0)
         own = torch.zeros_like(covered)
         if self.method.relative:  # of shares / covered, weighted by covered, multiplied out
@@ -279,16 +280,17 @@ class _Search:
         return torch.cat([weights, covered, -torch.ones_like(average)]).flatten()
 
     def _maps(self, i: int) -> torch.Tensor:
-        """The maps of one chunk as they are warped, with coverage last; 0 is what lies outside."""
+        """The maps of one chunk as they are warped: 0 is what lies outside; if that is unknown, coverage comes last."""
         if i in self._kept:
             return self._kept[i]
         images, masks = self.stack.images(self.parts[i]), self.stack.masks(self.parts[i])
         if self.anchor is not None:
             images, masks = self.anchor.show(self.parts[i], images, masks)
         maps = self.level.maps(images)
-        if self.level.outside is not None:
+        if self.level.outside is None:
+            maps = torch.cat([maps, torch.ones_like(maps[:, :1])], 1)
+        else:
             maps = maps - self.level.outside[:, None, None]
-        maps = torch.cat([maps, torch.ones_like(maps[:, :1])], 1)
         maps = (maps if masks is None else maps * masks).contiguous()
         if maps.nbytes <= self._room:
             self._kept[i] = maps

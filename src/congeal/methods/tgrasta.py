@@ -48,8 +48,6 @@ class TGRASTA(Method):
     """Passes of the subspace over the images between two warps."""
     solver_iterations: int = 20
     """Of the per-image solver."""
-    together: int = 16
-    """Images solved at once before U takes their steps one after the other; 1 is as published, and slower."""
     smoothing: float = 0.4
     """Gaussian blur of the images, in frame pixels."""
     max_step: float = 3.0
@@ -60,16 +58,14 @@ class TGRASTA(Method):
     def _check_parameters(self) -> None:
         if self.mode not in MODES:
             raise CongealError(f"tgrasta has no mode '{self.mode}': choose one of {', '.join(MODES)}")
-        if min(self.dimension, self.linearisations, self.sweeps, self.solver_iterations, self.together) < 1:
-            raise CongealError(
-                "dimension, linearisations, sweeps, solver_iterations and together are counts: at least 1"
-            )
+        if min(self.dimension, self.linearisations, self.sweeps, self.solver_iterations) < 1:
+            raise CongealError("dimension, linearisations, sweeps and solver_iterations are counts: at least 1")
 
     def _align(self, stack: Stack, job: Job) -> torch.Tensor:
         kind = set_kind(stack)
         learners, others = self._split(stack)
         total = self.linearisations + len(others)
-        state = job.load() or self._begin(stack, len(learners))
+        state = job.load() or self._begin(stack, kind, learners)
         found, best = state["found"].clone(), Best(state["found"][learners], state.get("best"))
         self._tracker = tracker = Tracker(state["subspace"], state["pace"])
         gauge = MotionGauge(stack, self.motion, kind, float(state["zoom"]), learners) if self.guards else None
@@ -81,7 +77,8 @@ class TGRASTA(Method):
                         found[learners] = best.found
                 else:
                     part = others[step - self.linearisations]
-                    found[part], cost = self._follow(stack, kind, found[part], part, self.mode == "online")
+                    found[part], costs = self._follow(stack, kind, found[part], part)
+                    cost = float(costs.mean())
                 job.step(step + 1, total, cost=cost)
                 if job.due():
                     at = {"found": found, "best": best.state(), "step": step + 1, "pace": tracker.pace()}
@@ -99,17 +96,24 @@ class TGRASTA(Method):
             count = min(_FROZEN_MOST, max(_WARM_UP, round(_FROZEN_SHARE * n)))
             learners = np.sort(np.random.default_rng(self.random_state).permutation(n)[:count])
         others = np.setdiff1d(order, learners)
-        runs = len(chunks(stack)) if self.mode == "frozen" else -(-len(others) // self.together)
-        return learners, [part for part in np.array_split(others, runs) if len(part)]
+        return learners, [part for part in np.array_split(others, len(chunks(stack))) if len(part)]
 
-    def _begin(self, stack: Stack, count: int) -> dict[str, Any]:
+    def _begin(self, stack: Stack, kind: str, learners: np.ndarray) -> dict[str, Any]:
+        start = torch.as_tensor(stack.start.copy())
         pixels = stack.channels * stack.frame[0] * stack.frame[1]
         dimension = min(self.dimension, pixels)
-        if self.guards:
-            dimension = min(dimension, max(1, count // 5))
         generator = torch.Generator().manual_seed(self.random_state)
-        subspace = torch.linalg.qr(torch.randn(pixels, dimension, generator=generator, dtype=torch.float64))[0]
-        return {"found": torch.as_tensor(stack.start.copy()), "subspace": subspace, "pace": {}, "step": 0, "zoom": 1.0}
+        if self.guards:
+            # A subspace of noise explains nothing, and the first image, which sets the length of all steps, would have
+            # weights near zero: every turn after it would be one of 60°. So: random, but among what images look like.
+            dimension = min(dimension, max(1, len(learners) // 5))
+            images = linearise(stack, start[learners], self.motion, self.smoothing, kind, learners).data
+            mixed = torch.randn(dimension, len(learners), generator=generator, dtype=torch.float64) @ images
+            spanning = mixed.T + 1e-6 * torch.randn(pixels, dimension, generator=generator, dtype=torch.float64)
+        else:
+            spanning = torch.randn(pixels, dimension, generator=generator, dtype=torch.float64)
+        subspace = torch.linalg.qr(spanning)[0]
+        return {"found": start, "subspace": subspace, "pace": {}, "step": 0, "zoom": 1.0}
 
     def _learn(
         self,
@@ -125,8 +129,8 @@ class TGRASTA(Method):
         line = linearise(stack, found[learners], self.motion, self.smoothing, kind, learners)
         generator = torch.Generator().manual_seed(self.random_state * 1000 + step)
         for _ in range(self.sweeps):
-            for part in torch.randperm(len(learners), generator=generator).split(self.together):
-                self._tracker.update(solve(line, part, self._tracker.subspace, self.solver_iterations))
+            for one in torch.randperm(len(learners), generator=generator).split(1):
+                self._tracker.update(solve(line, one, self._tracker.subspace, self.solver_iterations))
             self._tracker.tidy()
         steps, costs = self._solve_all(line)
         moved = move(found[learners], line, steps, self.motion, stack.frame, self._cap())
@@ -138,20 +142,32 @@ class TGRASTA(Method):
         return cost
 
     def _follow(
-        self, stack: Stack, kind: str, found: torch.Tensor, rows: np.ndarray, learn: bool
-    ) -> tuple[torch.Tensor, float]:
-        """Align images `rows` to the subspace; `learn`: and let it follow them. Each keeps its own best place."""
-        best, lowest = found.clone(), torch.full((len(rows),), math.inf, dtype=torch.float64)
+        self, stack: Stack, kind: str, found: torch.Tensor, rows: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Align images `rows` to the subspace, which follows them one by one in `online`: (places, costs)."""
+        if self.mode != "online":
+            return self._place(stack, kind, found, rows)
+        places, costs = found.clone(), found.new_zeros(len(rows))
+        for i in range(len(rows)):
+            one = slice(i, i + 1)
+            places[one], costs[one] = self._place(stack, kind, found[one], rows[one])
+            line = linearise(stack, places[one], self.motion, self.smoothing, kind, rows[one])
+            self._tracker.update(solve(line, torch.arange(1), self._tracker.subspace, self.solver_iterations))
+        self._tracker.tidy()
+        return places, costs
+
+    def _place(
+        self, stack: Stack, kind: str, found: torch.Tensor, rows: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Align images `rows` to the subspace as it is; with guards each keeps its own best place."""
+        best, lowest = found.clone(), found.new_full((len(rows),), math.inf)
         for _ in range(self.linearisations):
             line = linearise(stack, found, self.motion, self.smoothing, kind, rows)
             steps, costs = self._solve_all(line)
             found = move(found, line, steps, self.motion, stack.frame, self._cap())
-            better = (costs < lowest) & (line.data.abs().amax(1) > 0) if self.guards else torch.ones(len(rows)) > 0
+            better = (costs < lowest) & (line.data.abs().amax(1) > 0) | (not self.guards)
             best[better], lowest[better] = found[better], costs[better]
-        if learn:
-            line = linearise(stack, best, self.motion, self.smoothing, kind, rows)
-            self._tracker.update(solve(line, torch.arange(len(rows)), self._tracker.subspace, self.solver_iterations))
-        return best, float(costs.mean())
+        return best, lowest
 
     def _solve_all(self, line: Linear) -> tuple[torch.Tensor, torch.Tensor]:
         """Steps (n, k) and costs ‖e‖₁ (n,) of all images for the subspace as it is."""
@@ -166,7 +182,7 @@ class TGRASTA(Method):
         kind, found = set_kind(stack), torch.as_tensor(stack.start.copy())
         with torch.no_grad():
             for part in chunks(stack):
-                found[part], _ = self._follow(stack, kind, found[part], part, learn=False)
+                found[part], _ = self._place(stack, kind, found[part], part)
         return found
 
     def _state(self) -> dict[str, torch.Tensor]:

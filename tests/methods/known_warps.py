@@ -13,7 +13,9 @@ from congeal.methods.base import Method
 from congeal.metrics import corner_error
 
 
-def warped_digit(motion: str = "similarity", n: int = 20, digit: str = "3", seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def warped_digit(
+    motion: str = "similarity", n: int = 20, digit: str = "3", seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Copies of one bundled digit under known warps of at most 3 px, 5° and 4% scale (none for "rigid").
 
     Images (n, 28, 28) uint8 and the aligned_from_source (n, 3, 3) that undo the warps.

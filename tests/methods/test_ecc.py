@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from known_warps import errors, warped_digit
 
 from congeal import CongealError, open_images
-from known_warps import errors, warped_digit
 
 cv2 = pytest.importorskip("cv2")
 

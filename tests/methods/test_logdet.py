@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from known_warps import errors, warped_digit
 
 from congeal import CongealError, open_images
 from congeal.geometry import MOTIONS
 from congeal.images import prepare
 from congeal.methods.logdet import LogDet, _Level
 from congeal.metrics import corner_error
-from known_warps import errors, warped_digit
 
 
 @pytest.mark.parametrize("motion", MOTIONS)

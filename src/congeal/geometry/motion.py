@@ -17,15 +17,15 @@ from congeal.errors import CongealError
 MOTIONS = ("translation", "rigid", "similarity", "affine", "homography")
 _COUNT = dict(zip(MOTIONS, (2, 3, 4, 6, 8), strict=True))
 
-_GENERATORS = torch.zeros(8, 3, 3, dtype=torch.float64)
-_GENERATORS[0, 0, 2] = 1
-_GENERATORS[1, 1, 2] = 1
-_GENERATORS[2, 0, 1], _GENERATORS[2, 1, 0] = -1, 1
-_GENERATORS[3, 0, 0], _GENERATORS[3, 1, 1] = 1, 1
-_GENERATORS[4, 0, 0], _GENERATORS[4, 1, 1] = 1, -1
-_GENERATORS[5, 0, 1], _GENERATORS[5, 1, 0] = 1, 1
-_GENERATORS[6, 2, 0] = 1
-_GENERATORS[7, 2, 1] = 1
+GENERATORS = torch.zeros(8, 3, 3, dtype=torch.float64)
+GENERATORS[0, 0, 2] = 1
+GENERATORS[1, 1, 2] = 1
+GENERATORS[2, 0, 1], GENERATORS[2, 1, 0] = -1, 1
+GENERATORS[3, 0, 0], GENERATORS[3, 1, 1] = 1, 1
+GENERATORS[4, 0, 0], GENERATORS[4, 1, 1] = 1, -1
+GENERATORS[5, 0, 1], GENERATORS[5, 1, 0] = 1, 1
+GENERATORS[6, 2, 0] = 1
+GENERATORS[7, 2, 1] = 1
 
 _SQUARINGS, _TERMS = 4, 8  # exact to float32 rounding for parameters up to about 4, and they export to ONNX
 
@@ -44,7 +44,7 @@ def matrix_from_parameters(parameters: torch.Tensor) -> torch.Tensor:
     The exponential is written as scaling and squaring in plain products: `torch.linalg.matrix_exp` has no ONNX form.
     """
     count = parameters.shape[-1]
-    generators = _GENERATORS[:count].to(parameters).reshape(count, 9)
+    generators = GENERATORS[:count].to(parameters).reshape(count, 9)
     step = (parameters @ generators).reshape(*parameters.shape[:-1], 3, 3) / 2**_SQUARINGS
     eye = torch.eye(3, dtype=parameters.dtype, device=parameters.device)
     result = eye + step / _TERMS
@@ -77,7 +77,7 @@ def parameters_from_matrix(matrix: torch.Tensor, motion: str = "homography") -> 
     log = log * 2**roots
     # A homography has no scale of its own: choose the multiple of I that clears the last entry, as the generators do.
     log = log - log[..., 2:, 2:] * eye
-    basis = _GENERATORS.to(m.device).reshape(8, 9)
+    basis = GENERATORS.to(m.device).reshape(8, 9)
     weights = (log.reshape(*log.shape[:-2], 9) @ basis.T) / (basis**2).sum(1)
     return weights[..., :count].to(matrix.dtype)
 

@@ -34,7 +34,7 @@ class DeepFeatures(FunnelMethod):
     """Filters of the first and second layer, even; neighbours are pooled, so half as many maps come out."""
     side: int = 5
     """Width of the filters, odd; the second layer's taps lie two pixels apart."""
-    steps: tuple[float, ...] = (1.5, 0.5, 0.25)
+    steps: tuple[float, ...] = (1.0, 0.5, 0.25)
     """First step at each level (the second layer, the first, the first again): corner motion in pixels of a 28-pixel
     frame."""
     sweeps: tuple[int, ...] = (15, 12, 8)

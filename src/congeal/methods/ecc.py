@@ -29,10 +29,12 @@ _MARGIN = 0.25  # of the longer side: what an image shows beyond the frame, for 
 class ECC(Method):
     """ECC to the running mean. Maximises each image's correlation with the mean of all; gain and offset do not matter.
 
-    Needs the extra `faces` (OpenCV). Channels are averaged. An image on which ECC does not converge keeps its transform.
+    Needs the extra `faces` (OpenCV). Channels are averaged. An image on which ECC gives up keeps its transform.
     """
 
     rounds: int = 8
+    warm_up: int = 3
+    """Rounds that a homography spends as an affine motion first: from a poor start ECC loses homographies."""
     iterations: int = 50
     """Steps of one call, at most."""
     epsilon: float = 1e-4
@@ -103,14 +105,15 @@ class ECC(Method):
         """One ECC call per image: (new stack_from_frame, images on which it failed, mean correlation of the rest)."""
         template = look["mean"].mean(0).numpy()
         width = self.smoothing[min(i, len(self.smoothing) - 1)]
-        newton = GaussNewton(self.motion, stack.frame, max_step=self.max_step if self.guards else float("inf"))
+        motion = "affine" if self.motion == "homography" and i < self.warm_up else self.motion
+        newton = GaussNewton(motion, stack.frame, max_step=self.max_step if self.guards else float("inf"))
         canvas = _Canvas(stack.frame)
         stepped, correlations = found.clone(), []
         for part in chunks(stack):
             images, masks = canvas.show(stack, part, found[part], kind)
             steps = torch.eye(3).repeat(len(part), 1, 1)
             for k in range(len(part)):
-                result = self._call(template, images[k], None if masks is None else masks[k], canvas, width)
+                result = self._call(template, images[k], None if masks is None else masks[k], canvas, width, motion)
                 if result is not None:
                     steps[k] = torch.as_tensor(result[0])
                     correlations.append(result[1])
@@ -119,31 +122,30 @@ class ECC(Method):
         return stepped, len(stack) - len(correlations), mean
 
     def _call(
-        self, template: np.ndarray, image: np.ndarray, mask: np.ndarray | None, canvas: _Canvas, width: int
+        self, template: np.ndarray, image: np.ndarray, mask: np.ndarray | None, canvas: _Canvas, width: int, motion: str
     ) -> tuple[np.ndarray, float] | None:
         """The step (3, 3) in frame pixels and its correlation, or None where OpenCV gives up."""
         cv2 = require("cv2", "faces")
         if image.max() == image.min():
             return None
         kinds = {"translation": 0, "rigid": 1, "affine": 2, "homography": 3}  # cv2.MOTION_*
-        rows = 3 if self.motion == "homography" else 2
+        rows = 3 if motion == "homography" else 2
         criteria = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, self.iterations, self.epsilon)
         try:
             correlation, found = cv2.findTransformECC(
-                template, image, canvas.from_frame[:rows].copy(), kinds[self.motion], criteria, mask, width
+                template, image, canvas.from_frame[:rows].copy(), kinds[motion], criteria, mask, width
             )
         except cv2.error:  # did not converge, or the images do not correlate: reported as a failure of this image
             return None
         step = canvas.frame_from @ np.vstack([found, [0, 0, 1]])[:3].astype(np.float64)
-        step = step / step[2, 2]
-        if not np.isfinite(step).all() or np.linalg.det(step[:2, :2]) <= 0.05 or np.linalg.det(step) <= 0.05:
+        if not np.isfinite(step).all() or (self.guards and not _sane(step, canvas.frame)):
             return None
         return step, float(correlation)
 
     def _compose(self, newton: GaussNewton, found: torch.Tensor, steps: torch.Tensor, stack: Stack) -> torch.Tensor:
         if not self.guards:
             return found @ steps
-        delta = parameters_from_matrix(to_normalised(steps.double(), stack.frame), self.motion).float()
+        delta = parameters_from_matrix(to_normalised(steps.double(), stack.frame), newton.motion).float()
         return newton.compose(found, -delta.nan_to_num(0.0))
 
     def _state(self) -> dict[str, torch.Tensor]:
@@ -162,6 +164,7 @@ class _Canvas:
     """
 
     def __init__(self, frame: tuple[int, int]) -> None:
+        self.frame = frame
         margin = int(np.ceil(_MARGIN * max(frame)))
         self.size = (frame[0] + 2 * margin, frame[1] + 2 * margin)
         self.from_frame = np.array([[1, 0, margin], [0, 1, margin], [0, 0, 1]], dtype=np.float32)
@@ -181,6 +184,15 @@ class _Canvas:
         else:
             return shown, None
         return shown, (seen[:, 0] > 0.99).numpy().astype(np.uint8)
+
+
+def _sane(step: np.ndarray, frame: tuple[int, int]) -> bool:
+    """Whether a step (3, 3) keeps the frame in front of the horizon, unmirrored and of visible size."""
+    centred = to_normalised(step, frame)
+    if not np.isfinite(centred).all() or abs(centred[2, 2]) < 1e-6:
+        return False
+    centred = centred / centred[2, 2]
+    return bool(np.abs(centred[2, :2]).sum() < 0.9 and np.linalg.det(centred) > 0.05)
 
 
 def _look(stack: Stack, found: torch.Tensor, kind: str) -> dict[str, Any]:

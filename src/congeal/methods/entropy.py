@@ -50,7 +50,9 @@ class Entropy(FunnelMethod):
         unit = max(stack.frame) / 28
         outside = shares(torch.zeros(1, stack.channels, 1, 1), bins, 0.0)[0, :, 0, 0] if kind == "object" else None
         return [
-            Level(partial(shares, bins=bins, sigma=sigma * unit), step * unit, sweeps, 1 if bins == 2 else bins, outside)
+            Level(
+                partial(shares, bins=bins, sigma=sigma * unit), step * unit, sweeps, 1 if bins == 2 else bins, outside
+            )
             for sigma, step, sweeps in zip(self.blurs, self.steps, self.sweeps, strict=True)
         ]
 

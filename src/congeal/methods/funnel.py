@@ -22,7 +22,16 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
-from congeal.geometry import coverage, from_normalised, invert, map_points, matrix_from_parameters, n_parameters, normalise, warp
+from congeal.geometry import (
+    coverage,
+    from_normalised,
+    invert,
+    map_points,
+    matrix_from_parameters,
+    n_parameters,
+    normalise,
+    warp,
+)
 from congeal.geometry.matrix import Size, corners
 from congeal.images import Stack
 from congeal.methods.base import Method
@@ -114,7 +123,8 @@ class FunnelMethod(Method):
                 job.step(done, total, cost=cost, motion=motion, level=at)
                 if job.due():
                     zoom = 1.0 if gauge is None else gauge.zoom
-                    where = {"level": at, "sweep": sweep + 1, "reach": reach, "anchor": anchor, "zoom": zoom}
+                    next_sweep = sweep + 1 if motion >= self.tolerance else levels[at].sweeps
+                    where = {"level": at, "sweep": next_sweep, "reach": reach, "anchor": anchor, "zoom": zoom}
                     funnel = {"learnt": self._learnt, "fields": self._fields, "gauges": self._gauges}
                     job.save({"found": found, **where, **funnel, "best": best.state()})
                 if motion < self.tolerance:
@@ -204,10 +214,12 @@ class _Search:
         """Every parameter once, for all images: (new stack_from_frame, new reach). The field follows if `refresh`."""
         found, reach = found.clone(), reach.clone()
         generator = torch.Generator().manual_seed(self.method.random_state * 100_003 + seed)
+        # Where a new image ends must not depend on its place among the others.
+        noise = self.method.noise if refresh else 0.0
         now: dict[int, torch.Tensor] = {}  # what each chunk shows where it stands, while there is room
         for j in range(len(self.unit)):
             weights, total = self._weights(field), torch.zeros(())
-            stretch = 1 + self.method.noise * torch.randn(len(found), generator=generator)
+            stretch = 1 + noise * torch.randn(len(found), generator=generator)
             for i, part in enumerate(self.parts):
                 candidates = self._candidates(found[part], reach[part, j] * stretch[part] * self.unit[j], j)
                 here = now[i] if i in now else self._shown(i, candidates[0])
@@ -270,8 +282,11 @@ class _Search:
         return torch.cat([field, entropy - own / covered.clamp(min=1e-3)])
 
     def _weights(self, field: torch.Tensor) -> torch.Tensor:
-        """What one unit of everything `_shown` gives costs at each pixel, flat. Up to a constant the cost of an image is
-        its divergence from the field where it covers the frame, and that of an average image where it does not."""
+        """What one unit of everything `_shown` gives costs at each pixel, flat.
+
+        Up to a constant an image costs its divergence from the field where it covers the frame, and what an average
+        image costs where it does not.
+        """
         shares, average = field[:-1], field[-1:]
         weights, covered = -shares.log(), -average
         if self.level.group == 1:
@@ -299,7 +314,7 @@ class _Search:
 
 
 class _Anchor:
-    """The frame with a margin, in which images are shown as they lie at one moment: `canvas_from_stack` is `inverse`."""
+    """The frame with a margin, a canvas that shows images as they lie at one moment; `inverse` is canvas_from_stack."""
 
     def __init__(self, stack_from_frame: torch.Tensor, stack: Stack) -> None:
         self.stack = stack

@@ -8,6 +8,7 @@ per-pixel weights, its Hessian are shared by all images: a step is one warp and 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,6 +16,7 @@ import torch
 
 from congeal.geometry import from_normalised, map_points, matrix_from_parameters, n_parameters
 from congeal.geometry.matrix import Size, corners
+from congeal.geometry.motion import GENERATORS
 from congeal.methods.appearance import gradient
 
 
@@ -34,6 +36,13 @@ def motion_field(frame: Size, motion: str) -> torch.Tensor:
     y, x = torch.meshgrid(torch.arange(frame[0]), torch.arange(frame[1]), indexing="ij")
     points = torch.stack([x.flatten(), y.flatten()], -1).float()
     return point_motion(points, frame, motion).transpose(1, 2).reshape(-1, 2, *frame).contiguous()
+
+
+@lru_cache(maxsize=16)
+def _pixel_generators(frame: Size, motion: str) -> torch.Tensor:
+    """The motion's generators in pixel coordinates: (k, 9)."""
+    count = n_parameters(motion)
+    return from_normalised(GENERATORS[:count], frame).reshape(count, 9)
 
 
 def steepest_descent(template: torch.Tensor, motion: str) -> torch.Tensor:
@@ -77,9 +86,10 @@ class GaussNewton:
 
         `weights` (B, 1 or C, h, w) count pixels: coverage, masks.
         """
-        residual = (warped - line.template).flatten(1)
         if weights is None and self.robust is None:
-            return (residual @ line.jacobian) @ line.solver
+            # Jᵀ(I − T) as JᵀI − JᵀT: the residual image itself is never made.
+            return (warped.flatten(1) @ line.jacobian - line.template.flatten() @ line.jacobian) @ line.solver
+        residual = (warped - line.template).flatten(1)
         weight = torch.ones_like(residual) if weights is None else weights.expand_as(warped).flatten(1)
         if self.robust is not None:
             weight = weight * (self.robust / residual.abs().clamp(min=self.robust))
@@ -95,13 +105,22 @@ class GaussNewton:
     def compose(self, stack_from_frame: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """H · exp(−δ), with each image's step shortened so that no corner exceeds `max_step`."""
         frame = torch.as_tensor(corners(self.size), dtype=delta.dtype, device=delta.device)
-        step = from_normalised(matrix_from_parameters(-delta), self.size)
-        moved = (map_points(step, frame) - frame).norm(dim=-1).amax(-1)
+        step = self._step(delta)
+        moved = (map_points(step, frame) - frame).square().sum(-1).amax(-1).sqrt()
         too_far = ~(moved <= self.max_step)  # NaN, from a step over the horizon, counts as too far
         if bool(too_far.any()):
             shorter = (self.max_step / moved[too_far]).nan_to_num(0.0).clamp(max=1.0)
-            step[too_far] = from_normalised(matrix_from_parameters(-delta[too_far] * shorter[:, None]), self.size)
+            step[too_far] = self._step(delta[too_far] * shorter[:, None])
         return stack_from_frame @ step
+
+    def _step(self, delta: torch.Tensor) -> torch.Tensor:
+        """exp(−δ) in pixels. Three terms of it where any matrix is a valid step and steps are short: twice as fast."""
+        if self.motion not in ("affine", "homography") or not math.isfinite(self.max_step):
+            return from_normalised(matrix_from_parameters(-delta), self.size)
+        generators = _pixel_generators(self.size, self.motion).to(delta)
+        a = (delta @ generators).view(-1, 3, 3)
+        square = a @ a
+        return torch.eye(3, dtype=delta.dtype, device=delta.device) - a + (square - (square @ a) / 3) / 2
 
 
 @dataclass

@@ -59,7 +59,7 @@ class LogDet(Method):
 
     def _alternate(self, stack: Stack, job: Job) -> torch.Tensor:
         start, kind = torch.as_tensor(stack.start.copy()).float(), set_kind(stack)
-        fresh = {"found": start, "level": 0, "iteration": 0, "zoom": 1.0, "best": None, "basis": None}
+        fresh: dict[str, Any] = {"found": start, "level": 0, "iteration": 0, "zoom": 1.0, "best": None, "basis": None}
         state = job.load() or fresh
         found, basis, total = state["found"], state["basis"], sum(self.iterations)
         ink = total_ink(stack) if kind == "object" else None
@@ -83,7 +83,8 @@ class LogDet(Method):
                 job.step(sum(self.iterations[:at]) + iteration + 1, total, **values)
                 if job.due():
                     zoom = 1.0 if gauge is None else gauge.zoom
-                    where = {"level": at, "iteration": iteration + 1, "zoom": zoom, "basis": basis}
+                    next_one = iteration + 1 if moved >= self.tolerance else self.iterations[at]
+                    where = {"level": at, "iteration": next_one, "zoom": zoom, "basis": basis}
                     kept = {"best": best.state(), "codebooks": self._codebooks}
                     job.save({"found": found, **where, **kept})
                 if moved < self.tolerance:
@@ -202,7 +203,7 @@ class _Level:
         return moved, distortion / len(self.stack)
 
     def _weight(self, frame_from_stack: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor | None:
-        """Which source pixels count: all for objects, where what the frame misses is lost; the shared part of photos."""
+        """Which source pixels count: all for objects, as what the frame misses is lost; the shared part of photos."""
         if self.kind == "object":
             return masks
         seen = coverage(frame_from_stack, self.stack.frame, self.stack.size)
@@ -210,5 +211,10 @@ class _Level:
 
     def _shown(self, part: Any, found: torch.Tensor) -> torch.Tensor:
         images = self.stack.images(part)
-        padding = "zeros" if self.kind == "object" else "border"
-        return warp(blur(images, self.sigma), found[part], self.stack.frame, padding=padding)
+        # Photographs do not end in black: the edge is carried on, or every frame corner would be a principal direction.
+        return warp(
+            blur(images, self.sigma),
+            found[part],
+            self.stack.frame,
+            padding="zeros" if self.kind == "object" else "border",
+        )

@@ -50,7 +50,8 @@ def linearise(
 ) -> Linear:
     """Images `rows` of the stack (all by default) through their stack_from_frame `found` (len(rows), 3, 3).
 
-    smoothing: Gaussian blur in frame pixels. kind: of the set, "object" or "photo". Gradients are taken on the source image and warped with it.
+    smoothing: Gaussian blur in frame pixels. kind: of the set, "object" or "photo". Gradients are taken on the source
+    image and warped with it.
     """
     rows = np.arange(len(stack)) if rows is None else rows
     sigma = smoothing * pixel_area(stack) ** 0.5
@@ -187,9 +188,7 @@ def move(found: torch.Tensor, line: Linear, d: torch.Tensor, motion: str, size: 
 class MotionGauge:
     """`Gauge`, within the motion: taking out the mean of many rotations must not leave a change of scale."""
 
-    def __init__(
-        self, stack: Stack, motion: str, kind: str, zoom: float = 1.0, rows: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, stack: Stack, motion: str, kind: str, zoom: float = 1.0, rows: np.ndarray | None = None) -> None:
         """rows: the images whose common pose it is, all by default."""
         self.motion = motion
         rows = np.arange(len(stack)) if rows is None else rows
@@ -375,8 +374,9 @@ def decompose(
     dual = data / (dual_scale or max(largest, float(data.abs().max()) / weight))
     penalty = 1.25 / largest
     moved, errors = data.clone(), torch.zeros_like(data)
-    total, iteration = 0.0, 0
-    for iteration in range(1, max_iterations + 1):
+    total, iterations = 0.0, 0
+    while iterations < max_iterations:
+        iterations += 1
         target = torch.add(moved, dual, alpha=1 / penalty)  # D + Q d + Y/μ
         low_rank, total = spectrum.shrink(target - errors, 1 / penalty)
         target -= low_rank
@@ -395,4 +395,4 @@ def decompose(
         if gap <= tolerance * size:
             break
     objective = total + weight * float(errors.abs().sum())
-    return Decomposition(step, objective, iteration)
+    return Decomposition(step, objective, iterations)

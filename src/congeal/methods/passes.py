@@ -53,21 +53,21 @@ class SetPass:
 
     def step(self, found: torch.Tensor) -> tuple[torch.Tensor, float, float]:
         """Move every image once: (new stack_from_frame, mean corner motion, mean squared residual)."""
-        moved, cost, total = torch.empty_like(found), 0.0, _Sums(self)
+        moved, total = torch.empty_like(found), _Sums(self)
         line = self.newton.linearise(self.target["mean"])
         for part in self.parts:
             shown, weights = self._shown(part, found)
             # The next target is collected from the images as they are now: one warp per image and iteration.
             total.add(part, shown, weights)
-            cost += float((shown - line.template).square().mean()) * len(part)
             delta = self._pair_delta(shown) if self.pairs else self.newton.delta(shown, line, weights)
             moved[part] = self.newton.compose(found[part], delta)
+        cost = total.residual(line.template)
         self.target = total.result(self.fixed)
         if self.gauge is not None:
             # Blur carries ink over the frame's edge, so only sharp images witness the scale.
             moved = self.gauge.fix(moved, None if self.sigma else self.target["ink"], self.keep)
         motion = float(corner_motion(found, moved, self.stack.frame).clamp(max=1e3).mean())
-        return moved, motion, cost / len(self.stack)
+        return moved, motion, cost
 
     def _pair_delta(self, shown: torch.Tensor) -> torch.Tensor:
         """Towards all the others at once: H = Σ_{i≠j} J_iᵀJ_i, b = Σ_{i≠j} J_iᵀ(I_j − I_i)."""
@@ -95,25 +95,39 @@ class _Sums:
     def __init__(self, level: SetPass) -> None:
         self.level = level
         self.image: Any = 0.0
+        self.plain: Any = 0.0
         self.weight: Any = 0.0
         self.ink = 0.0
+        self.squares = 0.0
+        self.count = 0
         self.jacobians: Any = 0.0
         self.offset: Any = 0.0
         self.hessian: Any = 0.0
 
     def add(self, part: np.ndarray, shown: torch.Tensor, weights: torch.Tensor | None) -> None:
-        self.ink += float(shown.sum())
         if self.level.keep is not None:
             counted = self.level.keep[part]
+            self.ink += float(shown[~counted].sum())
             part, shown = part[counted.numpy()], shown[counted]
             weights = None if weights is None else weights[counted]
-        self.image = self.image + (shown if weights is None else shown * weights).sum(0)
+        flat = shown.flatten()
+        self.squares += float(flat @ flat)
+        self.count += len(part)
+        image = shown.sum(0)
+        self.ink += float(image.sum())
+        self.image = self.image + (image if weights is None else (shown * weights).sum(0))
+        self.plain = self.plain + image
         self.weight = self.weight + (len(part) if weights is None else weights.sum(0))
         if self.level.pairs:
             jacobian = steepest_descent(shown, self.level.newton.motion)
             self.jacobians = self.jacobians + jacobian.sum(0)
             self.offset = self.offset + (jacobian * shown.flatten(1)[..., None]).sum((0, 1))
             self.hessian = self.hessian + torch.einsum("bmk,bml->kl", jacobian, jacobian)
+
+    def residual(self, template: torch.Tensor) -> float:
+        """Mean squared distance of the counted images from a template, from the sums alone."""
+        cross, own = float((self.plain * template).sum()), float(template.square().sum())
+        return max(0.0, self.squares - 2 * cross + self.count * own) / max(1, self.count * template.numel())
 
     def result(self, fixed: torch.Tensor | None) -> dict[str, Any]:
         weight = self.weight if isinstance(self.weight, int | float) else self.weight.clamp(min=1e-3)

@@ -22,6 +22,21 @@ _METHODS = {
         "LSC",
         "least squares to a reference, by Gauss-Newton: fast and sharp from a fair start",
     ),
+    "rasl": (
+        "congeal.methods.rasl",
+        "RASL",
+        "low rank plus sparse errors: for sets with occlusions or changing light, all images in memory",
+    ),
+    "pssv": (
+        "congeal.methods.pssv",
+        "PSSV",
+        "RASL whose largest singular values are free: for few images, or a known rank",
+    ),
+    "tgrasta": (
+        "congeal.methods.tgrasta",
+        "TGRASTA",
+        "a subspace and sparse errors, learnt image by image: aligns new images to the subspace",
+    ),
     "ecc": (
         "congeal.methods.ecc",
         "ECC",
@@ -30,12 +45,12 @@ _METHODS = {
     "entropy": (
         "congeal.methods.entropy",
         "Entropy",
-        "makes the values at each pixel predictable, by trial steps: robust, no gradients, aligns new images by a funnel",
+        "makes the values at each pixel predictable, by trial steps: needs no gradients, aligns new images by a funnel",
     ),
     "sift": (
         "congeal.methods.sift",
         "SIFT",
-        "entropy of visual words of gradients: for photographs whose raw values mean little, aligns new ones by a funnel",
+        "entropy of visual words: for photographs whose raw values mean little, aligns new images by a funnel",
     ),
     "deepfeatures": (
         "congeal.methods.deepfeatures",

@@ -25,6 +25,7 @@ from congeal.methods.lowrank import Linear, MotionGauge, linearise, move, soft
 
 MODES = ("batch", "online", "frozen")
 _WARM_UP = 20  # images an online subspace is learnt on before it goes on alone
+_SETTLING = 10  # corrections of the common scale, of 2% at most
 _FROZEN_SHARE, _FROZEN_MOST = 0.2, 150  # of the images a frozen subspace is learnt on
 
 
@@ -78,6 +79,8 @@ class TGRASTA(Method):
                 else:
                     part = others[step - self.linearisations]
                     found[part], costs = self._follow(stack, kind, found[part], part)
+                    if self.guards and len(part) >= _WARM_UP:  # fewer have no mean worth trusting
+                        found[part] = self._settle(stack, kind, found[part], part)
                     cost = float(costs.mean())
                 job.step(step + 1, total, cost=cost)
                 if job.due():
@@ -168,6 +171,18 @@ class TGRASTA(Method):
             better = (costs < lowest) & (line.data.abs().amax(1) > 0) | (not self.guards)
             best[better], lowest[better] = found[better], costs[better]
         return best, lowest
+
+    def _settle(self, stack: Stack, kind: str, found: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        """Images that followed the subspace, with their mean transform removed and their ink back in its band."""
+        gauge = MotionGauge(stack, self.motion, kind, rows=rows)
+        found = gauge.fix(found)
+        for _ in range(_SETTLING):
+            zoom = gauge.zoom
+            fixed = gauge.fix(found, linearise(stack, found, self.motion, self.smoothing, kind, rows).ink)
+            if gauge.zoom == zoom:
+                break
+            found = fixed
+        return found
 
     def _solve_all(self, line: Linear) -> tuple[torch.Tensor, torch.Tensor]:
         """Steps (n, k) and costs ‖e‖₁ (n,) of all images for the subspace as it is."""

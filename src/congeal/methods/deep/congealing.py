@@ -29,6 +29,7 @@ from congeal.methods.passes import SetPass
 log = logging.getLogger("congeal")
 
 _SOUND_ENERGY = (0.9, 1.1)
+_TRIES_IN_DOUBT = 3
 
 
 @dataclass(kw_only=True, eq=False)
@@ -42,7 +43,7 @@ class DeepCongealing(Method):
     preset: str = "default"
     reference: Any = "auto"
     """What alignment starts from: "auto" (a typical image), a position, a file or an array."""
-    steps: int = 1200
+    steps: int = 600
     batch_size: int = 256
     learning_rate: float = 1e-3
     schedule: str = "cosine"
@@ -78,7 +79,7 @@ class DeepCongealing(Method):
     """The aligner learns from at most this many images; all are aligned."""
     passes: int = 2
     """How often the aligner is applied, each time from its last answer."""
-    restarts: int = 12
+    restarts: int = 16
     """Images that match badly are tried again from this many perturbed poses."""
     refine: bool = True
     """Gauss-Newton steps after the net; off shows the raw net."""
@@ -125,9 +126,9 @@ class DeepCongealing(Method):
         self.aligner_, self.autoencoder_ = trainer.aligner.cpu().eval(), trainer.autoencoder.cpu().eval()
         self._template = trainer.template
         self._objects = trainer.objects
-        # Below this score an image is worth another try; above it, more tries change nothing.
+        # Below the first score an image is worth a few more tries, below the second one all of them.
         matching = trainer.scores[trainer.good] if trainer.settings.running_reference else trainer.scores
-        self._retry_below = float(matching.quantile(0.4))
+        self._doubtful, self._lost = float(matching.quantile(0.25)), float(matching.quantile(0.1))
 
     # ---- all images, old or new
 
@@ -169,7 +170,7 @@ class DeepCongealing(Method):
         direct = matcher.towards(images, direct, 10, masks=masks)
         poses, scores = matcher.better(images, [home(start, images, masks), direct], masks)
         for number, perturb in enumerate(warps):
-            rows = torch.nonzero(scores < self._retry_below)[:, 0]
+            rows = torch.nonzero(scores < (self._doubtful if number < _TRIES_IN_DOUBT else self._lost))[:, 0]
             if not len(rows):
                 break
             origin = start[rows] if number % 2 else poses[rows]
@@ -190,7 +191,7 @@ class DeepCongealing(Method):
         """Joint Gauss-Newton towards the running mean of the images that match, in the gauge of the start."""
         ink = total_ink(stack) if self._objects else None
         gauge = Gauge(start, stack.frame, ink) if settings.guards else None
-        keep = scores >= min(self._retry_below - 0.1, float(scores.median()))
+        keep = scores >= min(self._doubtful - 0.1, float(scores.median()))
         newton = GaussNewton(settings.motion, stack.frame)
         appearance = None if self._objects else oriented_gradients
         passes = SetPass(stack, newton, gauge=gauge, appearance=appearance, keep=keep)
@@ -227,13 +228,14 @@ class DeepCongealing(Method):
     def _state(self) -> dict[str, torch.Tensor]:
         networks = (("aligner", self.aligner_), ("autoencoder", self.autoencoder_))
         state = {f"{name}.{key}": value for name, net in networks for key, value in net.state_dict().items()}
-        numbers = torch.tensor([self._retry_below, float(self._objects)], dtype=torch.float64)
+        numbers = torch.tensor([self._doubtful, self._lost, float(self._objects)], dtype=torch.float64)
         return state | {"template": self._template, "numbers": numbers}
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         settings, layout = self.effective(), self.layout_
         self._template = state["template"]
-        self._retry_below, self._objects = float(state["numbers"][0]), bool(state["numbers"][1])
+        doubtful, lost, objects = state["numbers"].tolist()
+        self._doubtful, self._lost, self._objects = doubtful, lost, bool(objects)
         channels = int(self._template.shape[0])
         networks = make_networks(settings.preset, channels, layout.frame, settings.motion, settings.code_size)
         for name, net in zip(("aligner", "autoencoder"), networks, strict=True):

@@ -1,0 +1,105 @@
+"""Shrinkage, singular values and Jacobians against plain linear algebra and finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import congeal.methods.lowrank as lowrank
+from congeal.datasets import open_named
+from congeal.geometry import from_normalised, matrix_from_parameters
+from congeal.images import prepare
+from congeal.methods.lowrank import Linear, MotionGauge, Spectrum, decompose, linearise, soft
+
+
+def random_matrix(n: int, m: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    left, right = (torch.randn(size, rank, generator=generator, dtype=torch.float64) for size in (n, m))
+    return left @ right.T + 0.05 * torch.randn(n, m, generator=generator, dtype=torch.float64)
+
+
+def shrunk_by_svd(matrix: torch.Tensor, threshold: float, keep: int) -> tuple[torch.Tensor, float]:
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    reduced = (s - threshold).clamp(min=0)
+    reduced[:keep] = s[:keep]
+    return (u * reduced) @ v, float(reduced[keep:].sum())
+
+
+@pytest.mark.parametrize("shape", [(30, 80), (80, 30)])
+@pytest.mark.parametrize("threshold", [0.01, 5.0, 1e6])
+@pytest.mark.parametrize("keep", [0, 2])
+def test_shrink_equals_svd(shape: tuple[int, int], threshold: float, keep: int) -> None:
+    matrix = random_matrix(*shape, 6)
+    found, total = Spectrum(shape, keep).shrink(matrix, threshold)
+    expected, expected_total = shrunk_by_svd(matrix, threshold, keep)
+    torch.testing.assert_close(found, expected, atol=1e-7, rtol=0)
+    assert total == pytest.approx(expected_total, abs=1e-6)
+
+
+def test_large_matrices_go_through_a_projection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowrank, "LARGE", 100)
+    matrix = random_matrix(160, 220, 8)
+    spectrum = Spectrum((160, 220), 1)
+    assert spectrum.random
+    assert spectrum.largest(matrix) == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-6)
+    for threshold in (5.0, 20.0, 0.3):  # the last one needs more values than a projection is good for
+        found, total = spectrum.shrink(matrix, threshold)
+        expected, expected_total = shrunk_by_svd(matrix, threshold, 1)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        assert total == pytest.approx(expected_total, abs=1e-4)
+
+
+def test_warm_start_of_the_solver_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = prepare(open_named("digits:3").limit(120), size=28)
+    line = linearise(stack, torch.as_tensor(stack.start.copy()), "rigid", 0.0, "object")
+    quick = decompose(line, 1 / 28, Spectrum((120, 784)))
+    monkeypatch.setattr(lowrank, "_FULL_STEPS", 10**6)
+    exact = decompose(line, 1 / 28, Spectrum((120, 784)))
+    assert quick.objective == pytest.approx(exact.objective, rel=1e-6)
+    torch.testing.assert_close(quick.step, exact.step, atol=2e-3, rtol=0)
+
+
+def test_decompose_separates_low_rank_from_sparse() -> None:
+    generator = torch.Generator().manual_seed(1)
+    clean = torch.randn(60, 4, generator=generator).double() @ torch.randn(4, 90, generator=generator).double()
+    spikes = torch.zeros_like(clean)
+    chosen = torch.rand(clean.shape, generator=generator) < 0.05
+    spikes[chosen] = 10 * torch.randn(int(chosen.sum()), generator=generator).double()
+    line = Linear(clean + spikes, torch.zeros(60, 1, 90).double(), torch.zeros(60, 1, 1).double(), 0.0)
+    found = decompose(line, 90**-0.5, Spectrum((60, 90)))
+    truth = float(torch.linalg.matrix_norm(clean, "nuc") + 90**-0.5 * spikes.abs().sum())
+    assert found.objective == pytest.approx(truth, rel=1e-3)
+
+
+def test_soft_threshold() -> None:
+    assert soft(torch.tensor([-2.0, -0.5, 0.0, 3.0]), 1.0).tolist() == [-1.0, 0.0, 0.0, 2.0]
+
+
+@pytest.mark.parametrize("motion", ["similarity", "homography"])
+def test_jacobian_predicts_a_small_motion(motion: str) -> None:
+    stack = prepare(open_named("digits:3").limit(6), size=28)
+    generator = torch.Generator().manual_seed(0)
+    k = {"similarity": 4, "homography": 8}[motion]
+    around = 0.05 * torch.randn(6, k, generator=generator, dtype=torch.float64)
+    found = torch.as_tensor(stack.start.copy()) @ from_normalised(matrix_from_parameters(around), stack.frame)
+    line = linearise(stack, found, motion, 1.0, "object")
+    gram = line.basis @ line.basis.transpose(1, 2)
+    torch.testing.assert_close(gram, torch.eye(k, dtype=torch.float64).expand(6, k, k), atol=1e-6, rtol=0)
+    d = 0.02 * torch.randn(6, k, generator=generator, dtype=torch.float64)
+    moved = lowrank.move(found, line, d, motion, stack.frame, float("inf"))
+    change = linearise(stack, moved, motion, 1.0, "object").data - line.data
+    predicted = torch.bmm(d[:, None], line.basis)[:, 0]
+    cosine = (change * predicted).sum(1) / (change.norm(dim=1) * predicted.norm(dim=1))
+    assert cosine.min() > 0.9  # Sobel's gradients are blunter than the image
+
+
+def test_gauge_removes_the_mean_within_the_motion() -> None:
+    stack = prepare(open_named("digits:3").limit(8), size=28)
+    turns = torch.zeros(8, 3, dtype=torch.float64)
+    turns[:, 2] = torch.linspace(0.1, 0.7, 8, dtype=torch.float64)
+    turns[:, 0] = 0.2
+    found = from_normalised(matrix_from_parameters(turns), stack.frame)
+    fixed = MotionGauge(stack, "rigid", "object").fix(found)
+    np.testing.assert_allclose(torch.linalg.det(fixed[:, :2, :2]), 1.0, atol=1e-12)
+    assert abs(float(torch.atan2(fixed[:, 1, 0], fixed[:, 0, 0]).mean())) < 1e-3

@@ -385,6 +385,8 @@ COMMANDS: dict[str, Any] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Idle threads that spin make a machine that is busy otherwise many times slower, not just twice.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if arguments == ["--version"]:
         print(f"congeal {__version__}")
         return 0

@@ -38,6 +38,8 @@ from congeal.transforms import Transforms
 
 log = logging.getLogger("congeal")
 
+DEFAULT_METHOD = "deep"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -107,7 +109,7 @@ def align(
     """
     images = open_images(source, limit=limit)
     check_format(output_format, images)
-    name = method or default_method()
+    name = method or DEFAULT_METHOD
     model = make_method(name, {"motion": motion, "size": size, "random_state": seed}, params or {})
     set_reference(model, reference, images)
     start, start_size = read_start(init, images)
@@ -205,11 +207,6 @@ def apply(
 
 
 # ---- before the work: is the question right?
-
-
-def default_method() -> str:
-    """The method of this project where it is there, else the baseline."""
-    return "deep" if "deep" in methods() else "lsc"
 
 
 def make_method(name: str, settings: Mapping[str, Any], params: Mapping[str, Any]) -> Method:
@@ -392,7 +389,15 @@ def numbers(run: RunFolder, found: Transforms) -> dict[str, Any]:
 
 
 def peak_memory_mb() -> float | None:
-    """The most memory this process held at any time, in MB; None where the system does not tell."""
+    """The most memory this process held at any time, in MB; None where the system does not tell.
+
+    Linux's own record comes first: `getrusage` starts a child at its parent's peak.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+        return round(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) / 1024, 1)
+    except (OSError, StopIteration):
+        pass
     try:
         import resource
     except ImportError:  # Windows
@@ -406,7 +411,7 @@ def describe_methods() -> str:
     lines = []
     for name, sentence in methods().items():
         cls = method_class(name)
-        default = " (default)" if name == default_method() else ""
+        default = " (default)" if name == DEFAULT_METHOD else ""
         new = "also aligns new images" if cls.can_transform() else "this set only, no new images"
         lines += [f"{name}{default}", f"    {sentence}", f"    motions: {', '.join(cls.motions)}; {new}"]
     return "\n".join(lines)

@@ -131,10 +131,13 @@ def test_pssv_without_free_values_is_rasl() -> None:
         PSSV(rank=-1).fit(stack)
 
 
-@pytest.mark.parametrize("guards", [True, False])
-def test_guards_hold_the_ink(guards: bool) -> None:
-    method = RASL(motion="affine", size=28, iterations=12, guards=guards).fit(digits("digits:1", 40))
-    assert (0.9 < method.quality_.energy_ratio < 1.1) == guards
+def test_guards_hold_the_ink() -> None:
+    stack = digits("digits:1", 40)
+    held = RASL(motion="affine", size=28, iterations=12).fit(stack)
+    assert 0.9 < held.quality_.energy_ratio < 1.1
+    published = RASL(motion="affine", size=28, iterations=12, guards=False).fit(stack)
+    assert np.isfinite(published.stack_from_frame_).all()
+    assert published.quality_.energy_ratio < 0.8
 
 
 def test_rigid_stays_rigid() -> None:

@@ -26,6 +26,7 @@ def work(run: RunFolder) -> dict[str, Any]:
     """Fit the method of job.json; gives what goes into outcome.json."""
     from congeal.comparison.frozen import FrozenStack
     from congeal.methods.registry import method_class
+    from congeal.pipeline import peak_memory_mb
 
     job = read_json(run.work / "job.json")
     model = method_class(job["method"])()
@@ -50,22 +51,6 @@ def work(run: RunFolder) -> dict[str, Any]:
         "peak_memory_mb": peak,
         "idle_memory_mb": idle,
     }
-
-
-def peak_memory_mb() -> float | None:
-    """The most memory this process held, in MB.
-
-    Linux hands `ru_maxrss` down from the process that started this one, so there the kernel's own count of this
-    process comes first.
-    """
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        from congeal.pipeline import peak_memory_mb as of_any_system
-
-        return of_any_system()
-    kilobytes = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")]
-    return round(kilobytes[0] / 1024, 1) if kilobytes else None
 
 
 def in_words(error: BaseException) -> str:

@@ -39,6 +39,8 @@ class DeepFeatures(FunnelMethod):
     frame."""
     sweeps: tuple[int, ...] = (15, 12, 8)
     """Sweeps over all parameters at each level, at most."""
+    shrink: float = 0.7
+    noise: float = 0.2  # with even steps that are quickly halved, single images are left behind on the deep level
 
     motion: str = "similarity"
     name: ClassVar[str] = "deepfeatures"

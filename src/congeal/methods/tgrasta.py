@@ -245,7 +245,7 @@ class Tracker:
     """A subspace that turns along geodesics, image by image, by steps whose size adapts on several levels."""
 
     def __init__(self, subspace: torch.Tensor, pace: Mapping[str, Any] | None = None) -> None:
-        self.subspace = subspace.clone()  # (m, d) orthonormal
+        self.subspace = subspace.clone(memory_format=torch.contiguous_format)  # (m, d) orthonormal
         pace = pace or {}
         self._scale, self._calm = float(pace.get("scale", 0.0)), float(pace.get("calm", _CALM))
         self._level = int(pace.get("level", 0))
@@ -282,7 +282,8 @@ class Tracker:
     def tidy(self) -> None:
         """Orthonormal again, against rounding."""
         basis, upper = torch.linalg.qr(self.subspace)
-        self.subspace = basis * torch.sign(torch.diagonal(upper))
+        # Row by row, as a file gives it back: the order of a sum must not depend on where the numbers came from.
+        self.subspace = (basis * torch.sign(torch.diagonal(upper))).contiguous()
 
 
 _CALM, _CALM_LEAST, _CALM_MOST = 3.0, 1.0, 30.0

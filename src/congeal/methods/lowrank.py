@@ -377,26 +377,32 @@ def decompose(
         return Decomposition(step, 0.0, 0)
     dual = data / (dual_scale or max(largest, float(data.abs().max()) / weight))
     penalty = 1.25 / largest
-    moved, errors = data.clone(), torch.zeros_like(data)
+    moved, errors, spare = data.clone(), torch.zeros_like(data), torch.empty_like(data)
     total, iterations = 0.0, 0
     while iterations < max_iterations:
         iterations += 1
-        target = torch.add(moved, dual, alpha=1 / penalty)  # D + Q d + Y/μ
+        target = torch.add(moved, dual, alpha=1 / penalty, out=spare)  # D + Q d + Y/μ
         low_rank, total = spectrum.shrink(target - errors, 1 / penalty)
         target -= low_rank
         errors = soft(target, weight / penalty)
         # target − errors is D + Q d + Y/μ − A − E; the rows of Q are orthonormal, so its own part falls out below.
         target -= errors
-        change = -(basis * target[:, None]).sum(-1)  # faster than a batched product with one column
+        change = -_along(basis, target)
         step += change
         shift = torch.bmm(change[:, None], basis)[:, 0]
         moved += shift
         # Y + μ(D + Q d − A − E) is μ times what is left after the step.
         target += shift
-        gap = float(torch.add(target, dual, alpha=-1 / penalty).norm())
-        dual = target.mul_(penalty)
+        gap = float(dual.mul_(-1 / penalty).add_(target).norm())
+        dual, spare = target.mul_(penalty), dual
         penalty *= 1.25
         if gap <= tolerance * size:
             break
     objective = total + weight * float(errors.abs().sum())
     return Decomposition(step, objective, iterations)
+
+
+def _along(basis: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Qᵀx of every image (n, k). A batched product with one column is slower, and so is one large temporary."""
+    parts = zip(basis.split(64), rows.split(64), strict=True)
+    return torch.cat([(q * x[:, None]).sum(-1) for q, x in parts])

@@ -1,7 +1,7 @@
 """The pictures of README and docs/methods.md, from our own runs on the bundled digits.
 
 python docs/make_pictures.py digits      the mean of every digit before and after (lsc)
-python docs/make_pictures.py methods     mean and variance of two digits under every method
+python docs/make_pictures.py methods     mean and spread of two digits under every method, and a picture of each
 """
 
 from __future__ import annotations
@@ -54,19 +54,22 @@ def digits() -> None:
 
 
 def methods() -> None:
-    """100 threes and 100 sevens, affine motion: mean and twice the standard deviation."""
+    """100 threes and 100 sevens, affine motion: mean and twice the standard deviation, of all methods and of each."""
     sets = [digit_images(3, 100), digit_images(7, 100)]
 
-    def looks(aligned: list[np.ndarray]) -> list[np.ndarray]:
-        return [picture for images in aligned for picture in (images.mean(0), 2 * images.astype(float).std(0))]
+    def looks(images: np.ndarray) -> list[np.ndarray]:
+        return [images.mean(0), 2 * images.astype(float).std(0)]
 
-    rows, labels = [looks(sets)], ["before"]
+    before = [looks(images) for images in sets]
+    rows, labels = [before[0] + before[1]], ["before"]
     for name in congeal.list_methods():
         models = [method_class(name)(motion="affine") for _ in sets]
-        rows.append(looks([model.fit_transform(images) for model, images in zip(models, sets, strict=True)]))
-        labels.append(name)
+        after = [looks(model.fit_transform(images)) for model, images in zip(models, sets, strict=True)]
         values = [f"{m.quality_.apsnr_after:.2f} dB at energy {m.quality_.energy_ratio:.2f}" for m in models]
         print(name, *values, sep="  ", flush=True)
+        save(sheet([old + new for old, new in zip(before, after, strict=True)]), f"method-{name}.png")
+        rows.append(after[0] + after[1])
+        labels.append(name)
     save(sheet(rows, labels), "methods.png")
 
 

@@ -11,10 +11,10 @@ import congeal
 
 PACKAGE = Path(congeal.__file__).parent
 LAYERS = [
-    ["errors", "progress", "__init__"],
+    ["errors", "progress", "ids", "__init__"],
     ["geometry"],
-    ["transforms", "metrics"],
-    ["run", "images", "datasets", "distributed"],
+    ["transforms", "transform_files", "metrics"],
+    ["run", "images", "faces", "datasets", "distributed"],
     ["methods"],
     ["pipeline", "render", "starts", "report", "export", "originals", "comparison", "propagate", "studio", "reproduce"],
     ["cli", "__main__"],

@@ -1,9 +1,8 @@
-"""Source in, run folder out: pixels, resuming, memory, starts, new images."""
+"""Source in, run folder out: pixels, resuming, starts, new images."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -289,48 +288,3 @@ def test_itk_refuses_homographies(tmp_path: Path) -> None:
     align("digits:1", tmp_path / "run", size=28, limit=20, **OPTIONS)
     with pytest.raises(CongealError, match="no homographies"):
         export(tmp_path / "run", tmp_path / "transforms.tfm")
-
-
-# ---- memory
-
-PEAK = """
-import sys, threading, time
-import numpy as np
-import congeal.pipeline, congeal.methods.lsc     # so that the first look at memory comes after the imports
-
-def memory():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
-
-def watch():
-    while True:
-        peak[0] = max(peak[0], memory())
-        time.sleep(0.01)
-
-peak = [0]
-threading.Thread(target=watch, daemon=True).start()
-n = int(sys.argv[1])
-images = np.lib.format.open_memmap(sys.argv[2], mode="w+", dtype=np.uint8, shape=(n, 28, 28))
-digits = np.load(sys.argv[3])
-for start in range(0, n, len(digits)):
-    images[start : start + len(digits)] = digits[: n - start]
-images.flush(); del images
-settings = {"blurs": [0.0], "iterations": [1]}
-congeal.align(sys.argv[2], sys.argv[2] + ".run", method="lsc", motion="affine", params=settings, size=28, quiet=True)
-print(peak[0])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory from /proc")
-def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
-    digits = open_images("digits:3")
-    np.save(tmp_path / "digits.npy", np.stack([digits.read(i).pixels[..., 0] for i in range(len(digits))]))
-    peaks = []
-    for n in (2_000, 14_000):
-        arguments = [str(n), str(tmp_path / f"{n}.npy"), str(tmp_path / "digits.npy")]
-        done = subprocess.run([sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        peaks.append(int(done.stdout) * 1024)
-    # Ids, matrices, scores and rows of CSV grow with the set; its pixels, 3,136 bytes an image as float32, must not.
-    assert (peaks[1] - peaks[0]) / 12_000 < 2_500

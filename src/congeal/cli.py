@@ -33,6 +33,7 @@ Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior
 Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Start = Annotated[str | None, tyro.conf.arg(metavar="faces|FILE.csv", help_behavior_hint="")]
 File = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 Settings = Annotated[
     tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(name="set", metavar="KEY=VALUE", help_behavior_hint="")
@@ -61,8 +62,9 @@ class Align:
     """translation, rigid, similarity, affine or homography; the method's own unless given."""
     reference: Annotated[str, tyro.conf.arg(metavar="auto|PATH|INDEX")] = "auto"
     """What to align to: the method's own choice, an image file, or the index of an image of the set."""
-    init: Annotated[str | None, tyro.conf.arg(metavar="FILE.csv", help_behavior_hint="")] = None
-    """Where to start: a transforms file, or boxes (columns id,x,y,width,height in source pixels)."""
+    init: Start = None
+    """Where to start: 'faces' for the face in each photograph ('faces@0.3': box 30% larger), a transforms file, or
+    boxes (columns id,x,y,width,height in source pixels)."""
     size: int = 64
     """Longer side, in pixels, of the images the method works on. Results keep the full resolution."""
     limit: Count = None
@@ -73,6 +75,8 @@ class Align:
     """Do not write the aligned images, only transforms and pictures of the whole."""
     output_format: str = "auto"
     """auto gives back what came in; or files, npy, tiff, shards."""
+    transforms_format: str = "auto"
+    """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
     set: Settings = dataclasses.field(default_factory=list)
     """A parameter of the method, for example --set damping=0.1; may be repeated."""
     quiet: Flag = False
@@ -96,6 +100,7 @@ class Align:
             seed=self.seed,
             write_aligned=not self.no_aligned,
             output_format=self.output_format,
+            transforms_format=self.transforms_format,
             quiet=self.quiet,
             command=command,
         )
@@ -112,12 +117,16 @@ class Apply:
     """The new images; anything 'congeal align' takes."""
     output: Annotated[str, output("DIR")]
     """The folder to write, or to resume."""
+    init: Start = None
+    """Where to start, as for 'congeal align'; a run that began at faces looks for faces in new images as well."""
     limit: Count = None
     """Use only the first so many images."""
     no_aligned: Flag = False
     """Do not write the aligned images."""
     output_format: str = "auto"
     """auto gives back what came in; or files, npy, tiff, shards."""
+    transforms_format: str = "auto"
+    """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
     quiet: Flag = False
     """Print nothing but warnings and errors."""
     debug: Flag = False
@@ -130,9 +139,11 @@ class Apply:
             self.run_folder,
             self.source,
             self.output,
+            init=self.init,
             limit=self.limit,
             write_aligned=not self.no_aligned,
             output_format=self.output_format,
+            transforms_format=self.transforms_format,
             quiet=self.quiet,
             command=command,
         )
@@ -155,8 +166,8 @@ class Compare:
     motion: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """translation, rigid, similarity, affine or homography; a method that lacks it uses its largest one within it.
     Each method's own unless given."""
-    init: Annotated[str | None, tyro.conf.arg(metavar="FILE.csv", help_behavior_hint="")] = None
-    """Where all methods start: a transforms file, or boxes (columns id,x,y,width,height in source pixels)."""
+    init: Start = None
+    """Where all methods start: 'faces', a transforms file, or boxes (columns id,x,y,width,height in source pixels)."""
     size: int = 64
     """Longer side, in pixels, of the images the methods work on."""
     limit: Count = None
@@ -350,6 +361,61 @@ class Demo:
 
 
 @dataclasses.dataclass
+class Reproduce:
+    """Run one of the paper's experiments: tables with the paper's values beside ours, and figures.
+
+    mnist, perspective, ablation, scaling, affnist, infimnist or lfw. The same command again runs only what is not
+    finished; what fails is a row that says why.
+    """
+
+    experiment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")]
+    """Its name."""
+    output: Annotated[str | None, output("DIR"), tyro.conf.arg(help_behavior_hint="")] = None
+    """The folder to write, or to resume: table.md, .csv, .json, figures/, and a run folder per measurement.
+    reproduce-EXPERIMENT unless given."""
+    quick: Flag = False
+    """Two digits, few images, little training: shows in minutes that everything runs, not how well."""
+    digits: Annotated[str | None, tyro.conf.arg(metavar="0123456789", help_behavior_hint="")] = None
+    """The digits to use; the experiment's own unless given."""
+    limit: Count = None
+    """Images per digit; the paper's number unless given."""
+    methods: Annotated[str | None, tyro.conf.arg(metavar="A,B,C", help_behavior_hint="")] = None
+    """Names from 'congeal methods'; the experiment's own unless given."""
+    seed: int = 0
+    """Seed of everything random."""
+    time_limit: Annotated[float | None, tyro.conf.arg(metavar="SECONDS", help_behavior_hint="")] = None
+    """End an alignment that takes longer; its row says so."""
+    originals: Flag = False
+    """Use the original affNIST or infiMNIST files, from $CONGEAL_DATA, in place of images made in their style."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        from congeal.reproduce.execute import check_any, reproduce
+        from congeal.reproduce.plan import Options, load_experiment
+
+        load_experiment(self.experiment)
+        self.output = self.output or f"reproduce-{self.experiment}"
+        methods = None if self.methods is None else tuple(name.strip() for name in self.methods.split(","))
+        options = Options(
+            digits=self.digits,
+            limit=self.limit,
+            methods=methods,
+            seed=self.seed,
+            time_limit=self.time_limit,
+            originals=self.originals,
+            quick=self.quick,
+            quiet=self.quiet,
+        )
+        rows = reproduce(self.experiment, self.output, options, command=command)
+        if not self.quiet:
+            print(f"{(Path(self.output) / 'table.md').read_text()}\ntables        {Path(self.output).resolve()}")
+        check_any(rows, self.output)
+
+
+@dataclasses.dataclass
 class Report:
     """Write report.html of a run or a comparison again from what is in its folder."""
 
@@ -379,6 +445,7 @@ COMMANDS: dict[str, Any] = {
     "pack": Pack,
     "methods": Methods,
     "demo": Demo,
+    "reproduce": Reproduce,
 }
 
 

@@ -15,6 +15,7 @@ therefore carries energy ratio, scale, blank and out-of-frame shares beside it, 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,23 @@ class RunningStats:
                 raise CongealError(f"cannot merge statistics of {self._mean.shape} and {other._mean.shape}")
             self._merge(other.count, other._weight, other._mean, other._squares)
         return self
+
+    def state(self) -> dict[str, Array]:
+        """All that was seen, as arrays by name; `restore` goes on from there as if nothing had happened."""
+        if self._mean is None:
+            return {}
+        parts = {"weight": self._weight, "mean": self._mean, "squares": self._squares}
+        return {"count": np.array(self.count), **{name: np.asarray(part) for name, part in parts.items()}}
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Array]) -> RunningStats:
+        """The inverse of `state`."""
+        stats = cls()
+        if state:
+            weight = state["weight"]
+            stats.count, stats._weight = int(state["count"]), weight if weight.ndim else float(weight)
+            stats._mean, stats._squares = state["mean"], state["squares"]
+        return stats
 
     def _merge(self, count: int, weight: Array | float, mean: Array, squares: Array) -> None:
         self.count += count
@@ -257,10 +275,18 @@ def mean_scale(matrices: Any, size: Size | None = None, start: Any = None) -> fl
     need no size. With `start`, the matrices (3,3) or (N,3,3) the alignment began with, each scale is relative to the
     initial gauge.
     """
+    return geometric_mean(scales(matrices, size, start))
+
+
+def scales(matrices: Any, size: Size | None = None, start: Any = None) -> NDArray[np.float64]:
+    """(N,) the scale of each image, of which `mean_scale` is the mean."""
     scale = _scale(as_numpy(matrices), size)
-    if start is not None:
-        scale = scale / _scale(as_numpy(start), size)
-    known = scale[np.isfinite(scale) & (scale > 0)]
+    return scale if start is None else scale / _scale(as_numpy(start), size)
+
+
+def geometric_mean(values: NDArray[np.float64]) -> float:
+    """Of those that are finite and positive; NaN if there are none."""
+    known = values[np.isfinite(values) & (values > 0)]
     return float(np.exp(np.log(known).mean())) if known.size else float("nan")
 
 
@@ -404,8 +430,10 @@ class QualityMeter:
     def __init__(self, kind: str | None = None, aligned_area: float = 1.0) -> None:
         self.before, self.after = RunningStats(), RunningStats()
         self._wrap_before, self._wrap_after = _WrapMeter(), _WrapMeter()
-        self._aligned_ink: list[NDArray[np.float64]] = []
-        self._source_ink: list[NDArray[np.float64]] = []
+        # Of each image in single precision, which is enough for a median; sums are exact.
+        self._aligned_ink: list[NDArray[np.float32]] = []
+        self._source_ink: list[NDArray[np.float32]] = []
+        self._aligned_total = self._source_total = 0.0
         self._area = aligned_area
         self._kind = kind
         self._votes: list[tuple[str, int]] = []
@@ -421,8 +449,11 @@ class QualityMeter:
         values = _scaled(images)
         self.after.update(values, masks)
         self._wrap_after.update(values)
-        self._aligned_ink.append(ink(values) / self._area)
-        self._source_ink.append(ink(source_images) * 255)
+        aligned, source = ink(values) / self._area, ink(source_images) * 255
+        self._aligned_ink.append(aligned.astype(np.float32))
+        self._source_ink.append(source.astype(np.float32))
+        self._aligned_total += float(aligned.sum())
+        self._source_total += float(source.sum())
         if self._kind is None and sum(n for _, n in self._votes) < 1000 and len(values):
             self._votes.append((looks_like_objects(source_images, source_masks), len(values)))
 
@@ -437,10 +468,9 @@ class QualityMeter:
         """The result. mean_scale relative to the initial gauge; out-of-frame shares per image or already averaged."""
         n = self.after.count
         outside, outside_before = _known_mean(out_of_frame), _known_mean(out_of_frame_before)
-        aligned = np.concatenate(self._aligned_ink) if self._aligned_ink else np.zeros(0)
-        source = np.concatenate(self._source_ink) if self._source_ink else np.zeros(0)
-        ratio = energy_ratio(aligned, source)
-        empty = blank(aligned, float(np.median(source))) if n else np.ones(1, dtype=bool)
+        ratio = energy_ratio(self._aligned_total, self._source_total)
+        median = float(np.median(np.concatenate(self._source_ink))) if n else 0.0
+        empty = sum(int(blank(part, median).sum()) for part in self._aligned_ink) / n if n else 1.0
         before = _decibel(self.before.mse) if self.before.count else float("nan")
         after = _decibel(self.after.mse) if n else float("nan")
         verdict, collapsed = judge(
@@ -459,7 +489,7 @@ class QualityMeter:
             apsnr_uint8_wrap_after=self._wrap_after.apsnr(self.after.mean) if n else float("nan"),
             energy_ratio=ratio,
             mean_scale=float(mean_scale),
-            blank_share=float(empty.mean()),
+            blank_share=empty,
             out_of_frame_share=outside,
             kind=self.kind,
             collapsed=collapsed,

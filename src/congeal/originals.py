@@ -10,12 +10,15 @@ from congeal.images import ImageSource, open_images
 from congeal.run import RunFolder
 from congeal.transforms import Transforms
 
+TABLES = ("transforms.csv", "transforms.npz", "transforms.parquet")
+
 
 def run_transforms(run: RunFolder) -> Transforms:
-    """The run's transforms, with the aligned size that its CSV has no column for."""
-    if not (run / "transforms.csv").exists():
+    """The run's transforms, in whichever format it has them, with the aligned size that CSV has no column for."""
+    table = next((run / name for name in TABLES if (run / name).exists()), None)
+    if table is None:
         raise CongealError(f"{run} has no transforms.csv yet; run its 'congeal align' command again to finish it")
-    found = Transforms.load(run / "transforms.csv")
+    found = Transforms.load(table)
     height, width = run.read_json("metrics.json")["aligned_size"]
     found.aligned_size = (int(height), int(width))
     return found
@@ -42,10 +45,9 @@ def open_originals(run: RunFolder, found: Transforms, source: Any = None) -> Ima
             f"the original images of {run} cannot be opened again ({error}); "
             "give them with --source (source= from Python)"
         ) from error
-    ids = tuple(images.id(i) for i in range(len(images)))
-    if ids != found.ids:
+    if images.ids() != found.ids:
         raise CongealError(
-            f"{images.name} does not hold the images of {run}: it has {len(ids)} images, the run {len(found)}, "
+            f"{images.name} does not hold the images of {run}: it has {len(images)} images, the run {len(found)}, "
             "or their names differ"
         )
     return images

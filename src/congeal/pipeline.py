@@ -1,7 +1,7 @@
 """From a source of images to a run folder, stage by stage; each stage is skipped if an earlier run finished it.
 
 prepared   the images at working resolution                    .work/stack
-fitted     the method's answer                                 transforms.csv, model.safetensors, metrics.csv
+fitted     the method's answer                                 transforms.csv or .npz, model.safetensors, metrics.csv
 rendered   original pixels sampled through it                  aligned/, mean.png, variance.png
 measured   the numbers                                         metrics.json
 reported   all of it on one page                               report.html
@@ -15,7 +15,6 @@ import os
 import platform
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from congeal import __version__
-from congeal.errors import CongealError
+from congeal.errors import CongealError, require
+from congeal.faces import FaceSource
 from congeal.images import ImageSource, Skipped, Stack, open_images, prepare
 from congeal.images.writers import FORMATS
 from congeal.methods.base import Method, load
@@ -33,12 +33,15 @@ from congeal.methods.registry import method_class, methods
 from congeal.render import Look, render
 from congeal.report import write_report
 from congeal.run import History, RunFolder, failing_as_run
-from congeal.starts import read_start
+from congeal.starts import at_faces, inherited, init_name, note_faces, read_start
+from congeal.transform_files import load_matrices
 from congeal.transforms import Transforms
 
 log = logging.getLogger("congeal")
 
 DEFAULT_METHOD = "deep"
+TABLES = ("auto", "csv", "npz", "parquet")
+MOST_CSV_ROWS = 200_000  # beyond that "auto" writes an NPZ, which is read and written in a fraction of the time
 
 
 @dataclass(frozen=True)
@@ -98,31 +101,35 @@ def align(
     seed: int = 0,
     write_aligned: bool = True,
     output_format: str = "auto",
+    transforms_format: str = "auto",
     quiet: bool = False,
     command: str | None = None,
 ) -> Result:
     """Align `source` (anything `open_images` takes) and write a run folder; the same call again resumes it.
 
     method and params: a name of `congeal.list_methods()` and its hyper-parameters. reference: "auto" for the method's
-    own choice, the index of an image of the source, or an image file. init: a file with transforms or boxes. size:
-    longer side of the pictures the method works on. output_format: "auto", "files", "npy", "tiff" or "shards".
+    own choice, the index of an image of the source, or an image file. init: a file with transforms or boxes, or
+    "faces" ("faces@0.3") for boxes around the faces in photographs (30% larger). size: longer side of the pictures the
+    method works on. output_format: "auto", "files", "npy", "tiff" or "shards". transforms_format: "csv", "npz" or
+    "parquet"; "auto" is CSV for up to 200,000 images and NPZ for more.
     """
-    images = open_images(source, limit=limit)
-    check_format(output_format, images)
+    images = at_faces(open_images(source, limit=limit), init, quiet=quiet)
+    check_formats(output_format, transforms_format)
     name = method or DEFAULT_METHOD
     model = make_method(name, {"motion": motion, "size": size, "random_state": seed}, params or {})
     set_reference(model, reference, images)
-    start, start_size = read_start(init, images)
+    start = read_start(init, images)
     config = {
         "task": "align",
         "source": source_name(source, images),
         "method": name,
         "params": model.get_params(),
-        "init": None if init is None else str(Path(init).resolve()),
+        "init": init_name(init),
         "limit": limit,
         "seed": seed,
         "write_aligned": write_aligned,
         "output_format": output_format,
+        **asked_format(transforms_format),
         "version": __version__,
         "command": command,
     }
@@ -130,25 +137,8 @@ def align(
         check_unchanged(run, images)
         with failing_as_run():
             if not run.reached("fitted"):
-                log.info("preparing %d images of %s", len(images), images.name)
-                stack = prepare(
-                    images,
-                    size=model.size,
-                    init=start,
-                    init_size=start_size,
-                    folder=run.work / "stack",
-                    align_on=model.align_on,
-                    quiet=quiet,
-                )
-                note_prepared(run, stack)
-                use_stack_position(model, stack)
-                log.info("aligning %d images with %s", len(stack), name)
-                checkpoint = run.checkpoint
-                model.fit(stack, checkpoint=checkpoint, callbacks=[History(run)], quiet=quiet)
-                if model.can_transform():
-                    model.save(run / "model.safetensors")
-                run.write_rows("metrics.csv", model.history_, columns=["step"])
-                keep_answer(run, stack, model, checkpoint.seconds)
+                fit(run, images, model, *start, quiet=quiet)
+            del model, start  # the poses of a million images, which are on the disk now
             return finish(run, images, quiet)
 
 
@@ -157,13 +147,18 @@ def apply(
     source: Any,
     output: str | os.PathLike[str],
     *,
+    init: str | os.PathLike[str] | None = None,
     limit: int | None = None,
     write_aligned: bool = True,
     output_format: str = "auto",
+    transforms_format: str = "auto",
     quiet: bool = False,
     command: str | None = None,
 ) -> Result:
-    """Align new images with the model of a finished run into a new folder, without fitting anything."""
+    """Align new images with the model of a finished run into a new folder, without fitting anything.
+
+    init: as for `align`; a run that began at faces looks for faces in new images as well unless told otherwise.
+    """
     trained = RunFolder.existing(run)
     name = str(trained.config.get("method"))
     if not method_class(name).can_transform():
@@ -176,7 +171,11 @@ def apply(
         raise CongealError(f"{trained} has no model yet; run its 'congeal align' command again to finish it")
     model = load(trained / "model.safetensors")
     images = open_images(source, limit=limit)
-    check_format(output_format, images)
+    check_formats(output_format, transforms_format)
+    if init is None and not isinstance(images, FaceSource):
+        init = inherited(trained.config)
+    images = at_faces(images, init, quiet=quiet)
+    start = read_start(init, images)
     config = {
         "task": "apply",
         "run": str(trained.path.resolve()),
@@ -184,10 +183,12 @@ def apply(
         "source": source_name(source, images),
         "method": name,
         "params": model.get_params(),
+        "init": init_name(init),
         "limit": limit,
         "seed": trained.config.get("seed"),
         "write_aligned": write_aligned,
         "output_format": output_format,
+        **asked_format(transforms_format),
         "version": __version__,
         "command": command,
     }
@@ -195,14 +196,8 @@ def apply(
         check_unchanged(folder, images)
         with failing_as_run():
             if not folder.reached("fitted"):
-                stack = prepare(
-                    images, size=model.size, folder=folder.work / "stack", layout=model.layout_, quiet=quiet
-                )
-                note_prepared(folder, stack)
-                log.info("aligning %d new images with the model of %s", len(stack), trained)
-                began = time.monotonic()
-                model.align_new(stack)  # `transform` would hold every aligned image
-                keep_answer(folder, stack, model, time.monotonic() - began)
+                fit_new(folder, images, model, *start, quiet=quiet)
+            del model, start
             return finish(folder, images, quiet)
 
 
@@ -262,13 +257,18 @@ def use_stack_position(model: Method, stack: Stack) -> None:
     model.set_params(reference=position)
 
 
-def check_format(output_format: str, images: ImageSource) -> None:
+def check_formats(output_format: str, transforms_format: str) -> None:
     if output_format not in FORMATS:
         raise CongealError(f"unknown output format '{output_format}': use {', '.join(FORMATS)}")
-    if output_format == "shards" and images.layout != "shards":
-        raise CongealError(
-            f"the output format 'shards' is for input from shards, and {images.name} is not: use files or npy"
-        )
+    if transforms_format not in TABLES:
+        raise CongealError(f"unknown format of transforms '{transforms_format}': use {', '.join(TABLES)}")
+    if transforms_format == "parquet":
+        require("pyarrow.parquet", "parquet")
+
+
+def asked_format(transforms_format: str) -> dict[str, str]:
+    """For config.json; "auto" is not written, so that runs from before there was a choice can be resumed."""
+    return {} if transforms_format == "auto" else {"transforms_format": transforms_format}
 
 
 def source_name(source: Any, images: ImageSource) -> str:
@@ -290,17 +290,67 @@ def check_unchanged(run: RunFolder, images: ImageSource) -> None:
 
 # ---- the work
 
+Start = Transforms | np.ndarray | None
+
+
+def fit(
+    run: RunFolder, images: ImageSource, model: Method, start: Start, start_size: tuple[int, int] | None, *, quiet: bool
+) -> None:
+    """Prepare the images and let the method find its answer; all of it is on the disk when this ends."""
+    log.info("preparing %d images of %s", len(images), images.name)
+    stack = prepare(
+        images,
+        size=model.size,
+        init=start,
+        init_size=start_size,
+        folder=run.work / "stack",
+        align_on=model.align_on,
+        quiet=quiet,
+    )
+    note_prepared(run, stack)
+    use_stack_position(model, stack)
+    log.info("aligning %d images with %s", len(stack), model.name)
+    checkpoint = run.checkpoint
+    model.fit(stack, checkpoint=checkpoint, callbacks=[History(run)], quiet=quiet)
+    if model.can_transform():
+        model.save(run / "model.safetensors")
+    run.write_rows("metrics.csv", model.history_, columns=["step"])
+    keep_answer(run, stack, model, checkpoint.seconds)
+
+
+def fit_new(
+    run: RunFolder, images: ImageSource, model: Method, start: Start, start_size: tuple[int, int] | None, *, quiet: bool
+) -> None:
+    """The same for new images and a method that has learnt its lesson."""
+    stack = prepare(
+        images,
+        size=model.size,
+        init=start,
+        init_size=start_size,
+        folder=run.work / "stack",
+        layout=model.layout_,
+        quiet=quiet,
+    )
+    note_prepared(run, stack)
+    log.info("aligning %d new images with the model of %s", len(stack), run.config["run"])
+    began = time.monotonic()
+    model.align_new(stack)  # `transform` would hold every aligned image
+    keep_answer(run, stack, model, time.monotonic() - began)
+
 
 def note_prepared(run: RunFolder, stack: Stack) -> None:
     run.write_rows("skipped.csv", [], columns=["id", "reason"])
     run.state["n_skipped"] = 0
     add_skipped(run, stack.skipped)
-    run.finish("prepared")
+    note_faces(run, stack.source)
+    run.finish("prepared", highest_memory_mb=highest_memory_mb(run))
 
 
 def add_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
     """Put images that could not be used into skipped.csv, and name the first of them."""
-    rows = [*run.read_rows("skipped.csv"), *(one._asdict() for one in skipped)]
+    rows = run.read_rows("skipped.csv")
+    listed = {row["id"] for row in rows}
+    rows += [one._asdict() for one in skipped if one.id not in listed]
     run.write_rows("skipped.csv", rows, columns=["id", "reason"])
     run.state["n_skipped"] = len(rows)
     for one in skipped[:3]:
@@ -311,18 +361,35 @@ def add_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
 
 def keep_answer(run: RunFolder, stack: Stack, model: Method, seconds: float) -> None:
     """Everything later stages need, so that they work without stack and method."""
-    model.transforms_.save(run / "transforms.csv")
-    model.transforms_.save(run.work / "found.npz")  # a million rows of CSV take long to read
+    write_transforms(run, model.transforms_)
     stack.to_transforms(stack.start).save(run.work / "start.npz")
+    run.discard("rendering.npz")  # of another answer, if there is one
     black, white = stack.intensity
     run.finish(
         "fitted",
+        highest_memory_mb=highest_memory_mb(run),
         quality=model.quality_.as_dict(),
         fit_seconds=seconds,
         motion=model.motion,
         look={"black": black, "white": white, "channels": shown_channels(stack), "ranges": stack.layout.ranges},
         versions=versions(),
     )
+
+
+def write_transforms(run: RunFolder, found: Transforms) -> None:
+    """transforms.csv, .npz or .parquet, and the same as .work/found.npz, which later stages read."""
+    kind = run.config.get("transforms_format", "auto")
+    if kind == "auto":
+        kind = "npz" if len(found) > MOST_CSV_ROWS else "csv"
+    table, own = run / f"transforms.{kind}", run.work / "found.npz"
+    found.save(table)
+    own.unlink(missing_ok=True)
+    try:
+        if kind != "npz":
+            raise OSError
+        os.link(table, own)  # one file under two names
+    except OSError:  # another format, or a file system without links
+        found.save(own)
 
 
 def versions() -> dict[str, str]:
@@ -342,12 +409,11 @@ def finish(run: RunFolder, images: ImageSource, quiet: bool) -> Result:
     config, state = run.config, run.state
     found = Transforms.load(run.work / "found.npz")
     if not run.reached("rendered"):
-        began = time.monotonic()
         rendered = render(
             run,
             images,
             found,
-            Transforms.load(run.work / "start.npz"),
+            load_matrices(run.work / "start.npz"),
             Look(**state["look"]),
             weigh=state["quality"]["kind"] == "photo",
             write_aligned=config["write_aligned"],
@@ -355,7 +421,13 @@ def finish(run: RunFolder, images: ImageSource, quiet: bool) -> Result:
             quiet=quiet,
         )
         add_skipped(run, rendered.lost)
-        run.finish("rendered", align_seconds=time.monotonic() - began, n_exif_rotated=rendered.n_rotated)
+        run.finish(
+            "rendered",
+            align_seconds=rendered.seconds,
+            n_exif_rotated=rendered.n_rotated,
+            highest_memory_mb=highest_memory_mb(run),
+        )
+        run.discard("rendering.npz")
     if not run.reached("measured"):
         run.write_json("metrics.json", numbers(run, found))
         run.finish("measured")
@@ -379,13 +451,19 @@ def numbers(run: RunFolder, found: Transforms) -> dict[str, Any]:
         "fit_seconds": round(state["fit_seconds"], 3),
         "align_seconds": round(state["align_seconds"], 3),
         "images_per_second": round(quality["n_images"] / max(seconds, 1e-9), 1),
-        "peak_memory_mb": peak_memory_mb(),
+        "peak_memory_mb": highest_memory_mb(run),
         "seed": config["seed"],
         "version": __version__,
         "aligned_size": found.aligned_size,
-        "status": dict(Counter(found.status.tolist())),
+        "status": found.counts(),
         "n_exif_rotated": state["n_exif_rotated"],
     }
+
+
+def highest_memory_mb(run: RunFolder) -> float | None:
+    """The most memory any process that worked on this run held, in MB."""
+    known = [value for value in (run.state.get("highest_memory_mb"), peak_memory_mb()) if value is not None]
+    return max(known, default=None)
 
 
 def peak_memory_mb() -> float | None:

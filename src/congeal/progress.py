@@ -15,12 +15,12 @@ log = logging.getLogger("congeal")
 class Progress:
     """Counts `total` units of `what`; shows the rate, the time left and the latest values."""
 
-    def __init__(self, total: int, what: str, *, quiet: bool = False, log_every: float = 60.0) -> None:
+    def __init__(self, total: int, what: str, *, quiet: bool = False, log_every: float = 60.0, done: int = 0) -> None:
         self.total, self.what, self.quiet, self.log_every = total, what, quiet, log_every
-        self.done = 0
+        self.done = self._before = done  # what an earlier run did says nothing about the speed of this one
         self._start = self._last_log = time.monotonic()
         terminal = not quiet and sys.stderr.isatty()
-        self._bar = tqdm(total=total, desc=what, dynamic_ncols=True, leave=False) if terminal else None
+        self._bar = tqdm(total=total, initial=done, desc=what, dynamic_ncols=True, leave=False) if terminal else None
 
     def update(self, n: int = 1, **values: float) -> None:
         self.done += n
@@ -34,7 +34,7 @@ class Progress:
 
     def _line(self, values: dict[str, float]) -> str:
         seconds = max(time.monotonic() - self._start, 1e-9)
-        rate = self.done / seconds
+        rate = (self.done - self._before) / seconds
         left = (self.total - self.done) / rate if rate else float("inf")
         shown = "".join(f", {k} {v:.4g}" for k, v in values.items())
         return f"{self.what}: {self.done}/{self.total} ({rate:.3g}/s, {left:.0f} s left{shown})"

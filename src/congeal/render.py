@@ -1,14 +1,19 @@
 """Aligned pixels from original ones: the images themselves, and pictures of the whole set before and after.
 
 One pass over the source in chunks, so memory does not grow with the number of images. Everything is sampled from the
-source at output resolution, in its own dtype; statistics are kept on the 0–255 scale of the pictures.
+source at output resolution, in its own dtype; statistics are kept on the 0–255 scale of the pictures. How far the pass
+got is noted now and then, and the next one goes on there.
 """
 
 from __future__ import annotations
 
 import io
+import json
+import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,12 +25,13 @@ from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, open_w
 from congeal.images.intensity import range_name
 from congeal.metrics import RunningStats
 from congeal.progress import Progress
-from congeal.run import RunFolder, write_bytes, write_json
+from congeal.run import RunFolder, replacing, write_bytes, write_json
 from congeal.transforms import Transforms
 
 Size = tuple[int, int]
 
 CHUNK_VALUES = 1_000_000  # pixel values read at a time
+SAVE_EVERY = 20.0  # seconds
 SHOWN = 720  # longer side of the pictures that only the report shows
 THUMBNAIL = 160
 # How many images of each kind the report shows at most, so that its size does not grow with the set.
@@ -116,17 +122,62 @@ class Picture:
 
 @dataclass
 class Rendered:
-    """Images that could be read at first but not again, and how many were turned upright by their EXIF orientation."""
+    """What a pass has gathered: images that could be read at first but not again, how many were turned upright by their
+    EXIF orientation, the two pictures, the seconds it took, and how many of the rows are behind it."""
 
+    after: Picture
+    before: Picture
     lost: list[Skipped] = field(default_factory=list)
     n_rotated: int = 0
+    seconds: float = 0.0
+    position: int = 0
+
+    def save(self, path: Path) -> None:
+        """All of it in one file, replaced whole."""
+        facts = {"lost": self.lost, "n_rotated": self.n_rotated, "seconds": self.seconds, "position": self.position}
+        arrays = {
+            f"{name}_{key}": array
+            for name, picture in (("after", self.after), ("before", self.before))
+            for key, array in picture.stats.state().items()
+        }
+        with replacing(path) as file:
+            np.savez(file, facts=json.dumps(facts), **arrays)  # type: ignore[arg-type]
+
+    def load(self, path: Path) -> None:
+        """Go on where an earlier, interrupted pass stopped; at the beginning if there is none."""
+        try:
+            with np.load(path, allow_pickle=False) as saved:
+                facts = json.loads(str(saved["facts"]))
+                for name, picture in (("after", self.after), ("before", self.before)):
+                    keys = [key for key in saved.files if key.startswith(f"{name}_")]
+                    picture.stats = RunningStats.restore({key.removeprefix(f"{name}_"): saved[key] for key in keys})
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return
+        self.lost = [Skipped(*one) for one in facts["lost"]]
+        self.n_rotated, self.seconds, self.position = facts["n_rotated"], facts["seconds"], facts["position"]
+
+
+class Saving:
+    """When to note how far a pass got: every 20 seconds, or less often where noting takes long (large pictures)."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + SAVE_EVERY
+
+    def if_due(self, rendered: Rendered, path: Path, writer: Writer | None) -> None:
+        began = time.monotonic()
+        if began < self._due:
+            return
+        if writer is not None:
+            writer.flush()
+        rendered.save(path)
+        self._due = time.monotonic() + max(SAVE_EVERY, 20 * (time.monotonic() - began))
 
 
 def render(
     run: RunFolder,
     source: ImageSource,
     found: Transforms,
-    start: Transforms,
+    start: np.ndarray,
     look: Look,
     *,
     weigh: bool,
@@ -136,46 +187,65 @@ def render(
 ) -> Rendered:
     """Write aligned/, mean.png, variance.png, and under .work what the report shows of the start.
 
-    found and start are `aligned_from_source`, one row per image of the source; with `weigh`, what lies outside an
-    image does not count in the mean (photographs), without, it counts as black (objects on dark ground). After an
-    interruption images already written are not written again.
+    found and start (N,3,3) are `aligned_from_source`, one row per image of the source; with `weigh`, what lies outside
+    an image does not count in the mean (photographs), without, it counts as black (objects on dark ground). After an
+    interruption images already seen are not looked at again, unless the writer lost them with an unfinished shard.
     """
     size = found.aligned_size
     if size is None:
         raise ValueError("rendering needs the aligned size")
     shown_size = smaller(size, SHOWN)
     shown_from_aligned = rescale(size, shown_size)
-    after, before = Picture(size, weigh), Picture(shown_size, weigh)
-    samples = choose_samples(run, found)
+    result, notes = Rendered(Picture(size, weigh), Picture(shown_size, weigh)), run.work / "rendering.npz"
+    result.load(notes)
+    samples = np.array(sorted(choose_samples(run, found)))
     writer = open_writer(run / "aligned", source, size, format=output_format) if write_aligned else None
-    result = Rendered()
     rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
-    with Progress(len(rows), "writing" if write_aligned else "averaging", quiet=quiet) as progress:
-        for indices, images in chunks(source, rows, result):
+    if writer is not None:
+        write_again(writer, source, found, rows[: result.position], size)
+    began, saving = time.monotonic() - result.seconds, Saving()
+    what = "writing" if write_aligned else "averaging"
+    with Progress(len(rows), what, quiet=quiet, done=result.position) as progress:
+        for indices, images in chunks(source, rows[result.position :], result):
             source_from_aligned = invert(found.matrices[indices])
             aligned = images.sample(source_from_aligned, size)
-            after.add(look(aligned.pixels), source_from_aligned, images.size, aligned.masks)
+            result.after.add(look(aligned.pixels), source_from_aligned, images.size, aligned.masks)
             if writer is not None:
-                write_new(writer, indices, aligned)
-            source_from_shown = invert(shown_from_aligned @ start.matrices[indices])
+                writer.write_new(indices, aligned.pixels, aligned.masks)
+            source_from_shown = invert(shown_from_aligned @ start[indices])
             at_start = images.sample(source_from_shown, shown_size)
-            before.add(look(at_start.pixels), source_from_shown, images.size, at_start.masks)
-            for k, index in enumerate(indices):
-                if index in samples:
-                    own = replace(look, channels=3 if images.pixels.shape[-1] == 3 else 1)
-                    write_thumbnail(run, f"{index}_before", own(at_start.pixels[k]))
-                    write_thumbnail(run, f"{index}_after", own(aligned.pixels[k]))
+            result.before.add(look(at_start.pixels), source_from_shown, images.size, at_start.masks)
+            for k in np.flatnonzero(np.isin(indices, samples)).tolist():
+                own = replace(look, channels=3 if images.pixels.shape[-1] == 3 else 1)
+                write_thumbnail(run, f"{indices[k]}_before", own(at_start.pixels[k]))
+                write_thumbnail(run, f"{indices[k]}_after", own(aligned.pixels[k]))
             progress.update(len(indices))
+            result.position, result.seconds = int(np.searchsorted(rows, indices[-1])) + 1, time.monotonic() - began
+            saving.if_due(result, notes, writer)
     if writer is not None:
         writer.close()
+    write_pictures(run, result)
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def write_again(writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, size: Size) -> None:
+    """Write images that were seen by an interrupted pass but did not reach the disk: those of an unfinished shard."""
+    missing = writer.missing(rows)
+    forgotten = Rendered(Picture(size, False), Picture(size, False))
+    for indices, images in chunks(source, missing, forgotten):
+        aligned = images.sample(invert(found.matrices[indices]), size)
+        writer.write_new(indices, aligned.pixels, aligned.masks)
+
+
+def write_pictures(run: RunFolder, rendered: Rendered) -> None:
     for picture, mean, variance in (
-        (after, run / "mean.png", run / "variance.png"),
-        (before, run.work / "mean_before.png", run.work / "variance_before.png"),
+        (rendered.after, run / "mean.png", run / "variance.png"),
+        (rendered.before, run.work / "mean_before.png", run.work / "variance_before.png"),
     ):
         if picture.stats.count:
             for path, data in zip((mean, variance), picture.png(), strict=True):
                 write_bytes(path, data)
-    return result
 
 
 def chunks(source: ImageSource, rows: np.ndarray, result: Rendered) -> Iterator[tuple[np.ndarray, Batch]]:
@@ -196,26 +266,20 @@ def chunks(source: ImageSource, rows: np.ndarray, result: Rendered) -> Iterator[
         yield np.array([index]), Batch(image.pixels[None], None if image.mask is None else image.mask[None])
 
 
-def write_new(writer: Writer, indices: np.ndarray, aligned: Batch) -> None:
-    """Write the images that an earlier, interrupted run has not written yet."""
-    for k, index in enumerate(indices.tolist()):
-        if not writer.done(index):
-            writer.write(index, aligned.pixels[k], None if aligned.masks is None else aligned.masks[k])
-
-
 def choose_samples(run: RunFolder, found: Transforms) -> set[int]:
     """The images the report shows: flagged ones, those least and most like the mean, and some drawn with the run's
     seed. Their list goes to .work/samples.json."""
     known = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
     order = known[np.argsort(found.score[known], kind="stable")]  # NaN, a score nobody knows, comes last
-    flagged = order[found.status[order] != "ok"][:FLAGGED]
-    drawn = np.random.default_rng(run.config.get("seed") or 0).permutation(known)[:DRAWN]
+    flagged = order[~found.ok[order]][:FLAGGED]
+    generator = np.random.default_rng(run.config.get("seed") or 0)
+    drawn = known[generator.choice(len(known), min(DRAWN, len(known)), replace=False)]
     chosen = np.unique(np.concatenate([flagged, order[:WORST], order[::-1][:BEST], drawn]))
     if len(known) <= FLAGGED + WORST + BEST + DRAWN:
         chosen = known
-    listing = [
-        {"index": int(i), "id": found.ids[i], "score": float(found.score[i]), "status": found.status[i]} for i in chosen
-    ]
+    some = found[chosen]
+    columns = zip(chosen.tolist(), some.ids, some.score.tolist(), some.status.tolist(), strict=True)
+    listing = [{"index": i, "id": id, "score": score, "status": status} for i, id, score, status in columns]
     write_json(run.work / "samples.json", listing)
     return set(chosen.tolist())
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from congeal.errors import CongealError
 
@@ -75,20 +75,27 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write the whole file or nothing: a temporary file beside it, then a rename."""
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write that takes the place of `path` when it is whole: a temporary file beside it, then a rename."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
         try:
             with open(temporary, "wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write the whole file or nothing."""
+    with replacing(path) as file:
+        file.write(data)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -154,9 +161,8 @@ class Checkpoint:
     def save(self, state: Mapping[str, Any]) -> None:
         import torch
 
-        buffer = io.BytesIO()
-        torch.save({"seconds": self.seconds, "state": dict(state)}, buffer)
-        write_bytes(self.path, buffer.getvalue())
+        with replacing(self.path) as file:  # straight to the disk: the poses of a million images are large
+            torch.save({"seconds": self.seconds, "state": dict(state)}, file)
 
     def load(self) -> dict[str, Any] | None:
         """The state saved last; None where there is none or the file is damaged (which is reported)."""
@@ -241,6 +247,7 @@ class RunFolder:
             self.work.mkdir(parents=True, exist_ok=True)
             self._acquire()
         try:
+            self._sweep()
             if (self / CONFIG).exists():
                 self._check_same(config)
             else:
@@ -251,13 +258,20 @@ class RunFolder:
             raise
         return self
 
+    def _sweep(self) -> None:
+        """Remove what a killed process was about to write; it may be large."""
+        for folder in (self.path, self.work):
+            for path in folder.glob(".*.tmp"):
+                path.unlink(missing_ok=True)
+
     def _check_belongs(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise CongealError(f"cannot write to {self}: it is a file; choose a folder with -o")
         if not self.path.is_dir() or (self / CONFIG).exists():
             return
-        # `.work` and `.lock` alone are a run that was stopped before it wrote its first file.
-        strangers = [name for name in os.listdir(self.path) if name not in (".work", ".lock")]
+        # `.work` and `.lock` alone are a run that was stopped before it wrote its first file, or while it did.
+        first = (".work", ".lock")
+        strangers = [name for name in os.listdir(self.path) if name not in first and not name.startswith(f".{CONFIG}.")]
         if strangers:
             raise CongealError(
                 f"{self} is not empty and belongs to something else (it has {sorted(strangers)[0]!r} but no {CONFIG}); "

@@ -1,32 +1,90 @@
-"""Where an alignment starts, read from a file: transforms of the same images, or one box per image."""
+"""Where an alignment starts: at faces, or read from a file with transforms of the same images or one box per image."""
 
 from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from congeal.errors import CongealError
+from congeal.faces import REMARK, FaceSource, cascade, parse_grow
+from congeal.geometry.boxes import fit_boxes
 from congeal.images import ImageSource
+from congeal.run import RunFolder
 from congeal.transforms import Transforms
 
+log = logging.getLogger("congeal")
+
 Size = tuple[int, int]
+Init = str | os.PathLike[str] | None
 BOX = ("id", "x", "y", "width", "height")
+FACES = "faces"
 
 
-def read_start(
-    init: str | os.PathLike[str] | None, source: ImageSource
-) -> tuple[Transforms | np.ndarray | None, Size | None]:
-    """The start `aligned_from_source` for every image of the source, and the (height, width) it leads to, if known."""
-    if init is None:
+def is_faces(init: Init) -> bool:
+    """`faces` or `faces@0.3`: the word, not a file of that name (which is ./faces)."""
+    return isinstance(init, str) and init.partition("@")[0] == FACES
+
+
+def init_name(init: Init) -> str | None:
+    """What to call the start in config.json: a path in full, so that it means the same from anywhere."""
+    return None if init is None else str(init) if is_faces(init) else str(Path(init).resolve())
+
+
+def inherited(config: Mapping[str, Any]) -> str | None:
+    """How a run with this config.json found faces to start at, for new images; None if it did not."""
+    source, init = str(config.get("source")), config.get("init")
+    if is_faces(init):
+        return str(init)
+    if init is None and source.startswith("lfw:"):
+        return f"{FACES}@{source.partition('@')[2] or 0}"
+    return None
+
+
+def at_faces(source: ImageSource, init: Init, *, quiet: bool = True) -> ImageSource:
+    """The source started at its faces if that is what `init` says; else as it is. They are looked for later."""
+    if not is_faces(init):
+        return source
+    cascade()  # what is missing is told before anything is written
+    return FaceSource(source, parse_grow(str(init).partition("@")[2], f"{FACES}@0.3"), quiet=quiet)
+
+
+def note_faces(run: RunFolder, source: ImageSource) -> None:
+    """Write boxes.csv of a source that starts at faces, and name images without one. `--init boxes.csv` reads it."""
+    if not isinstance(source, FaceSource):
+        return
+    faces, missing = source.faces, source.faces.missing
+    remarks = dict.fromkeys(missing.tolist(), REMARK)
+    rows = [
+        {"id": source.id(i), **dict(zip(BOX[1:], box.round(3).tolist(), strict=True)), "remark": remarks.get(i, "")}
+        for i, box in enumerate(faces.boxes)
+        if np.isfinite(box).all()
+    ]
+    run.write_rows("boxes.csv", rows, columns=[*BOX, "remark"])
+    for i in missing[:3]:
+        log.warning("%s: %s", source.id(int(i)), REMARK)
+    if len(missing) > 3:
+        log.warning("and %d more, see %s", len(missing) - 3, run / "boxes.csv")
+
+
+def read_start(init: Init, source: ImageSource) -> tuple[Transforms | np.ndarray | None, Size | None]:
+    """The start `aligned_from_source` for every image of the source, and the (height, width) it leads to, if known.
+
+    None for what the source brings along itself, as one `at_faces` does.
+    """
+    if init is None or is_faces(init):
         return None, None
     path = Path(init)
     if not path.is_file():
         raise CongealError(
-            f"--init is a file of transforms or of boxes (columns {','.join(BOX)}), and there is no file {str(path)!r}"
+            f"--init is 'faces', or a file of transforms or of boxes (columns {','.join(BOX)}), "
+            f"and there is no file {str(path)!r}"
         )
     if path.suffix.lower() == ".csv" and set(BOX) <= set(_header(path)):
         return boxes_start(path, source)
@@ -43,22 +101,12 @@ def boxes_start(path: Path, source: ImageSource) -> tuple[np.ndarray, Size]:
     boxes = _read_boxes(path)
     ids = [source.id(i) for i in range(len(source))]
     rows = np.array([boxes.get(name, (np.nan,) * 4) for name in ids])
-    known = np.isfinite(rows).all(1)
-    if not known.any():
+    if not np.isfinite(rows).all(1).any():
         raise CongealError(
             f"{path} belongs to another set: it has a box for none of the {len(ids)} images of {source.name}, "
             f"the first of which is {ids[0]!r}"
         )
-    x, y, width, height = rows.T
-    frame = (max(1, round(float(np.median(height[known])))), max(1, round(float(np.median(width[known])))))
-    matrices = np.full((len(ids), 3, 3), np.nan)
-    scale_x, scale_y = frame[1] / width[known], frame[0] / height[known]
-    matrices[known] = np.eye(3)
-    matrices[known, 0, 0], matrices[known, 1, 1] = scale_x, scale_y
-    # The outer edge of a box lies half a pixel before the centre of its first pixel, here and in the frame.
-    matrices[known, 0, 2] = -0.5 - scale_x * (x[known] - 0.5)
-    matrices[known, 1, 2] = -0.5 - scale_y * (y[known] - 0.5)
-    return matrices, frame
+    return fit_boxes(rows)
 
 
 def _header(path: Path) -> list[str]:

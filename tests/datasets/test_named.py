@@ -40,6 +40,9 @@ def test_unknown_names_list_what_exists() -> None:
         "affnist:x",
         "infimnist:7@-5",
         "infimnist:77",
+        "affnist-original:x",
+        "affnist-original:2@0",
+        "infimnist-original:7@many",
     ],
 )
 def test_wrong_names_are_quoted_with_an_example(name: str) -> None:

@@ -174,8 +174,23 @@ def test_shards_in_shards_out(tmp_path: Path) -> None:
     (tmp_path / "out" / "s-1.tar").unlink()
     again = open_writer(tmp_path / "out", source.limit(4), (8, 6))
     assert [again.done(i) for i in range(4)] == [True, True, False, False]
-    with pytest.raises(CongealError, match="shards"):
-        open_writer(tmp_path / "x", open_images(images), (8, 6), "shards")
+
+
+def test_anything_goes_into_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("congeal.images.writers.SHARD_IMAGES", 4)
+    images = RNG.integers(0, 256, (10, 8, 6), dtype=np.uint8)
+    copy_through(open_images(images), tmp_path / "out", format="shards")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [f"aligned-0000{k}.tar" for k in range(3)]
+    out = open_images(tmp_path / "out")
+    assert out.ids() == [str(i) for i in range(10)]
+    np.testing.assert_array_equal(out.batch(range(10))[..., 0], images)
+
+
+def test_keys_that_would_collide_are_numbered(tmp_path: Path) -> None:
+    for name in ("a.png", "a.bmp", "b.c.png"):
+        Pillow.fromarray(RNG.integers(0, 256, (8, 6), dtype=np.uint8)).save(tmp_path / name)
+    copy_through(open_images(tmp_path), tmp_path / "out", format="shards")
+    assert list(open_images(tmp_path / "out").ids()) == ["00000000-a", "00000001-a", "00000002-b_c"]
 
 
 @pytest.mark.parametrize("format", ["files", "npy"])

@@ -28,7 +28,7 @@ from congeal.pipeline import check_unchanged, finish, keep_answer, note_prepared
 from congeal.report import write_report
 from congeal.report.compare import write_comparison
 from congeal.run import CONFIG, RunFailed, RunFolder, failing_as_run, write_json
-from congeal.starts import read_start
+from congeal.starts import at_faces, init_name, read_start
 from congeal.transforms import Transforms
 
 log = logging.getLogger("congeal")
@@ -56,7 +56,7 @@ def compare(
     method's own. params: settings by label, {"lsc": {"damping": 0.1}}. time_limit: seconds of fitting per method. A
     method that fails is a row with an `error`. The same call again runs only what is not finished.
     """
-    images = open_images(source, limit=limit)
+    images = at_faces(open_images(source, limit=limit), init, quiet=quiet)
     labels = read_labels(methods)
     if time_limit is not None and not time_limit > 0:
         raise CongealError(f"the time limit is a number of seconds above 0, not {time_limit}")
@@ -65,7 +65,7 @@ def compare(
     shared = {
         "task": "compare",
         "source": source_name(source, images),
-        "init": None if init is None else str(Path(init).resolve()),
+        "init": init_name(init),
         "size": size,
         "limit": limit,
         "seed": seed,

@@ -59,7 +59,6 @@ class FrozenStack(Stack):
         self.size, self.frame, self.aligned_size = self._layout.size, self._layout.frame, self._layout.aligned_size
         self.align_on = self._layout.align_on
         self.source = _Names(about["name"], about["kind"], about["source_ids"])
-        self.ids = [about["source_ids"][i] for i in self.kept]
         self.skipped = [Skipped(*one) for one in about["skipped"]]
         self.intensity = tuple(about["intensity"])
         self._images = folder / "images.npy"

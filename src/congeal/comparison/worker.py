@@ -1,8 +1,9 @@
 """What runs in the process of one method: open the frozen stack, fit, leave the answer in the method's folder.
+Or, for a job with the task "align", a whole `congeal align` into a run folder elsewhere.
 
     python -m congeal.comparison.worker FOLDER
 
-FOLDER/.work/job.json     in: method, params, where the stack is, quiet
+FOLDER/.work/job.json     in: method, params, where the stack is, quiet; or task, source, output, options, quiet
 FOLDER/.work/phase.json   while at work: "fitting" or "saving", so that imports and files do not count as fitting
 FOLDER/.work/outcome.json out: quality, seconds and memory, or the error as one sentence
 """
@@ -14,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,17 @@ from congeal.run import History, RunFolder, read_json, write_json
 
 
 def work(run: RunFolder) -> dict[str, Any]:
-    """Fit the method of job.json; gives what goes into outcome.json."""
+    """Do the job of job.json; gives what goes into outcome.json."""
+    job = read_json(run.work / "job.json")
+    return align_into(run, job) if job.get("task") == "align" else fit(run, job)
+
+
+def fit(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
+    """Fit a method to a frozen stack."""
     from congeal.comparison.frozen import FrozenStack
     from congeal.methods.registry import method_class
     from congeal.pipeline import peak_memory_mb
 
-    job = read_json(run.work / "job.json")
     model = method_class(job["method"])()
     params = {key: tuple(value) if isinstance(value, list) else value for key, value in job["params"].items()}
     model.set_params(**params)
@@ -51,6 +58,19 @@ def work(run: RunFolder) -> dict[str, Any]:
         "peak_memory_mb": peak,
         "idle_memory_mb": idle,
     }
+
+
+def align_into(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
+    """Everything from the source to the report; the limit counts all of it."""
+    from congeal.pipeline import align, peak_memory_mb
+
+    idle = peak_memory_mb()
+    write_json(run.work / "phase.json", {"phase": "fitting", "seconds": 0.0})
+    began = time.monotonic()
+    metrics = align(job["source"], job["output"], **job["options"]).metrics
+    seconds = time.monotonic() - began
+    write_json(run.work / "phase.json", {"phase": "saving"})
+    return {"metrics": metrics, "idle_memory_mb": idle, "seconds": seconds}
 
 
 def in_words(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Named data sets: `digits:3` is bundled, the others are made from MNIST.
+"""Named data sets: `digits:3` is bundled, the others are made from MNIST or are faces of LFW.
 
 A name is `family:rest`; each family has its own file. Openers give an `ImageSource`.
 """
@@ -41,10 +41,34 @@ def _affnist(rest: str) -> ImageSource:
     return open_affnist(rest)
 
 
+def _affnist_original(rest: str) -> ImageSource:
+    from congeal.datasets.affnist_original import open_affnist_original
+
+    return open_affnist_original(rest)
+
+
+def _infimnist_original(rest: str) -> ImageSource:
+    from congeal.datasets.infimnist_original import open_infimnist_original
+
+    return open_infimnist_original(rest)
+
+
 def _infimnist(rest: str) -> ImageSource:
     from congeal.datasets.infimnist import open_infimnist
 
     return open_infimnist(rest)
+
+
+def _lfw(rest: str) -> ImageSource:
+    from congeal.datasets.lfw import open_lfw
+
+    return open_lfw(rest)
+
+
+def _lfw_deepfunneled(rest: str) -> ImageSource:
+    from congeal.datasets.lfw import open_deepfunneled
+
+    return open_deepfunneled(rest)
 
 
 # family → what to write, and the opener
@@ -55,6 +79,10 @@ _FAMILIES: dict[str, tuple[str, Callable[[str], ImageSource]]] = {
     "perspective-baked": ("perspective-baked:3@0.2", _perspective_baked),
     "affnist": ("affnist:2@100000", _affnist),
     "infimnist": ("infimnist:7@1000000", _infimnist),
+    "affnist-original": ("affnist-original:2", _affnist_original),
+    "infimnist-original": ("infimnist-original:7@1000000", _infimnist_original),
+    "lfw": ("lfw:Tony_Blair@0.3", _lfw),
+    "lfw-deepfunneled": ("lfw-deepfunneled:Tony_Blair", _lfw_deepfunneled),
 }
 
 

@@ -32,7 +32,10 @@ class InfimnistStyle(GeneratedSource):
     def __init__(self, images: NDArray[np.uint8], rows: NDArray[np.int64], count: int, name: str) -> None:
         self.name, self._rows, self._count = name, rows, count
         self._images = images[rows].astype(np.float32).reshape(len(rows), -1)
-        self._down, self._across = tangents(self._images)
+        self._down, self._across = self._tangents()
+
+    def _tangents(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return tangents(self._images)
 
     def __len__(self) -> int:
         return self._count
@@ -50,7 +53,7 @@ class InfimnistStyle(GeneratedSource):
         k1 = (i * 131071) % 2**32 % (FIELDS - 1)
         k2 = (k1 + 1 + 2 * i) % FIELDS
         a = indices % len(self._rows)
-        f = fields()
+        f = self._fields()
         out = np.zeros((len(indices), SIDE, SIDE), dtype=np.uint8)
         for start in range(0, len(indices), _CHUNK):
             part = slice(start, start + _CHUNK)
@@ -58,8 +61,18 @@ class InfimnistStyle(GeneratedSource):
             value -= f[k1[part]] * self._down[a[part]]
             value += f[k2[part]] * self._across[a[part]]
             np.clip(value, 0, 255, out=value)
-            out[part] = np.rint(value, out=value).reshape(-1, SIDE, SIDE)
-        return _shift(out, k1 % 9)
+            out[part] = self._whole(value).reshape(-1, SIDE, SIDE)
+        return self._shift(out, k1 % 9)
+
+    def _fields(self) -> NDArray[np.float32]:
+        return fields()
+
+    def _whole(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Whole grey levels, in place."""
+        return np.rint(values, out=values)
+
+    def _shift(self, images: NDArray[np.uint8], direction: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return _shift(images, direction)
 
 
 def _shift(images: NDArray[np.uint8], direction: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
 import torch.nn.functional as functional
 
 from congeal.errors import CongealError
-from congeal.geometry.matrix import Size
+from congeal.geometry.matrix import Size, normalise
 
 Mode = Literal["bilinear", "bicubic"]
 Padding = Literal["zeros", "border", "reflect"]
@@ -42,23 +43,26 @@ def warp(
     source_size = (images.shape[-2], images.shape[-1])
     size = source_size if size is None else size
     if torch.compiler.is_exporting():  # a graph has no place for decisions on values or on the batch size
-        unit = _unit_from_output(source_from_output.to(images.dtype), source_size, size)
-        return _sample(images, unit, size, mode, padding)
+        unit = to_units(source_from_output.to(images.dtype), source_size, size)
+        return sample_in_units(images, unit, size, mode, padding)
     matrices = source_from_output.expand(images.shape[0], 3, 3) if source_from_output.ndim == 2 else source_from_output
     if images.shape[0] == 1 and matrices.shape[0] > 1:
         images = images.expand(matrices.shape[0], -1, -1, -1)
     matrices = matrices.to(images.dtype)
-    unit = _unit_from_output(matrices, source_size, size)
+    unit = to_units(matrices, source_size, size)
     step = max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))
     if len(images) <= step or (torch.is_grad_enabled() and (images.requires_grad or matrices.requires_grad)):
-        out = _sample(images, unit, size, mode, padding)
+        out = sample_in_units(images, unit, size, mode, padding)
     else:
         parts = zip(images.split(step), unit.split(step), strict=True)
-        out = torch.cat([_sample(*part, size, mode, padding) for part in parts])
+        out = torch.cat([sample_in_units(*part, size, mode, padding) for part in parts])
     return out if size != source_size else _keep_still(images, matrices, out)
 
 
-def _sample(images: torch.Tensor, unit: torch.Tensor, size: Size, mode: Mode, padding: Padding) -> torch.Tensor:
+def sample_in_units(
+    images: torch.Tensor, unit: torch.Tensor, size: Size, mode: Mode = "bilinear", padding: Padding = "zeros"
+) -> torch.Tensor:
+    """`warp` for those who keep their matrices in the sampler's own coordinates (`to_units`) over many steps."""
     grid = _project(unit, size)[:, :2].permute(0, 2, 3, 1)
     return functional.grid_sample(images, grid, mode=mode, padding_mode=_PADDING[padding], align_corners=False)
 
@@ -74,7 +78,7 @@ def _keep_still(images: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor)
 
 def sampling_grid(source_from_output: torch.Tensor, size: Size) -> torch.Tensor:
     """Where each output pixel looks: (B, h, w, 2) source pixels (x, y)."""
-    return _project(_one_at_centre(source_from_output, size), size)[:, :2].permute(0, 2, 3, 1)
+    return _project(one_at_centre(source_from_output, size), size)[:, :2].permute(0, 2, 3, 1)
 
 
 def coverage(source_from_output: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:
@@ -82,23 +86,35 @@ def coverage(source_from_output: torch.Tensor, source_size: Size, size: Size) ->
 
     Pixels at or behind the horizon have none.
     """
-    projected = _project(_unit_from_output(source_from_output, source_size, size), size)
+    projected = _project(to_units(source_from_output, source_size, size), size)
     ones = projected.new_ones(1, 1, *source_size).expand(len(projected), -1, -1, -1)
     grid = projected[:, :2].permute(0, 2, 3, 1)
     inside = functional.grid_sample(ones, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return inside * (projected[:, 2:] > MIN_DENOMINATOR)
 
 
-def _unit_from_output(source_from_output: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:
-    """Into grid_sample's coordinates, which put the edges of the source image at -1 and 1; (B, 3, 3)."""
+def to_units(source_from_output: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:
+    """Into the sampler's coordinates, which put the edges of the source image at -1 and 1: unit_from_output (B, 3, 3).
+
+    Multiplied from the right by steps of the output frame, these stay what they are.
+    """
     height, width = source_size
     unit_from_source = source_from_output.new_tensor(
         [[2 / width, 0, 1 / width - 1], [0, 2 / height, 1 / height - 1], [0, 0, 1.0]]
     )
-    return _one_at_centre(unit_from_source @ source_from_output, size)
+    return one_at_centre(unit_from_source @ source_from_output, size)
 
 
-def _one_at_centre(matrices: torch.Tensor, size: Size) -> torch.Tensor:
+def from_units(unit_from_output: torch.Tensor, source_size: Size) -> torch.Tensor:
+    """Back to pixels: source_from_output (B, 3, 3), last entry 1."""
+    height, width = source_size
+    source_from_unit = unit_from_output.new_tensor(
+        [[width / 2, 0, (width - 1) / 2], [0, height / 2, (height - 1) / 2], [0, 0, 1.0]]
+    )
+    return normalise(source_from_unit @ unit_from_output)
+
+
+def one_at_centre(matrices: torch.Tensor, size: Size) -> torch.Tensor:
     """The same homographies, scaled so that the denominator is 1 at the centre of the frame they start from."""
     centre = matrices.new_tensor([(size[1] - 1) / 2, (size[0] - 1) / 2, 1])
     depth = (matrices[:, 2:] * centre).sum(-1, keepdim=True)
@@ -106,18 +122,18 @@ def _one_at_centre(matrices: torch.Tensor, size: Size) -> torch.Tensor:
 
 
 def _project(matrices: torch.Tensor, size: Size) -> torch.Tensor:
-    """Every pixel of a frame through (B, 3, 3) → (B, 3, h, w): x, y, and the guarded denominator.
-
-    The sum of a row and a column: a matrix product over the pixels takes twice as long.
-    """
-    x = torch.arange(size[1], dtype=matrices.dtype, device=matrices.device)
-    y = torch.arange(size[0], dtype=matrices.dtype, device=matrices.device)
-    row = matrices[..., :1] * x
-    column = matrices[..., 1:2] * y + matrices[..., 2:]
-    full = column[..., :, None] + row[..., None, :]
+    """Every pixel of a frame through (B, 3, 3) → (B, 3, h, w): x, y, and the guarded denominator."""
+    full = (matrices.reshape(-1, 3) @ _pixels(size).to(matrices)).view(-1, 3, *size)
     if full.requires_grad:
         depth = full[:, 2:].clamp(min=MIN_DENOMINATOR)
         return torch.cat([full[:, :2] / depth, depth], 1)
     depth = full[:, 2:].clamp_(min=MIN_DENOMINATOR)
     full[:, :2].div_(depth)
     return full
+
+
+@lru_cache(maxsize=32)
+def _pixels(size: Size) -> torch.Tensor:
+    """(3, h·w): x, y and 1 of every pixel centre."""
+    y, x = torch.meshgrid(torch.arange(size[0]), torch.arange(size[1]), indexing="ij")
+    return torch.stack([x.flatten(), y.flatten(), torch.ones(size[0] * size[1])]).float()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from congeal.errors import CongealError
+from congeal.ids import Ids
+from congeal.images.mapped import MappedPages
 from congeal.images.source import Image, ImageSource, Indices, UnreadableImage
 
 if TYPE_CHECKING:
@@ -46,13 +48,17 @@ class ArraySource(ImageSource):
             raise CongealError(f"{name} has shape {array.shape}: its images have no pixels")
         self.array, self.name, self.layout, self.grey = array, name, layout, array.ndim == 3
         self.mask_array, self.has_masks = mask_array, mask_array is not None
-        self._ids, self._bad = ids, bad or {}
+        self._ids, self._bad = None if ids is None else Ids(ids), bad or {}
+        self._pages = MappedPages(array, mask_array)
 
     def __len__(self) -> int:
         return len(self.array)
 
     def id(self, i: int) -> str:
         return str(range(len(self))[i]) if self._ids is None else self._ids[i]
+
+    def ids(self) -> Ids:
+        return super().ids() if self._ids is None else self._ids
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -78,6 +84,7 @@ class ArraySource(ImageSource):
 
     def batch(self, indices: Indices) -> np.ndarray:
         pixels = np.asarray(self.array[as_slice(indices)])
+        self._pages.touched(pixels.nbytes)
         if not pixels.dtype.isnative:
             pixels = pixels.astype(self.dtype)
         return pixels[..., None] if self.grey else pixels
@@ -85,7 +92,9 @@ class ArraySource(ImageSource):
     def masks(self, indices: Indices) -> np.ndarray:
         if self.mask_array is None:
             raise CongealError(f"{self.name} has no masks")
-        return np.asarray(self.mask_array[as_slice(indices)], dtype=np.float32) / np.float32(255)
+        masks = np.asarray(self.mask_array[as_slice(indices)], dtype=np.float32) / np.float32(255)
+        self._pages.touched(masks.size)
+        return masks
 
 
 class ListSource(ImageSource):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from congeal.errors import CongealError
+from congeal.ids import Ids
 from congeal.images.decode import EXTENSIONS, decode, probe
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage, unique_ids
 
@@ -19,14 +20,17 @@ class FileSource(ImageSource):
     """Image files below a base folder; ids are paths relative to it, with '/'."""
 
     def __init__(self, base: Path, relative: Sequence[str], *, name: str) -> None:
-        self.base, self.relative, self.name = base, relative, name
-        self._ids = unique_ids(path.replace(os.sep, "/") for path in relative)
+        self.base, self.relative, self.name = base, Ids(relative), name
+        self._ids = unique_ids(self.relative if os.sep == "/" else (path.replace(os.sep, "/") for path in relative))
 
     def __len__(self) -> int:
         return len(self.relative)
 
     def id(self, i: int) -> str:
         return self._ids[i]
+
+    def ids(self) -> Ids:
+        return self._ids
 
     def path(self, i: int) -> Path:
         return self.base / self.relative[i]

@@ -108,13 +108,17 @@ def open_path(path: Path) -> ImageSource:
         from congeal.images.tiff import open_tiff
 
         return open_tiff(path)
+    if suffix == ".mat":
+        from congeal.images.mat import open_mat
+
+        return open_mat(path)
     if suffix in EXTENSIONS:
         return open_paths([path], name=path.name)
     from congeal.images.idx import is_idx, open_idx
 
     if is_idx(path):
         return open_idx(path)
-    known = "an image, .npy, .npz, .txt, .lst, .tar, .parquet, idx or idx.gz"
+    known = "an image, .npy, .npz, .txt, .lst, .tar, .parquet, .mat (affNIST), idx or idx.gz"
     raise CongealError(f"{path} is not a known kind of file: give a folder, {known}")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError, require
+from congeal.ids import Ids
 from congeal.images.arrays import NOT_FINITE
 from congeal.images.decode import decode
 from congeal.images.source import Image, ImageSource, UnreadableImage, unique_ids
@@ -60,14 +61,14 @@ class ParquetSource(ImageSource):
         nested = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
         return types.is_binary(kind) or types.is_large_binary(kind) or bool(nested)
 
-    def _read_ids(self) -> list[str]:
+    def _read_ids(self) -> Ids:
         schema = self._files[0].schema_arrow
         kind = schema.field(self._column).type
         column = next((name for name in _ID_NAMES if name in schema.names and name != self._column), None)
         if column is None and self._types.is_struct(kind) and any(field.name == "path" for field in kind):
             column = f"{self._column}.path"
         if column is None:
-            return [str(i) for i in range(len(self))]
+            return Ids(str(i) for i in range(len(self)))
         names: list[Any] = []
         for file in self._files:
             values = file.read(columns=[column]).column(0).to_pylist()

@@ -67,7 +67,10 @@ def make_plan(
     init_size: Size | None,
     layout: Layout | None = None,
 ) -> Plan:
-    """Look at the headers of up to a few thousand images and choose sizes, or take those of a given layout."""
+    """Look at the headers of up to a few thousand images and choose sizes, or take those of a given layout.
+
+    With a start of their own, new images keep a stack as fine as their start asks for: the frame is what a model knows.
+    """
     if size < 2:
         raise CongealError(f"size is the longer side of the working picture in pixels; {size} is too small")
     initial, aligned = starting_matrices(source, init, init_size)
@@ -75,16 +78,21 @@ def make_plan(
     sizes = np.array([(h.height, h.width) for h in headers.values()])
     typical = (int(np.median(sizes[:, 0])), int(np.median(sizes[:, 1])))
     stack = shrink(typical, size)
-    aligned = aligned or typical
-    frame = shrink(aligned, size)
+    if layout is None:
+        aligned = aligned or typical
+        frame = shrink(aligned, size)
+    else:
+        if initial is None:
+            stack = layout.size
+        elif aligned is not None:  # a start of unknown size leads to the model's own picture
+            initial = rescale(aligned, layout.aligned_size) @ initial
+        frame, aligned = layout.frame, layout.aligned_size
     if initial is not None and stack != typical:
         zoom = _zoom(headers, initial, stack, frame, aligned)
         if zoom > _WORTHWHILE_ZOOM:
             longer = min(round(max(stack) * min(zoom, _LARGEST_ZOOM)), max(typical))
             stack = shrink(typical, longer)
     channels = {h.channels for h in headers.values()}
-    if layout is not None:
-        stack, frame, aligned = layout.size, layout.frame, layout.aligned_size
     return Plan(stack, frame, aligned, initial, len(channels) > 1, frozenset(h.dtype for h in headers.values()))
 
 
@@ -127,15 +135,17 @@ def starting_matrices(
     if init is None:
         return source.initial, init_size or source.initial_size
     if not isinstance(init, np.ndarray | list | tuple):
+        ids, size = source.ids(), init_size or init.aligned_size
+        if init.ids == ids:
+            return init.matrices, size
         row = {id: k for k, id in enumerate(init.ids)}
-        missing = [id for id in map(source.id, range(len(source))) if id not in row]
+        missing = [id for id in ids if id not in row]
         if missing:
             raise CongealError(
                 f"the starting transforms belong to another set: {len(missing)} of {len(source)} images of "
                 f"{source.name} are not in them, the first is '{missing[0]}'"
             )
-        rows = [row[source.id(i)] for i in range(len(source))]
-        return np.asarray(init.matrices, dtype=np.float64)[rows], init_size or init.aligned_size
+        return np.asarray(init.matrices, dtype=np.float64)[[row[id] for id in ids]], size
     matrices = np.asarray(init, dtype=np.float64)
     if matrices.shape != (len(source), 3, 3):
         raise CongealError(f"init has shape {matrices.shape}; {len(source)} images need ({len(source)}, 3, 3)")

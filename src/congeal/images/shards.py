@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import tarfile
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from congeal.errors import CongealError
+from congeal.ids import Ids
 from congeal.images.decode import EXTENSIONS, decode, probe
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage, unique_ids
-
-
-class _Member(NamedTuple):
-    shard: int
-    key: str
-    offset: int
-    size: int
 
 
 class ShardSource(ImageSource):
@@ -27,27 +21,43 @@ class ShardSource(ImageSource):
 
     def __init__(self, paths: Sequence[Path], *, name: str) -> None:
         self.paths, self.name = list(paths), name
-        self.members = [member for k, path in enumerate(self.paths) for member in _scan(k, path)]
-        if not self.members:
+        # One number each instead of an object: there may be millions.
+        self._shards, self._offsets, self._sizes = array("i"), array("q"), array("q")
+        keys: list[Ids] = []
+        for k, path in enumerate(self.paths):
+            found = _scan(path)
+            keys.append(Ids(found))
+            self._shards.extend([k] * len(found))
+            self._offsets.extend(offset for offset, _ in found.values())
+            self._sizes.extend(size for _, size in found.values())
+        if not len(self):
             raise CongealError(f"{name} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
         names = Counter(path.name for path in self.paths)
         if max(names.values()) > 1:
             twice = names.most_common(1)[0][0]
             raise CongealError(f"two shards are called {twice}: give them different names")
-        keys = Counter(member.key for member in self.members)
-        self._ids = unique_ids(
-            m.key if keys[m.key] == 1 else f"{self.paths[m.shard].stem}/{m.key}" for m in self.members
-        )
+        self._keys = Ids(key for part in keys for key in part)
+        self._ids = self._keys if self._keys.unique else self._with_shards()
+
+    def _with_shards(self) -> Ids:
+        """Keys that occur in several shards get the shard's name in front."""
+        counts = Counter(self._keys)
+        stems = [path.stem for path in self.paths]
+        pairs = zip(self._keys, self._shards, strict=True)
+        return unique_ids(key if counts[key] == 1 else f"{stems[shard]}/{key}" for key, shard in pairs)
 
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self._offsets)
 
     def id(self, i: int) -> str:
         return self._ids[i]
 
+    def ids(self) -> Ids:
+        return self._ids
+
     def shard_of(self, i: int) -> tuple[str, str]:
         """(file name of the shard, key of the sample)."""
-        return self.paths[self.members[i].shard].name, self.members[i].key
+        return self.paths[self._shards[i]].name, self._keys[i]
 
     def read(self, i: int) -> Image:
         return decode(self._bytes(i), self.id(i))
@@ -56,14 +66,14 @@ class ShardSource(ImageSource):
         return probe(self._bytes(i), self.id(i)) or super().probe(i)
 
     def _bytes(self, i: int) -> bytes:
-        member = self.members[i]
+        path = self.paths[self._shards[i]]
         try:
             # Opened for each read: no handle to share between threads or to lose in a forked process.
-            with self.paths[member.shard].open("rb") as file:
-                file.seek(member.offset)
-                return file.read(member.size)
+            with path.open("rb") as file:
+                file.seek(self._offsets[i])
+                return file.read(self._sizes[i])
         except OSError as error:
-            raise UnreadableImage(f"{self.paths[member.shard]} cannot be read ({error.strerror})") from error
+            raise UnreadableImage(f"{path} cannot be read ({error.strerror})") from error
 
 
 def open_shards(paths: Sequence[Path], *, name: str) -> ShardSource:
@@ -71,21 +81,22 @@ def open_shards(paths: Sequence[Path], *, name: str) -> ShardSource:
     return ShardSource(paths, name=name)
 
 
-def _scan(shard: int, path: Path) -> list[_Member]:
-    """The first image of every sample in a tar file, in file order."""
-    found: dict[str, _Member] = {}
+def _scan(path: Path) -> dict[str, tuple[int, int]]:
+    """Key → (offset, size) of the first image of every sample in a tar file, in file order."""
+    found: dict[str, tuple[int, int]] = {}
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
+                tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header, a kilobyte each
                 name = PurePosixPath(member.name)
                 if not member.isfile() or name.name.startswith(".") or name.suffix.lower() not in EXTENSIONS:
                     continue
                 key = str(name.parent / name.name.split(".")[0])
-                found.setdefault(key, _Member(shard, key, member.offset_data, member.size))
+                found.setdefault(key, (member.offset_data, member.size))
     except FileNotFoundError as error:
         raise CongealError(f"no such file: {path}") from error
     except (tarfile.TarError, OSError) as error:
         raise CongealError(
             f"{path} is not a complete, uncompressed tar file ({error}): unpack or copy it again"
         ) from error
-    return list(found.values())
+    return found

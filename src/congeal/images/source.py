@@ -6,11 +6,13 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from congeal.errors import CongealError
+from congeal.ids import Ids
 
 # Rows of a Python list, a range or an integer array: positions in a source.
 Indices = Sequence[int] | np.ndarray
@@ -68,6 +70,7 @@ class ImageSource(ABC):
     # The arrays behind the source have no channel axis: (N, H, W).
     grey: bool = False
     has_masks: bool = False
+    _all_ids: Ids | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -78,6 +81,12 @@ class ImageSource(ABC):
 
     @abstractmethod
     def read(self, i: int) -> Image: ...
+
+    def ids(self) -> Ids:
+        """All names, in order; collected once."""
+        if self._all_ids is None:
+            self._all_ids = Ids(map(self.id, range(len(self))))
+        return self._all_ids
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
@@ -117,8 +126,8 @@ class ImageSource(ABC):
     def fingerprint(self) -> str:
         """Changes when the set changes: all ids, and the pixels of 16 images spread over the set."""
         digest = hashlib.sha256(f"{type(self).__name__} {len(self)} {self.shape} {self.dtype}\n".encode())
-        for i in range(len(self)):
-            digest.update(self.id(i).encode() + b"\n")
+        for name in self.ids():
+            digest.update(name.encode("utf-8", "surrogatepass") + b"\n")
         for i in np.unique(np.linspace(0, len(self) - 1, 16).astype(int)) if len(self) else ():
             try:
                 digest.update(np.ascontiguousarray(self.read(int(i)).pixels).tobytes())
@@ -148,9 +157,18 @@ class Subset(ImageSource):
     def __init__(self, source: ImageSource, indices: np.ndarray) -> None:
         self.source, self.indices = source, indices
         self.name, self.layout, self.kind, self.grey = source.name, source.layout, source.kind, source.grey
-        self.initial_size, self.intensity, self.has_masks = source.initial_size, source.intensity, source.has_masks
-        self.initial = None if source.initial is None else source.initial[indices]
+        self.intensity, self.has_masks = source.intensity, source.has_masks
         self.truth = None if source.truth is None else source.truth[indices]
+
+    # A start may take long to find (see `congeal.faces`), so it is not asked for before it is needed.
+    @cached_property
+    def initial(self) -> np.ndarray | None:  # type: ignore[override]
+        whole = self.source.initial
+        return None if whole is None else whole[self.indices]
+
+    @cached_property
+    def initial_size(self) -> tuple[int, int] | None:  # type: ignore[override]
+        return self.source.initial_size
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -187,11 +205,14 @@ class Subset(ImageSource):
         return self.source.shard_of(int(self.indices[i]))
 
 
-def unique_ids(names: Iterable[str]) -> list[str]:
+def unique_ids(names: Iterable[str]) -> Ids:
     """The same names; a repeated one gets '#2', '#3', …, because transforms are matched by id."""
+    given = Ids(names)
+    if given.unique:
+        return given
     seen: dict[str, int] = {}
     ids = []
-    for name in names:
+    for name in given:
         seen[name] = seen.get(name, 0) + 1
         ids.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return ids
+    return Ids(ids)

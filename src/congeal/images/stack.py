@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,26 +12,30 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.geometry.matrix import compose, invert, normalise, rescale
+from congeal.ids import Ids
 from congeal.images.arrays import NOT_FINITE, as_slice
 from congeal.images.canvas import placements
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
 from congeal.images.plan import Layout, Plan, make_plan, nothing_readable
 from congeal.images.source import ImageSource, Indices, Skipped
 from congeal.images.store import AnotherKind, Store, fill_store
+from congeal.progress import Progress
 
 if TYPE_CHECKING:
     from congeal.transforms import Transforms
 
 Size = tuple[int, int]
 _SCAN_VALUES = 16 << 20
+_ROWS_AT_ONCE = 50_000
 NO_START = "no starting transform was given for it"
 
 
 class Stack:
     """n readable images of a source at working resolution. See docs/architecture.md for the four spaces.
 
-    size, frame, aligned_size are (height, width). start and stack_from_source are (n, 3, 3) float64; kept (n,) are
-    positions in the source; source_sizes (n, 2); intensity is the (black, white) pixel values that became 0 and 1.
+    size, frame, aligned_size are (height, width). start and stack_from_source are (n, 3, 3) float64, to be copied
+    before a change: rows that are equal may share their memory. kept (n,) are positions in the source; source_sizes
+    (n, 2); intensity is the (black, white) pixel values that became 0 and 1.
     """
 
     def __init__(
@@ -46,7 +51,6 @@ class Stack:
             raise nothing_readable(source, f"{source.id(i)}: {reasons[i]}")
         self.skipped = [Skipped(source.id(i), reasons[i]) for i in sorted(reasons)]
         self.kept = np.setdiff1d(np.arange(len(source)), list(reasons)) if reasons else np.arange(len(source))
-        self.ids = [source.id(int(i)) for i in self.kept]
         self.source_sizes = sizes[self.kept] if reasons else sizes
         self.stack_from_source = placements(self.source_sizes, self.size)
         self.start = self._start(plan)
@@ -58,12 +62,30 @@ class Stack:
     def _start(self, plan: Plan) -> np.ndarray:
         n = len(self.kept)
         if plan.initial is None:
-            return np.tile(rescale(self.frame, self.size), (n, 1, 1))  # a view would be read-only, which torch dislikes
-        source_from_aligned = invert(np.asarray(plan.initial, dtype=np.float64)[self.kept])
-        return normalise(compose(self.stack_from_source, source_from_aligned, rescale(self.frame, self.aligned_size)))
+            # One matrix n times, in the memory of one; not read-only only because torch dislikes that.
+            one = rescale(self.frame, self.size)
+            return np.lib.stride_tricks.as_strided(one, (n, 3, 3), (0, *one.strides))
+        aligned_from_frame, start = rescale(self.frame, self.aligned_size), np.empty((n, 3, 3))
+        for part in _parts(n):
+            source_from_aligned = invert(np.asarray(plan.initial[self.kept[part]], dtype=np.float64))
+            start[part] = normalise(compose(self.stack_from_source[part], source_from_aligned, aligned_from_frame))
+        return start
+
+    def some(self, rows: np.ndarray) -> Stack:
+        """A smaller stack: these positions of this one, sharing its pixels."""
+        few = copy.copy(self)
+        for name in ("kept", "source_sizes", "stack_from_source", "start"):
+            setattr(few, name, getattr(self, name)[rows])
+        return few
 
     def __len__(self) -> int:
         return len(self.kept)
+
+    @property
+    def ids(self) -> Ids:
+        """Names of the images of the stack."""
+        everything = self.source.ids()
+        return everything if len(self) == len(everything) else everything.take(self.kept)
 
     @property
     def channels(self) -> int:
@@ -83,6 +105,7 @@ class Stack:
         rows = self._rows(indices)
         if self._store is not None:
             values = np.array(self._store.pixels[as_slice(rows)], dtype=np.float32)
+            self._store.pages.touched(values.size * self._store.pixels.itemsize)
             black, white = self._store.black[rows], self._store.white[rows]
             images = torch.from_numpy(values)
             if (black == black[:1]).all() and (white == white[:1]).all() and len(rows):
@@ -98,7 +121,9 @@ class Stack:
         if self._store is not None:
             if self._store.masks is None:
                 return None
-            return torch.from_numpy(np.array(self._store.masks[as_slice(rows)], dtype=np.float32))[:, None].div_(255)
+            masks = np.array(self._store.masks[as_slice(rows)], dtype=np.float32)
+            self._store.pages.touched(masks.size)
+            return torch.from_numpy(masks)[:, None].div_(255)
         if not self.source.has_masks:
             return None
         return torch.from_numpy(np.array(self.source.masks(rows), dtype=np.float32))[:, None]
@@ -110,8 +135,15 @@ class Stack:
     def aligned_from_source(self, stack_from_frame: np.ndarray) -> np.ndarray:
         """(n, 3, 3) at full resolution from what a method found, (n, 3, 3) stack_from_frame."""
         aligned_from_frame = rescale(self.frame, self.aligned_size)
-        found = np.asarray(stack_from_frame, dtype=np.float64)
-        return normalise(compose(aligned_from_frame, invert(found), self.stack_from_source))
+        if stack_from_frame is self.start and self.start.strides[0] == self.stack_from_source.strides[0] == 0:
+            found = invert(self.start[0])  # all rows are one and the same
+            one = normalise(compose(aligned_from_frame, found, self.stack_from_source[0]))
+            return np.broadcast_to(one, (len(self), 3, 3))
+        aligned = np.empty((len(self), 3, 3))
+        for part in _parts(len(self)):  # products of a million matrices at once would take half a gigabyte
+            found = np.asarray(stack_from_frame[part], dtype=np.float64)
+            aligned[part] = normalise(compose(aligned_from_frame, invert(found), self.stack_from_source[part]))
+        return aligned
 
     def to_transforms(
         self,
@@ -123,19 +155,9 @@ class Stack:
         """One row per image of the source; skipped ones have a matrix of NaN and source size 0."""
         from congeal.transforms import Transforms
 
-        n = len(self.source)
-        matrices = np.full((n, 3, 3), np.nan)
-        matrices[self.kept] = self.aligned_from_source(stack_from_frame)
-        sizes = np.zeros((n, 2), dtype=np.int64)
-        sizes[self.kept] = self.source_sizes
-        states = np.full(n, "skipped", dtype=object)
-        states[self.kept] = "ok" if status is None else status
-        columns = [np.full(n, np.nan), np.full(n, np.nan)]
-        for column, values in zip(columns, (score, out_of_frame), strict=True):
-            if values is not None:
-                column[self.kept] = values
-        ids = self.ids if len(self) == n else [self.source.id(i) for i in range(n)]
-        return Transforms(ids, matrices, sizes, self.aligned_size, list(states), *columns)
+        matrices, ids = self.aligned_from_source(stack_from_frame), self.ids
+        found = Transforms(ids, matrices, self.source_sizes, self.aligned_size, status, score, out_of_frame, copy=False)
+        return found if len(self) == len(self.source) else found.spread(self.kept, self.source.ids())
 
 
 def prepare(
@@ -184,7 +206,7 @@ def _prepare(
     ranges = {} if layout is None else layout.ranges
     shape, dtype = source.shape, source.dtype
     if shape is not None and dtype is not None and plan.size == shape[:2]:
-        return _in_place(source, shape, dtype, plan, align_on, ranges)
+        return _in_place(source, shape, dtype, plan, align_on, ranges, quiet)
     align_on = _grey_if_all(align_on) if plan.mixed else align_on
     store, align_on = _decode(source, plan, align_on, None if folder is None else Path(folder), ranges, quiet)
     stack = Stack(source, plan, reasons=store.reasons, sizes=store.sizes, align_on=align_on)
@@ -230,13 +252,19 @@ def _unit(images: torch.Tensor, black: float, white: float) -> torch.Tensor:
 
 
 def _in_place(
-    source: ImageSource, shape: tuple[int, int, int], dtype: np.dtype, plan: Plan, align_on: AlignOn, ranges: Ranges
+    source: ImageSource,
+    shape: tuple[int, int, int],
+    dtype: np.dtype,
+    plan: Plan,
+    align_on: AlignOn,
+    ranges: Ranges,
+    quiet: bool,
 ) -> Stack:
     """A stack over images that already have the right size: nothing is copied, batches are read when asked for."""
     select_channels(np.empty((0, *shape), dtype), align_on)
     step = max(1, _SCAN_VALUES // int(np.prod(shape)))
-    reasons, low, high, blank = _scan(source, dtype, step)
-    sizes = np.broadcast_to(np.array(shape[:2], dtype=np.int64), (len(source), 2))
+    reasons, low, high, blank = _scan(source, dtype, step, quiet)
+    sizes = np.broadcast_to(np.array(shape[:2], dtype=np.int32), (len(source), 2))
     stack = Stack(source, plan, reasons=reasons, sizes=sizes, align_on=align_on)
     if blank:
         raise _all_blank(source)
@@ -245,7 +273,7 @@ def _in_place(
     return stack
 
 
-def _scan(source: ImageSource, dtype: np.dtype, step: int) -> tuple[dict[int, str], float, float, bool]:
+def _scan(source: ImageSource, dtype: np.dtype, step: int, quiet: bool) -> tuple[dict[int, str], float, float, bool]:
     """(reasons, smallest value, largest value, all blank) of a source of one shape.
 
     Where the range is known in advance the scan ends at the first chunk with an image that is not blank.
@@ -254,18 +282,24 @@ def _scan(source: ImageSource, dtype: np.dtype, step: int) -> tuple[dict[int, st
     reasons, low, high, blank = dict(source.unreadable), np.inf, -np.inf, True
     # A short first chunk: usually its first image already shows that the set is not blank.
     edges = sorted({0, *range(min(32, len(source)), len(source), step), len(source)})
-    for start, stop in pairwise(edges):
-        rows = np.array([i for i in range(start, stop) if i not in reasons], dtype=np.int64)
-        values = source.batch(rows).reshape(len(rows), -1) if len(rows) else np.empty((0, 1))
-        if not known and values.dtype.kind == "f":
-            finite = np.isfinite(values).all(1)
-            reasons |= {int(i): NOT_FINITE for i in rows[~finite]}
-            values = values[finite]
-        if not len(values):
-            continue
-        smallest, largest = values.min(1), values.max(1)
-        low, high = min(low, float(smallest.min())), max(high, float(largest.max()))
-        blank = blank and bool((smallest == largest).all())
-        if known and not blank:
-            break
+    with Progress(len(source), "measuring brightness", quiet=quiet) as progress:
+        for start, stop in pairwise(edges):
+            rows = np.array([i for i in range(start, stop) if i not in reasons], dtype=np.int64)
+            values = source.batch(rows).reshape(len(rows), -1) if len(rows) else np.empty((0, 1))
+            progress.update(stop - start)
+            if not known and values.dtype.kind == "f":
+                finite = np.isfinite(values).all(1)
+                reasons |= {int(i): NOT_FINITE for i in rows[~finite]}
+                values = values[finite]
+            if not len(values):
+                continue
+            smallest, largest = values.min(1), values.max(1)
+            low, high = min(low, float(smallest.min())), max(high, float(largest.max()))
+            blank = blank and bool((smallest == largest).all())
+            if known and not blank:
+                break
     return reasons, low, high, blank
+
+
+def _parts(n: int) -> list[slice]:
+    return [slice(start, min(n, start + _ROWS_AT_ONCE)) for start in range(0, n, _ROWS_AT_ONCE)]

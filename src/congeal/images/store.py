@@ -1,4 +1,7 @@
-"""One pass over a source: every image decoded once, put on the canvas, kept in memory or in a memory-mapped file."""
+"""One pass over a source: every image decoded once, put on the canvas, kept in memory or in a memory-mapped file.
+
+In a folder the pass can be stopped at any time: what was decoded is noted now and then, and the next one goes on there.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,28 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from congeal.images.canvas import place, render
 from congeal.images.disk import allocate, writing
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
+from congeal.images.mapped import MappedPages
 from congeal.images.source import ImageSource, UnreadableImage
 from congeal.progress import Progress
 
 Size = tuple[int, int]
 _IN_MEMORY = 256 << 20
-_VERSION = 2
+_VERSION = 3
+_SAVE_EVERY = 20.0  # seconds
+_UNREAD = 255  # instead of a number in `Store.names`
 
 
 class AnotherKind(Exception):
@@ -46,8 +53,8 @@ class _Rendered(NamedTuple):
 class Store:
     """Rows are positions in the source: pixels (N, C, h, w) uint8 or float32, masks (N, h, w) uint8 or None.
 
-    black and white (N,) are the stored values that mean 0 and 1, the same for all images of a dtype (`ranges`); sizes
-    (N, 2); reasons say which rows are unusable.
+    black and white (N,) are the stored values that mean 0 and 1, the same for all images of a dtype (`ranges`); kinds
+    (N,) are positions in `names`, the dtypes; sizes (N, 2); reasons say which rows are unusable.
     """
 
     pixels: np.ndarray
@@ -55,10 +62,20 @@ class Store:
     sizes: np.ndarray
     black: np.ndarray
     white: np.ndarray
-    reasons: dict[int, str]
-    blank: bool
+    kinds: np.ndarray
+    names: list[str] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+    blank: bool = True
     ranges: Ranges = field(default_factory=dict)
     temporary: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.pages = MappedPages(self.pixels, self.masks)
+
+    def flush(self) -> None:
+        for array in (self.pixels, self.masks):
+            if isinstance(array, np.memmap):
+                array.flush()
 
 
 def fill_store(
@@ -71,7 +88,7 @@ def fill_store(
     ranges: Ranges,
     quiet: bool,
 ) -> Store:
-    """Decode everything, or pick up the finished store of the same images in `folder`.
+    """Decode everything, or pick up the finished or half-finished store of the same images in `folder`.
 
     `ranges`: black and white of dtypes that are known from a fitted set; other dtypes get those of this set.
     """
@@ -82,44 +99,94 @@ def fill_store(
         found = _load(folder, key)
         if found is not None:
             return found
-    eight_bit = dtypes == {np.dtype(np.uint8)}
-    render_one = partial(_render, source, size, align_on)
-    store: Store | None = None
-    home: Path | None = folder
-    temporary = None
-    types = np.full(len(source), "", dtype="<U16")
-    blank = True
-    reasons: dict[int, str] = {}
-    with Progress(len(source), "reading images", quiet=quiet) as progress:
-        for i, one in _in_threads(render_one, len(source)):
+    filling = _Filling(source, size, dtypes == {np.dtype(np.uint8)}, folder, key)
+    filling.resume()
+    first = filling.position
+    with Progress(len(source), "reading images", quiet=quiet, done=first) as progress:
+        for i, one in _in_threads(partial(_render, source, size, align_on), first, len(source)):
+            filling.take(i, one)
             progress.update()
-            if isinstance(one, str):
-                reasons[i] = one
-                continue
-            if store is None:
-                shape = (len(source), *one.pixels.shape)
-                dtype = np.dtype(np.uint8 if eight_bit else np.float32)
-                if home is None and int(np.prod(shape)) * dtype.itemsize > _IN_MEMORY:
-                    temporary = tempfile.TemporaryDirectory(prefix="congeal-")
-                    home = Path(temporary.name)
-                store = _empty(home, shape, dtype)
-            if one.pixels.shape != store.pixels.shape[1:] or (eight_bit and one.dtype != np.uint8):
-                raise AnotherKind(channels=one.pixels.shape != store.pixels.shape[1:])
-            store.pixels[i] = np.rint(one.pixels) if eight_bit else one.pixels
-            if one.mask is not None:
-                if store.masks is None:
-                    store.masks = _full_masks(home, len(source), size)
-                store.masks[i] = np.rint(one.mask * 255)
-            store.sizes[i], store.black[i], store.white[i] = one.size, one.low, one.high
-            types[i] = range_name(one.dtype)
-            blank = blank and one.high <= one.low
+    store = filling.store
     if store is None:
-        return Store(np.empty((0,)), None, np.zeros((len(source), 2), int), np.empty(0), np.empty(0), reasons, True)
-    store.reasons, store.blank, store.temporary = reasons, blank, temporary
-    _set_ranges(store, types, ranges)
+        nothing = np.empty(0)
+        sizes = np.zeros((len(source), 2), np.int32)
+        return Store(nothing, None, sizes, nothing, nothing, nothing, reasons=filling.reasons)
+    store.reasons = filling.reasons
+    _set_ranges(store, ranges)
     if folder is not None:
-        _finish(store, folder, key)
+        store.flush()
+        _write_facts(folder / "stack.npz", store, {"key": key, "ranges": store.ranges})
+        filling.unfinished.unlink(missing_ok=True)
     return store
+
+
+class _Filling:
+    """A store while images arrive in order, and the file that says how far it is."""
+
+    def __init__(self, source: ImageSource, size: Size, eight_bit: bool, folder: Path | None, key: str) -> None:
+        self.source, self.size, self.eight_bit, self.home, self.key = source, size, eight_bit, folder, key
+        self.store: Store | None = None
+        self.reasons: dict[int, str] = {}
+        self.position = 0
+        self.unfinished = (folder or Path()) / "unfinished.npz"
+        self._resumable = folder is not None
+        self._saved = time.monotonic()
+
+    def resume(self) -> None:
+        """Go on where an earlier, interrupted pass over the same images stopped."""
+        if self.home is None or not self.unfinished.exists():
+            return
+        found = _read_facts(self.unfinished, self.home, self.key, mode="r+")
+        if found is None or len(found[0].sizes) != len(self.source):
+            return
+        self.store, about = found
+        self.position, self.reasons = int(about["position"]), self.store.reasons
+        self.eight_bit = self.store.pixels.dtype == np.uint8
+
+    def take(self, i: int, one: _Rendered | str) -> None:
+        """Keep image i, or why there is none."""
+        if isinstance(one, str):
+            self.reasons[i] = one
+        else:
+            self._keep(i, one)
+        self.position = i + 1
+        if self._resumable and self.store is not None and time.monotonic() - self._saved >= _SAVE_EVERY:
+            self.store.flush()
+            self.store.reasons = self.reasons
+            _write_facts(self.unfinished, self.store, {"key": self.key, "position": self.position})
+            self._saved = time.monotonic()
+
+    def _keep(self, i: int, one: _Rendered) -> None:
+        store = self.store or self._new(one)
+        self.store = store
+        if one.pixels.shape != store.pixels.shape[1:] or (self.eight_bit and one.dtype != np.uint8):
+            self.unfinished.unlink(missing_ok=True)
+            raise AnotherKind(channels=one.pixels.shape != store.pixels.shape[1:])
+        store.pixels[i] = np.rint(one.pixels) if self.eight_bit else one.pixels
+        store.pages.touched(store.pixels[i].nbytes)
+        if one.mask is not None:
+            if store.masks is None:
+                store.masks = _full_masks(self.home, len(self.source), self.size)
+                store.pages.add(store.masks)
+            store.masks[i] = np.rint(one.mask * 255)
+        store.sizes[i], store.black[i], store.white[i] = one.size, one.low, one.high
+        name = range_name(one.dtype)
+        if name not in store.names:
+            store.names.append(name)
+        store.kinds[i] = store.names.index(name)
+        store.blank = store.blank and one.high <= one.low
+
+    def _new(self, one: _Rendered) -> Store:
+        shape = (len(self.source), *one.pixels.shape)
+        dtype = np.dtype(np.uint8 if self.eight_bit else np.float32)
+        temporary = None
+        if self.home is None and int(np.prod(shape)) * dtype.itemsize > _IN_MEMORY:
+            temporary = tempfile.TemporaryDirectory(prefix="congeal-")
+            self.home = Path(temporary.name)
+        pixels = np.zeros(shape, dtype) if self.home is None else allocate(self.home / "stack.npy", shape, dtype)
+        n = shape[0]
+        black, white, kinds = np.zeros(n, np.float32), np.ones(n, np.float32), np.full(n, _UNREAD, np.uint8)
+        return Store(pixels, None, np.zeros((n, 2), np.int32), black, white, kinds, temporary=temporary)
 
 
 def _render(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> _Rendered | str:
@@ -133,52 +200,69 @@ def _render(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> _Rend
     return _Rendered(values, mask, (height, width), image.pixels.dtype, float(pixels.min()), float(pixels.max()))
 
 
-def _in_threads(work: partial[_Rendered | str], n: int) -> Iterator[tuple[int, _Rendered | str]]:
+def _in_threads(work: partial[_Rendered | str], first: int, n: int) -> Iterator[tuple[int, _Rendered | str]]:
     """Results in order; decoders release the interpreter lock, so threads help, and few images are held at once."""
     workers = min(8, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:
-        for start in range(0, n, 16 * workers):
+        for start in range(first, n, 16 * workers):
             positions = range(start, min(n, start + 16 * workers))
             yield from zip(positions, pool.map(work, positions), strict=True)
-
-
-def _empty(home: Path | None, shape: tuple[int, ...], dtype: np.dtype) -> Store:
-    pixels = np.zeros(shape, dtype) if home is None else allocate(home / "stack.npy", shape, dtype)
-    n = shape[0]
-    return Store(pixels, None, np.zeros((n, 2), np.int64), np.zeros(n, np.float32), np.ones(n, np.float32), {}, True)
 
 
 def _full_masks(home: Path | None, n: int, size: Size) -> np.ndarray:
     masks = (
         np.empty((n, *size), np.uint8) if home is None else allocate(home / "masks.npy", (n, *size), np.dtype(np.uint8))
     )
-    masks[:] = 255
+    pages, step = MappedPages(masks), max(1, (1 << 22) // (size[0] * size[1]))
+    for start in range(0, n, step):
+        masks[start : start + step] = 255
+        pages.touched(masks[start : start + step].nbytes)
     return masks
 
 
-def _set_ranges(store: Store, types: np.ndarray, known: Ranges) -> None:
+def _set_ranges(store: Store, known: Ranges) -> None:
     """Replace each image's own smallest and largest value by black and white of all images of its dtype."""
     ranges: dict[str, tuple[float, float]] = {}
-    for name in np.unique(types[types != ""]).tolist():
-        rows = types == name
+    for kind, name in sorted(enumerate(store.names), key=lambda pair: pair[1]):
+        rows = store.kinds == kind
         low, high = float(store.black[rows].min()), float(store.white[rows].max())
         ranges[name] = known.get(name) or intensity_range(np.dtype(name), low, high)
         store.black[rows], store.white[rows] = ranges[name]
     store.ranges = ranges
 
 
-def _finish(store: Store, folder: Path, key: str) -> None:
-    """The small file that says the large ones are complete; written last."""
-    for array in (store.pixels, store.masks):
-        if isinstance(array, np.memmap):
-            array.flush()
-    partial_file = folder / ".stack.npz.partial"
-    facts = {"key": key, "reasons": store.reasons, "blank": store.blank, "ranges": store.ranges}
-    about = json.dumps({**facts, "masks": store.masks is not None})
-    with writing(folder / "stack.npz"):
+# ---- the small file beside the large ones: what they hold, written when that is on the disk
+
+
+def _write_facts(path: Path, store: Store, about: dict[str, Any]) -> None:
+    partial_file = path.with_name(f".{path.name}.partial")
+    facts = {"reasons": store.reasons, "blank": store.blank, "names": store.names, "masks": store.masks is not None}
+    with writing(path):
         with partial_file.open("wb") as file:
-            np.savez(file, about=about, sizes=store.sizes, black=store.black, white=store.white)
-        os.replace(partial_file, folder / "stack.npz")
+            np.savez(
+                file,
+                about=json.dumps({**facts, **about}),
+                sizes=store.sizes,
+                black=store.black,
+                white=store.white,
+                kinds=store.kinds,
+            )
+        os.replace(partial_file, path)
+
+
+def _read_facts(path: Path, folder: Path, key: str, mode: Any) -> tuple[Store, dict[str, Any]] | None:
+    """The store `path` speaks of, and all that is said there; None if it is of other images."""
+    with np.load(path, allow_pickle=False) as saved:
+        about = json.loads(str(saved["about"]))
+        if about["key"] != key or not (folder / "stack.npy").exists():
+            return None
+        arrays = [saved[name] for name in ("sizes", "black", "white", "kinds")]
+    pixels = np.load(folder / "stack.npy", mmap_mode=mode)
+    masks = np.load(folder / "masks.npy", mmap_mode=mode) if about["masks"] else None
+    reasons = {int(i): reason for i, reason in about["reasons"].items()}
+    ranges = {name: (low, high) for name, (low, high) in about.get("ranges", {}).items()}
+    sizes, black, white, kinds = arrays
+    return Store(pixels, masks, sizes, black, white, kinds, about["names"], reasons, about["blank"], ranges), about
 
 
 def _load(folder: Path, key: str) -> Store | None:
@@ -186,14 +270,8 @@ def _load(folder: Path, key: str) -> Store | None:
     marker = folder / "stack.npz"
     if not marker.exists():
         return None
-    with np.load(marker, allow_pickle=False) as saved:
-        about = json.loads(str(saved["about"]))
-        if about["key"] == key and (folder / "stack.npy").exists():
-            masks = np.load(folder / "masks.npy", mmap_mode="r") if about["masks"] else None
-            reasons = {int(i): reason for i, reason in about["reasons"].items()}
-            pixels = np.load(folder / "stack.npy", mmap_mode="r")
-            ranges = {name: (low, high) for name, (low, high) in about["ranges"].items()}
-            black, white = saved["black"], saved["white"]
-            return Store(pixels, masks, saved["sizes"], black, white, reasons, about["blank"], ranges)
-    marker.unlink()
-    return None
+    found = _read_facts(marker, folder, key, mode="r")
+    if found is None:
+        marker.unlink()
+        return None
+    return found[0]

@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError
+from congeal.ids import Ids
+from congeal.images.arrays import as_slice
 from congeal.images.decode import EXTENSIONS
 from congeal.images.disk import allocate, write_atomic, writing
 from congeal.images.encode import encode, tiff_options
+from congeal.images.mapped import MappedPages
 from congeal.images.source import ImageSource
 
 Size = tuple[int, int]
 FORMATS = ("auto", "files", "npy", "tiff", "shards")
+SHARD_IMAGES = 10_000  # in a shard of images that do not come from shards
 
 
 class Writer(ABC):
@@ -39,6 +43,19 @@ class Writer(ABC):
     @abstractmethod
     def done(self, index: int) -> bool:
         """Whether the image was written, now or by an earlier run into the same folder."""
+
+    def write_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> None:
+        """Write those of these images (B, h, w, C) that are not done yet."""
+        for k, index in enumerate(indices.tolist()):
+            if not self.done(index):
+                self.write(index, pixels[k], None if masks is None else masks[k])
+
+    def missing(self, indices: np.ndarray) -> np.ndarray:
+        """Those of these images that are not done yet."""
+        return np.array([index for index in indices.tolist() if not self.done(index)], dtype=np.int64)
+
+    def flush(self) -> None:  # noqa: B027  (files are on the disk as soon as they are done)
+        """Bring what is done to the disk."""
 
     @abstractmethod
     def close(self) -> None:
@@ -71,8 +88,8 @@ class FileWriter(Writer):
 
     def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
         super().__init__(folder, source, size)
-        stems = Counter(os.path.splitext(safe_name(source.id(i)))[0] for i in range(len(source)))
-        self._shared = {stem for stem, count in stems.items() if count > 1}
+        stems = Ids(os.path.splitext(safe_name(id))[0] for id in source.ids())
+        self._shared = set() if stems.unique else {stem for stem, count in Counter(stems).items() if count > 1}
 
     def _path(self, index: int, extension: str) -> Path:
         name = safe_name(self.source.id(index))
@@ -107,9 +124,16 @@ class NpyWriter(Writer):
         self._done: np.ndarray | None = None
         self._complete = self._final_exists()
         if not self._complete and self._partial.exists() and self._marks.exists():
-            self._array, self._done = np.load(self._partial, mmap_mode="r+"), np.load(self._marks, mmap_mode="r+")
-            if len(self._done) != len(source) or self._array.shape[1:3] != size:
-                self._array = self._done = None
+            self._resume()
+        self._pages = MappedPages(self._array)
+
+    def _resume(self) -> None:
+        try:
+            array, done = np.load(self._partial, mmap_mode="r+"), np.load(self._marks, mmap_mode="r+")
+        except (ValueError, EOFError, OSError):
+            return  # it was stopped while these files were made
+        if done.shape == (len(self.source),) and array.shape[:3] == (len(self.source), *self.size):
+            self._array, self._done = array, done
 
     def _final_exists(self) -> bool:
         if not self._final.exists():
@@ -117,19 +141,40 @@ class NpyWriter(Writer):
         return np.load(self._final, mmap_mode="r").shape[:3] == (len(self.source), *self.size)
 
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
+        self._put(np.array([index]), pixels[None])
+
+    def write_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> None:
+        missing = self.missing(indices)
+        if len(missing):
+            self._put(missing, pixels if len(missing) == len(indices) else pixels[np.isin(indices, missing)])
+
+    def _put(self, indices: np.ndarray, pixels: np.ndarray) -> None:
+        """Rows of the array: many images of one kind at a time."""
         if self._array is None or self._done is None:
             channels = () if self.source.grey and pixels.shape[-1] == 1 else (pixels.shape[-1],)
             self._array = allocate(self._partial, (len(self.source), *self.size, *channels), pixels.dtype)
             self._done = allocate(self._marks, (len(self.source),), np.dtype(bool))
+            self._pages = MappedPages(self._array)
             self._complete = False
-        row = self._array[index]
-        if pixels.dtype != row.dtype or pixels.size != row.size:
+        row = self._array[0]
+        if pixels.dtype != row.dtype or pixels[0].size != row.size:
             raise CongealError(
-                f"image {self.source.id(index)} is {pixels.shape} of {pixels.dtype}, the others {row.shape} of "
-                f"{row.dtype}: write files instead of one array"
+                f"image {self.source.id(int(indices[0]))} is {pixels.shape[1:]} of {pixels.dtype}, the others "
+                f"{row.shape} of {row.dtype}: write files instead of one array"
             )
-        self._array[index] = pixels.reshape(row.shape)
-        self._done[index] = True
+        self._array[as_slice(indices)] = pixels.reshape(-1, *row.shape)
+        self._done[indices] = True
+        self._pages.touched(pixels.nbytes)
+
+    def missing(self, indices: np.ndarray) -> np.ndarray:
+        if self._complete or self._done is None:
+            return indices[:0] if self._complete else indices
+        return indices[~self._done[indices]]
+
+    def flush(self) -> None:
+        for array in (self._array, self._done):  # the marks last: they speak of the pixels
+            if isinstance(array, np.memmap):
+                array.flush()
 
     def done(self, index: int) -> bool:
         return self._complete or (self._done is not None and bool(self._done[index]))
@@ -137,8 +182,7 @@ class NpyWriter(Writer):
     def close(self) -> None:
         if self._array is None:
             return
-        if isinstance(self._array, np.memmap):
-            self._array.flush()
+        self.flush()
         self._finish(self._array)
         self._array = self._done = None
         self._partial.unlink(missing_ok=True)
@@ -174,27 +218,31 @@ class TiffWriter(NpyWriter):
         with writing(self._tiff):
             with tifffile.TiffWriter(partial, bigtiff=array.nbytes > 3 << 30) as file:
                 for page in array:
+                    self._pages.touched(page.nbytes)
                     pixels = page[..., 0] if array.ndim == 4 and channels == 1 else page
                     file.write(np.ascontiguousarray(pixels), contiguous=False, metadata=None, **options)
             os.replace(partial, self._tiff)
 
 
 class ShardWriter(Writer):
-    """Tar shards with the input's names and keys, written in the order of the source, each complete or absent."""
+    """Tar shards with the input's names and keys, written in the order of the source, each complete or absent.
+
+    Images that do not come from shards are put into shards of 10,000, with their ids (without extension) as keys.
+    """
 
     def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
         super().__init__(folder, source, size)
-        if source.shard_of(0) is None:
-            raise CongealError(f"{source.name} does not come from shards: choose the format files or npy")
+        self._numbered = source.shard_of(0) is None and not Ids(map(_key, source.ids())).unique
         self._current: str | None = None
         self._tar: tarfile.TarFile | None = None
         self._written: set[str] = {path.name for path in folder.glob("*.tar")}
 
     def _place(self, index: int) -> tuple[str, str]:
         place = self.source.shard_of(index)
-        if place is None:
-            raise CongealError(f"image {self.source.id(index)} does not come from a shard")
-        return place
+        if place is not None:
+            return place
+        key = _key(self.source.id(index))
+        return f"aligned-{index // SHARD_IMAGES:05d}.tar", f"{index:08d}-{key}" if self._numbered else key
 
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
         shard, key = self._place(index)
@@ -214,6 +262,7 @@ class ShardWriter(Writer):
             raise CongealError(f"the shard {shard} is closed")
         with writing(self.folder / shard):
             self._tar.addfile(member, io.BytesIO(data))
+        self._tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header
 
     def done(self, index: int) -> bool:
         return self._place(index)[0] in self._written
@@ -236,3 +285,9 @@ def safe_name(id: str) -> str:
     """An id as a relative path that stays inside its folder."""
     parts = [part for part in id.replace("\\", "/").split("/") if part not in ("", ".", "..")]
     return "/".join(parts) or "image"
+
+
+def _key(id: str) -> str:
+    """The key of an image in a shard: no dot, because what follows the first one is the extension."""
+    stem, suffix = os.path.splitext(safe_name(id))
+    return (stem if suffix.lower() in EXTENSIONS else stem + suffix).replace(".", "_")

@@ -105,7 +105,7 @@ class ECC(Method):
         """One ECC call per image: (new stack_from_frame, images on which it failed, mean correlation of the rest)."""
         template = look["mean"].mean(0).numpy()
         width = self.smoothing[min(i, len(self.smoothing) - 1)]
-        motion = "affine" if self.motion == "homography" and i < self.warm_up else self.motion
+        motion = self._round_motion(i)
         newton = GaussNewton(motion, stack.frame, max_step=self.max_step if self.guards else float("inf"))
         canvas = _Canvas(stack.frame)
         stepped, correlations = found.clone(), []
@@ -120,6 +120,12 @@ class ECC(Method):
             stepped[part] = self._compose(newton, found[part], steps, stack)
         mean = float(np.mean(correlations)) if correlations else float("nan")
         return stepped, len(stack) - len(correlations), mean
+
+    def _round_motion(self, i: int) -> str:
+        """The motion of round i: a smaller one while images lie far from their mean."""
+        if i < self.warm_up and self.motion in ("affine", "homography"):
+            return "rigid" if i == 0 else "affine"
+        return self.motion
 
     def _call(
         self, template: np.ndarray, image: np.ndarray, mask: np.ndarray | None, canvas: _Canvas, width: int, motion: str

@@ -41,7 +41,9 @@ from congeal.methods.job import Job
 
 _CACHE_BYTES = 128 << 20  # of maps kept between sweeps; beyond it they are made anew, so that memory stays flat
 _MARGIN = 0.25  # of the longer side: what is shown beyond the frame, for steps to reach into
-_PSEUDO_COUNT = 0.5  # what a field has seen of every value before it saw the first image
+_PSEUDO_COUNT = (
+    0.03  # what a field has seen of every value before the first image; more of it, and grey costs less than ink
+)
 
 
 @dataclass

@@ -17,6 +17,7 @@ import torch
 from congeal.geometry import from_normalised, map_points, matrix_from_parameters, n_parameters
 from congeal.geometry.matrix import Size, corners
 from congeal.geometry.motion import GENERATORS
+from congeal.geometry.sampling import from_units, one_at_centre, sample_in_units, to_units
 from congeal.methods.appearance import gradient
 
 
@@ -43,6 +44,12 @@ def _pixel_generators(frame: Size, motion: str) -> torch.Tensor:
     """The motion's generators in pixel coordinates: (k, 9)."""
     count = n_parameters(motion)
     return from_normalised(GENERATORS[:count], frame).reshape(count, 9)
+
+
+@lru_cache(maxsize=16)
+def _corner_motion(frame: Size, motion: str) -> torch.Tensor:
+    """`point_motion` of the frame's corners: (k, 8)."""
+    return point_motion(torch.as_tensor(corners(frame)), frame, motion).flatten(1)
 
 
 def steepest_descent(template: torch.Tensor, motion: str) -> torch.Tensor:
@@ -72,7 +79,8 @@ class GaussNewton:
     def linearise(self, template: torch.Tensor) -> Linearisation:
         """Prepare a template (C, h, w), shared by every image that is stepped towards it."""
         jacobian = steepest_descent(template, self.motion)
-        return Linearisation(template, jacobian, self._solver(jacobian.T @ jacobian))
+        pull = (jacobian @ self._solver(jacobian.T @ jacobian)).T.contiguous()
+        return Linearisation(template, jacobian, pull, pull @ template.flatten())
 
     def _solver(self, hessian: torch.Tensor) -> torch.Tensor:
         """The damped inverse of (..., k, k), in float64; a flat template gives a zero step, not an error."""
@@ -87,8 +95,8 @@ class GaussNewton:
         `weights` (B, 1 or C, h, w) count pixels: coverage, masks.
         """
         if weights is None and self.robust is None:
-            # Jᵀ(I − T) as JᵀI − JᵀT: the residual image itself is never made.
-            return (warped.flatten(1) @ line.jacobian - line.template.flatten() @ line.jacobian) @ line.solver
+            # The residual image itself is never made; a product with few rows is far faster than one with few columns.
+            return (line.pull @ warped.flatten(1).T).T - line.rest
         residual = (warped - line.template).flatten(1)
         weight = torch.ones_like(residual) if weights is None else weights.expand_as(warped).flatten(1)
         if self.robust is not None:
@@ -102,29 +110,35 @@ class GaussNewton:
         slope = (residual * weight) @ line.jacobian
         return (self._solver(hessian) @ slope[..., None])[..., 0]
 
-    def compose(self, stack_from_frame: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """H · exp(−δ), with each image's step shortened so that no corner exceeds `max_step`."""
-        frame = torch.as_tensor(corners(self.size), dtype=delta.dtype, device=delta.device)
-        step = self._step(delta)
-        moved = (map_points(step, frame) - frame).square().sum(-1).amax(-1).sqrt()
-        too_far = ~(moved <= self.max_step)  # NaN, from a step over the horizon, counts as too far
-        if bool(too_far.any()):
-            shorter = (self.max_step / moved[too_far]).nan_to_num(0.0).clamp(max=1.0)
-            step[too_far] = self._step(delta[too_far] * shorter[:, None])
-        return stack_from_frame @ step
+    def descend(
+        self, images: torch.Tensor, stack_from_frame: torch.Tensor, line: Linearisation, steps: int
+    ) -> torch.Tensor:
+        """`steps` unweighted steps of images (B, C, H, W), without leaving the sampler's coordinates in between."""
+        source_size = (images.shape[-2], images.shape[-1])
+        unit = to_units(stack_from_frame, source_size, self.size)
+        for _ in range(steps):
+            delta = self.delta(sample_in_units(images, unit, self.size), line)
+            unit = one_at_centre(self.compose(unit, delta), self.size)
+        return from_units(unit, source_size)
 
-    def _step(self, delta: torch.Tensor) -> torch.Tensor:
-        """exp(−δ) in pixels. Three terms of it where any matrix is a valid step and steps are short: twice as fast."""
-        if self.motion not in ("affine", "homography") or not math.isfinite(self.max_step):
-            return from_normalised(matrix_from_parameters(-delta), self.size)
-        generators = _pixel_generators(self.size, self.motion).to(delta)
-        a = (delta @ generators).view(-1, 3, 3)
-        square = a @ a
-        return torch.eye(3, dtype=delta.dtype, device=delta.device) - a + (square - (square @ a) / 3) / 2
+    def compose(self, stack_from_frame: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """H · exp(−δ), with each image's step shortened so that no corner moves farther than about `max_step`."""
+        if math.isfinite(self.max_step):
+            moved = (delta @ _corner_motion(self.size, self.motion).to(delta)).view(-1, 4, 2).square().sum(-1).amax(-1)
+            delta = delta * (self.max_step / moved.sqrt().clamp(min=self.max_step))[:, None]
+            if self.motion in ("affine", "homography"):  # any matrix is a valid step, so the exponential's line will do
+                step = (delta @ _pixel_generators(self.size, self.motion).to(delta)).view(-1, 3, 3)
+                return torch.baddbmm(stack_from_frame, stack_from_frame, step, alpha=-1)
+        step = from_normalised(matrix_from_parameters(-delta), self.size)
+        moved = map_points(step, torch.as_tensor(corners(self.size)).to(delta))
+        usable = moved.square().sum((1, 2)).isfinite()  # an unbounded step can leave what numbers can say
+        moved_on = one_at_centre(stack_from_frame @ step, self.size)
+        return torch.where(usable[:, None, None], moved_on, stack_from_frame)
 
 
 @dataclass
 class Linearisation:
     template: torch.Tensor  # (C, h, w)
     jacobian: torch.Tensor  # (C·h·w, k)
-    solver: torch.Tensor  # (k, k), the damped inverse Hessian
+    pull: torch.Tensor  # (k, C·h·w): H⁻¹Jᵀ, from the damped Hessian
+    rest: torch.Tensor  # (k,): what the template itself gives under `pull`

@@ -25,7 +25,8 @@ CHUNK_VALUES = 400_000
 def chunks(stack: Stack) -> list[np.ndarray]:
     """Positions in the stack, in runs of a size that suits its images."""
     pixels = stack.channels * max(stack.size[0] * stack.size[1], stack.frame[0] * stack.frame[1])
-    return list(np.array_split(np.arange(len(stack)), max(1, -(-len(stack) * pixels // CHUNK_VALUES))))
+    parts = min(len(stack), -(-len(stack) * pixels // CHUNK_VALUES))  # large images go one by one
+    return list(np.array_split(np.arange(len(stack)), max(1, parts)))
 
 
 def set_kind(stack: Stack) -> str:

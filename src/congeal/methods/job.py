@@ -52,6 +52,12 @@ class Job:
         for callback in self.callbacks:
             callback(Event(self.method, step, total, values))
 
+    def stage(self, what: str, total: int, done: int = 0) -> Progress:
+        """A bar of its own for a long pass over the images, in place of the steps'."""
+        self.close()
+        self._progress = Progress(total, f"{self.method}: {what}", quiet=self.quiet, done=done)
+        return self._progress
+
     def load(self) -> dict[str, Any] | None:
         """The state an earlier, interrupted run saved, or None. Its history continues."""
         state = self.checkpoint.load() if self.checkpoint is not None else None

@@ -65,6 +65,8 @@ def linearise(
         if not len(part):
             continue
         images = blur(stack.images(rows[part]), sigma)
+        if kind == "photo":  # beyond its edge there is no image, so the window is cut there, not filled with zeros
+            images = images / blur(torch.ones_like(images[:1, :1]), sigma)
         shown, dx, dy = _shown(images, found[part], stack.frame, kind)
         ink += float(shown.sum())
         data[part], basis[part], to_parameters[part] = _unit_rows(shown, dx, dy, field)

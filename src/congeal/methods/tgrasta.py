@@ -27,6 +27,10 @@ MODES = ("batch", "online", "frozen")
 _WARM_UP = 20  # images an online subspace is learnt on before it goes on alone
 _SETTLING = 10  # corrections of the common scale, of 2% at most
 _FROZEN_SHARE, _FROZEN_MOST = 0.2, 150  # of the images a frozen subspace is learnt on
+_APPROACH = 0.7  # of the linearisations: with guards, those that lead from one blurred direction to the whole subspace
+_TOGETHER = 16  # images that are solved for one subspace before it turns for each of them
+_MOST_TURNS = 2000  # of the subspace between two warps: a larger set shows it no more
+_SEEN = 500  # images that new directions are taken from
 
 
 @dataclass(kw_only=True, eq=False)
@@ -34,23 +38,29 @@ class TGRASTA(Method):
     """Minimises Σ_i ‖e_i‖₁ where image i, aligned and of unit norm, is U w_i + e_i with one orthonormal basis U.
 
     `batch` learns U on all images; `online` on the first 20, then passes once over the others and lets U follow;
-    `frozen` on a fifth of them, 150 at most, and aligns the others to it. Images the fit has not seen are aligned to U
-    as it ended.
+    `frozen` on a fifth of them, 150 at most, and aligns the others to it. Images the fit has not seen are aligned to
+    the sequence of subspaces that the fit went through, then to U as it ended.
+
+    With guards U begins as the one direction that blurred images share and grows while they sharpen: a subspace that is
+    whole from the start learns the misalignment. Its turns become shorter with every image. Without them it begins as
+    noise, as published.
     """
 
     motion: str = "affine"
     mode: str = "batch"
     """batch, online or frozen."""
     dimension: int = 15
-    """Columns of U. With guards at most a fifth of the images it is learnt on, or U would learn the misalignment."""
+    """Columns of U in the end. With guards at most a fifth of the images it is learnt on."""
     linearisations: int = 10
     """Times that images are warped anew; each ends with one step of every image."""
     sweeps: int = 5
     """Passes of the subspace over the images between two warps."""
-    solver_iterations: int = 20
+    solver_iterations: int = 12
     """Of the per-image solver."""
     smoothing: float = 0.4
     """Gaussian blur of the images, in frame pixels."""
+    coarse: float = 1.5
+    """With guards: the blur to begin with, in pixels of a 28-pixel frame."""
     max_step: float = 3.0
     """With guards: no corner moves farther than this many pixels in one step."""
 
@@ -68,7 +78,8 @@ class TGRASTA(Method):
         total = self.linearisations + len(others)
         state = job.load() or self._begin(stack, kind, learners)
         found, best = state["found"].clone(), Best(state["found"][learners], state.get("best"))
-        self._tracker = tracker = Tracker(state["subspace"], state["pace"])
+        self._tracker = tracker = Tracker(state["subspace"], state["pace"], calming=self.guards)
+        self._path: list[torch.Tensor] = list(state["path"])
         gauge = MotionGauge(stack, self.motion, kind, float(state["zoom"]), learners) if self.guards else None
         with torch.no_grad():
             for step in range(int(state["step"]), total):
@@ -85,7 +96,8 @@ class TGRASTA(Method):
                 job.step(step + 1, total, cost=cost)
                 if job.due():
                     at = {"found": found, "best": best.state(), "step": step + 1, "pace": tracker.pace()}
-                    job.save({"subspace": tracker.subspace, "zoom": 1.0 if gauge is None else gauge.zoom, **at})
+                    zoom = 1.0 if gauge is None else gauge.zoom
+                    job.save({"subspace": tracker.subspace, "path": self._path, "zoom": zoom, **at})
         return found
 
     def _split(self, stack: Stack) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -103,20 +115,31 @@ class TGRASTA(Method):
 
     def _begin(self, stack: Stack, kind: str, learners: np.ndarray) -> dict[str, Any]:
         start = torch.as_tensor(stack.start.copy())
-        pixels = stack.channels * stack.frame[0] * stack.frame[1]
-        dimension = min(self.dimension, pixels)
-        generator = torch.Generator().manual_seed(self.random_state)
         if self.guards:
-            # A subspace of noise explains nothing, and the first image, which sets the length of all steps, would have
-            # weights near zero: every turn after it would be one of 60°. So: random, but among what images look like.
-            dimension = min(dimension, max(1, len(learners) // 5))
-            images = linearise(stack, start[learners], self.motion, self.smoothing, kind, learners).data
-            mixed = torch.randn(dimension, len(learners), generator=generator, dtype=torch.float64) @ images
-            spanning = mixed.T + 1e-6 * torch.randn(pixels, dimension, generator=generator, dtype=torch.float64)
+            line = linearise(stack, start[learners], self.motion, self._blur(stack, 0), kind, learners)
+            subspace = leading(line.data, 1)
         else:
-            spanning = torch.randn(pixels, dimension, generator=generator, dtype=torch.float64)
-        subspace = torch.linalg.qr(spanning)[0]
-        return {"found": start, "subspace": subspace, "pace": {}, "step": 0, "zoom": 1.0}
+            pixels = stack.channels * stack.frame[0] * stack.frame[1]
+            generator = torch.Generator().manual_seed(self.random_state)
+            noise = torch.randn(pixels, min(self.dimension, pixels), generator=generator, dtype=torch.float64)
+            subspace = torch.linalg.qr(noise)[0]
+        return {"found": start, "subspace": subspace, "path": [], "pace": {}, "step": 0, "zoom": 1.0}
+
+    def _approach(self) -> int:
+        """How many linearisations pass before the subspace is whole and the images are sharp."""
+        return int(_APPROACH * self.linearisations) if self.guards else 0
+
+    def _blur(self, stack: Stack, step: int) -> float:
+        """The blur of a linearisation, in frame pixels."""
+        coarse = max(self.coarse * max(stack.frame) / 28, self.smoothing)
+        left = 1 - step / self._approach() if step < self._approach() else 0.0
+        return self.smoothing + left * (coarse - self.smoothing)
+
+    def _columns(self, step: int, images: int) -> int:
+        """With guards: of the subspace, one for the first half of the linearisations, then more and more."""
+        half = self.linearisations / 2
+        share = (step + 1 - half) / (self._approach() + 1 - half)
+        return 1 + int((min(self.dimension, images // 5) - 1) * min(1.0, max(0.0, share)))
 
     def _learn(
         self,
@@ -129,18 +152,26 @@ class TGRASTA(Method):
         best: Best,
     ) -> float:
         """One linearisation of all learners: sweeps of the subspace, then one step of every image, in place."""
-        line = linearise(stack, found[learners], self.motion, self.smoothing, kind, learners)
+        line = linearise(stack, found[learners], self.motion, self._blur(stack, step), kind, learners)
         generator = torch.Generator().manual_seed(self.random_state * 1000 + step)
+        if self.guards:
+            self._tracker.begin(line.data, self._columns(step, len(learners)))
         for _ in range(self.sweeps):
-            for one in torch.randperm(len(learners), generator=generator).split(1):
-                self._tracker.update(solve(line, one, self._tracker.subspace, self.solver_iterations))
+            order = torch.randperm(len(learners), generator=generator)
+            if self.guards:
+                order = order[: max(1, _MOST_TURNS // self.sweeps)]
+            for some in order.split(_TOGETHER if self.guards else 1):
+                self._tracker.update(solve(line, some, self._tracker.subspace, self.solver_iterations))
             self._tracker.tidy()
+        if step < self._approach():
+            self._path.append(self._tracker.subspace.clone())  # which goes on turning in place
         steps, costs = self._solve_all(line)
         moved = move(found[learners], line, steps, self.motion, stack.frame, self._cap())
         cost = float(costs.mean())
         if gauge is not None:
             moved = gauge.fix(moved, line.ink)
-            best.offer(moved, cost, gauge.energy(line.ink))
+            if step >= self._approach():  # costs of blurred images, or on fewer columns, are others
+                best.offer(moved, cost, gauge.energy(line.ink))
         found[learners] = moved
         return cost
 
@@ -162,13 +193,14 @@ class TGRASTA(Method):
     def _place(
         self, stack: Stack, kind: str, found: torch.Tensor, rows: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Align images `rows` to the subspace as it is; with guards each keeps its own best place."""
+        """Align images `rows` along the path the subspace took and to what it is; with guards each keeps its best."""
         best, lowest = found.clone(), found.new_full((len(rows),), math.inf)
-        for _ in range(self.linearisations):
-            line = linearise(stack, found, self.motion, self.smoothing, kind, rows)
-            steps, costs = self._solve_all(line)
+        for step in range(self.linearisations):
+            line = linearise(stack, found, self.motion, self._blur(stack, step), kind, rows)
+            steps, costs = self._solve_all(line, self._path[step] if step < len(self._path) else None)
             found = move(found, line, steps, self.motion, stack.frame, self._cap())
             better = (costs < lowest) & (line.data.abs().amax(1) > 0) | (not self.guards)
+            better &= step >= len(self._path)
             best[better], lowest[better] = found[better], costs[better]
         return best, lowest
 
@@ -184,10 +216,11 @@ class TGRASTA(Method):
             found = fixed
         return found
 
-    def _solve_all(self, line: Linear) -> tuple[torch.Tensor, torch.Tensor]:
-        """Steps (n, k) and costs ‖e‖₁ (n,) of all images for the subspace as it is."""
+    def _solve_all(self, line: Linear, subspace: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Steps (n, k) and costs ‖e‖₁ (n,) of all images for a subspace, by default the one that is tracked now."""
+        subspace = self._tracker.subspace if subspace is None else subspace
         parts = torch.arange(len(line.data)).split(256)
-        fits = [solve(line, part, self._tracker.subspace, self.solver_iterations) for part in parts]
+        fits = [solve(line, part, subspace, self.solver_iterations) for part in parts]
         return torch.cat([fit.step for fit in fits]), torch.cat([fit.errors.abs().sum(1) for fit in fits])
 
     def _cap(self) -> float:
@@ -201,10 +234,11 @@ class TGRASTA(Method):
         return found
 
     def _state(self) -> dict[str, torch.Tensor]:
-        return {"subspace": self._tracker.subspace}
+        return {"subspace": self._tracker.subspace} | {f"path.{i}": one for i, one in enumerate(self._path)}
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self._tracker = Tracker(state["subspace"])
+        self._path = [state[f"path.{i}"] for i in range(len(state) - 1)]
 
 
 @dataclass
@@ -241,18 +275,39 @@ def solve(line: Linear, rows: torch.Tensor, subspace: torch.Tensor, iterations: 
     return Fit(step, moved, weights, errors, dual)
 
 
-class Tracker:
-    """A subspace that turns along geodesics, image by image, by steps whose size adapts on several levels."""
+def leading(images: torch.Tensor, count: int) -> torch.Tensor:
+    """(m, count) the directions that hold most of the images (n, m), orthonormal."""
+    some = images[:: -(-len(images) // _SEEN)]
+    value, vector = torch.linalg.eigh(some @ some.T)
+    longest = value[-count:].clamp(min=1e-12).rsqrt()
+    return torch.linalg.qr(some.T @ (vector[:, -count:] * longest).flip(1))[0]
 
-    def __init__(self, subspace: torch.Tensor, pace: Mapping[str, Any] | None = None) -> None:
+
+class Tracker:
+    """A subspace that turns along geodesics, image by image, by steps whose size adapts on several levels.
+
+    calming: turns become shorter with their number as well. Gradients of an ℓ₁ norm do not fade near its minimum, and
+    those of different images neither agree nor disagree enough to change the level.
+    """
+
+    def __init__(self, subspace: torch.Tensor, pace: Mapping[str, Any] | None = None, calming: bool = False) -> None:
         self.subspace = subspace.clone(memory_format=torch.contiguous_format)  # (m, d) orthonormal
         pace = pace or {}
         self._scale, self._calm = float(pace.get("scale", 0.0)), float(pace.get("calm", _CALM))
-        self._level = int(pace.get("level", 0))
+        self._level, self._turns, self._calming = int(pace.get("level", 0)), int(pace.get("turns", 0)), calming
         self._last: tuple[torch.Tensor, torch.Tensor] | None = pace.get("last")
 
     def pace(self) -> dict[str, Any]:
-        return {"scale": self._scale, "calm": self._calm, "level": self._level, "last": self._last}
+        step = {"scale": self._scale, "calm": self._calm, "level": self._level}
+        return {**step, "turns": self._turns, "last": self._last}
+
+    def begin(self, images: torch.Tensor, dimension: int) -> None:
+        """Look at images (n, m) as they lie now: count turns anew, and add columns for what is missed most of them."""
+        self._turns = 0
+        if (more := dimension - self.subspace.shape[1]) > 0:
+            missed = images - (images @ self.subspace) @ self.subspace.T
+            self.subspace, self._last = torch.cat([self.subspace, leading(missed, more)], 1), None
+            self.tidy()
 
     def update(self, fit: Fit) -> None:
         """One turn for every image of the fit, in their order."""
@@ -276,17 +331,22 @@ class Tracker:
                 self._level, self._calm = max(0, self._level - 1), _CALM
         self._last = along, towards
         angle = min(math.pi / 3, self._scale * 2.0**-self._level * length * size / (1 + self._calm))
+        if self._calming:
+            self._turns += 1
+            angle /= _SHORTER + self._turns / 2
         turned = (math.cos(angle) - 1) * (self.subspace @ towards) - math.sin(angle) * along
         self.subspace.addr_(turned, towards)
 
     def tidy(self) -> None:
         """Orthonormal again, against rounding."""
         basis, upper = torch.linalg.qr(self.subspace)
-        # Row by row, as a file gives it back: the order of a sum must not depend on where the numbers came from.
-        self.subspace = (basis * torch.sign(torch.diagonal(upper))).contiguous()
+        # Row by row, as a file gives it back: the order of a sum must not depend on where the numbers came from. And a
+        # copy, because one column counts as contiguous whatever its strides.
+        self.subspace = (basis * torch.sign(torch.diagonal(upper))).clone(memory_format=torch.contiguous_format)
 
 
 _CALM, _CALM_LEAST, _CALM_MOST = 3.0, 1.0, 30.0
+_SHORTER = 500  # the first turn of a calming tracker against one that is not: it begins near where it belongs
 
 
 def _sigmoid(x: float) -> float:

@@ -27,7 +27,7 @@ class PropagatedPoints:
     coordinates are kept); ids, status and sizes (N, 2: height, width) of the originals.
     """
 
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     names: tuple[str, ...]
     xy: np.ndarray
     visible: np.ndarray

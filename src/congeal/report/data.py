@@ -15,6 +15,7 @@ from congeal.run import RunFolder, read_json
 from congeal.transforms import Transforms
 
 MOST_SKIPPED = 200
+MOST_ROWS = 100_000  # of the transforms, evenly spread, in a histogram
 LARGEST_THUMBNAIL = 8_000  # bytes as PNG; there are up to two hundred of them
 LONGEST_ID = 300  # characters of a name or reason that are shown
 
@@ -23,6 +24,7 @@ def gather(run: RunFolder) -> dict[str, Any]:
     """Everything a report shows; parts that the run does not have are None or empty."""
     metrics, config = run.read_json("metrics.json"), run.config
     skipped = run.read_rows("skipped.csv")
+    faceless = [row["id"] for row in run.read_rows("boxes.csv") if row["remark"]]
     return {
         "name": run.path.resolve().name,
         "config": {key: value for key, value in config.items() if key not in ("params", "command", "version")},
@@ -35,10 +37,12 @@ def gather(run: RunFolder) -> dict[str, Any]:
             "variance": {"before": picture(run.work / "variance_before.png"), "after": picture(run / "variance.png")},
         },
         "curves": curves(run.read_rows("metrics.csv")),
-        "histograms": histograms(run),
+        "histograms": histograms(run, metrics["n_images"] + metrics["n_skipped"]),
         "gallery": gallery(run),
         "skipped": [{key: row[key][:LONGEST_ID] for key in ("id", "reason")} for row in skipped[:MOST_SKIPPED]],
         "n_skipped": len(skipped),
+        "faceless": [name[:LONGEST_ID] for name in faceless[:MOST_SKIPPED]],
+        "n_faceless": len(faceless),
         "versions": {"congeal": metrics.get("version", ""), **run.state.get("versions", {})},
     }
 
@@ -55,12 +59,13 @@ def gallery(run: RunFolder) -> list[dict[str, Any]]:
     return sorted(cards, key=lambda card: (card["status"] == "ok", -2.0 if card["score"] is None else card["score"]))
 
 
-def histograms(run: RunFolder) -> list[dict[str, Any]]:
+def histograms(run: RunFolder, n_images: int) -> list[dict[str, Any]]:
     """What the alignment did to the images of the set: its transforms relative to where they started."""
     found, start = (run.work / f"{name}.npz" for name in ("found", "start"))
     if not found.exists() or not start.exists():
         return []
-    after, before = Transforms.load(found), Transforms.load(start)
+    step = -(-n_images // MOST_ROWS) or 1  # the shape of a histogram needs no more
+    after, before = Transforms.load(found, step), Transforms.load(start, step)
     if after.aligned_size is None:
         return []
     known = np.isfinite(after.matrices).all(axis=(1, 2)) & np.isfinite(before.matrices).all(axis=(1, 2))

@@ -18,18 +18,19 @@ from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.methods.appearance import oriented_gradients
 from congeal.methods.base import Method
-from congeal.methods.deep.poses import Matcher, random_warps, taken
+from congeal.methods.deep.poses import Matcher
 from congeal.methods.deep.presets import PRESETS, check_preset, make_networks
+from congeal.methods.deep.settling import Bars, Settler
 from congeal.methods.deep.training import Trainer, look
 from congeal.methods.gaussnewton import GaussNewton
 from congeal.methods.guards import Gauge, chunks, total_ink
 from congeal.methods.job import Job
 from congeal.methods.passes import SetPass
+from congeal.progress import Progress
 
 log = logging.getLogger("congeal")
 
 _SOUND_ENERGY = (0.9, 1.1)
-_TRIES_IN_DOUBT = 3
 
 
 @dataclass(kw_only=True, eq=False)
@@ -44,7 +45,7 @@ class DeepCongealing(Method):
     reference: Any = "auto"
     """What alignment starts from: "auto" (a typical image), a position, a file or an array."""
     steps: int = 600
-    batch_size: int = 256
+    batch_size: int = 128
     learning_rate: float = 1e-3
     schedule: str = "cosine"
     """Of the learning rate: "cosine" with warm-up and clipped gradients, or "constant"."""
@@ -112,78 +113,48 @@ class DeepCongealing(Method):
         else:
             trainer.restore(state)
         trainer.train(job)
-        job.save(trainer.state())
+        if state is None or "settled" not in state:
+            job.save(trainer.state())
         self._learnt(trainer)
-        start = torch.as_tensor(stack.start.copy()).float()
         with torch.no_grad():
-            found, scores = self._settle(stack, settings)
-            if not settings.refine:
-                return found
-            refined = self._refine(stack, settings, start, found, scores)
-        return self._last_sound(stack, [start, found, refined])
+            if len(trainer.sample) == len(stack):
+                return self._align_learners(stack, settings)
+            # A large set is aligned in one pass, each image alone, to the template that the sample settles on.
+            learners = self._align_learners(stack.some(trainer.sample), settings)
+            poses = self._settle(stack, settings, Saved(job, trainer.state(), state))[0]
+            poses[trainer.sample] = learners
+        return poses
+
+    def _align_learners(self, stack: Stack, settings: Self) -> torch.Tensor:
+        start = torch.as_tensor(stack.start.copy()).float()
+        found, scores = self._settle(stack, settings)
+        if not settings.refine:
+            return found
+        return self._last_sound(stack, [start, found, self._refine(stack, settings, start, found, scores)])
 
     def _learnt(self, trainer: Trainer) -> None:
         self.aligner_, self.autoencoder_ = trainer.aligner.cpu().eval(), trainer.autoencoder.cpu().eval()
         self._template = trainer.template
         self._objects = trainer.objects
-        # Below the first score an image is worth a few more tries, below the second one all of them.
         matching = trainer.scores[trainer.good] if trainer.settings.running_reference else trainer.scores
-        self._doubtful, self._lost = float(matching.quantile(0.25)), float(matching.quantile(0.1))
+        self._bars = Bars(float(matching.quantile(0.25)), float(matching.quantile(0.1)))
 
     # ---- all images, old or new
 
-    def _settle(self, stack: Stack, settings: Self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The net's pose of every image, brought home by Gauss-Newton, tried again where it does not match."""
-        start = torch.as_tensor(stack.start.copy()).float()
-        found, scores = start.clone(), torch.zeros(len(stack))
-        generator = torch.Generator().manual_seed(self.random_state)
-        # The same perturbations for every image, so that a result does not depend on its neighbours.
-        tries = torch.full((settings.restarts,), 0.2)
-        warps = random_warps(tries, stack.frame, generator, settings.motion)
+    def _settle(self, stack: Stack, settings: Self, saved: Saved | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every image's pose and its score, from where an interrupted run left off."""
+        found, scores = torch.empty(len(stack), 3, 3), torch.empty(len(stack))
+        done = 0 if saved is None else saved.fill(found, scores)
         matcher = Matcher(self._template, settings.motion, objects=self._objects)
+        settler = Settler(settings, self.aligner_, matcher, self._bars)
         for part in chunks(stack):
+            if part[-1] < done:
+                continue
             images, masks = look(stack.images(part), self._objects), stack.masks(part)
-            found[part], scores[part] = self._settle_part(settings, matcher, images, masks, start[part], warps)
+            found[part], scores[part] = settler.settle(images, masks, torch.as_tensor(stack.start[part]).float())
+            if saved is not None:
+                saved.keep(found, scores, int(part[-1]) + 1)
         return found, scores
-
-    def _settle_part(
-        self,
-        settings: Self,
-        matcher: Matcher,
-        images: torch.Tensor,
-        masks: torch.Tensor | None,
-        start: torch.Tensor,
-        warps: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        unit = max(matcher.frame) / 28
-        coarse = "affine" if settings.motion == "homography" else settings.motion
-
-        def home(poses: torch.Tensor, images: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor:
-            poses = self._predict(settings, images, poses)
-            poses = matcher.towards(images, poses, 5, coarse, unit, masks)
-            return matcher.towards(images, poses, 10, masks=masks)
-
-        if not settings.refine:
-            poses = self._predict(settings, images, start)
-            return poses, matcher.score(images, poses, masks)
-        direct = matcher.towards(images, start, 10, sigma=2 * unit, masks=masks)
-        direct = matcher.towards(images, direct, 10, masks=masks)
-        poses, scores = matcher.better(images, [home(start, images, masks), direct], masks)
-        for number, perturb in enumerate(warps):
-            rows = torch.nonzero(scores < (self._doubtful if number < _TRIES_IN_DOUBT else self._lost))[:, 0]
-            if not len(rows):
-                break
-            origin = start[rows] if number % 2 else poses[rows]
-            few = taken(masks, rows)
-            again = home(origin @ perturb, images[rows], few)
-            poses[rows], scores[rows] = matcher.better(images[rows], [poses[rows], again], few)
-        return poses, scores
-
-    def _predict(self, settings: Self, images: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
-        for _ in range(settings.passes):
-            poses = self.aligner_(images, poses)[-1]
-            poses = poses / poses[:, 2:, 2:]
-        return poses
 
     def _refine(
         self, stack: Stack, settings: Self, start: torch.Tensor, found: torch.Tensor, scores: torch.Tensor
@@ -191,7 +162,7 @@ class DeepCongealing(Method):
         """Joint Gauss-Newton towards the running mean of the images that match, in the gauge of the start."""
         ink = total_ink(stack) if self._objects else None
         gauge = Gauge(start, stack.frame, ink) if settings.guards else None
-        keep = scores >= min(self._doubtful - 0.1, float(scores.median()))
+        keep = scores >= min(self._bars.doubtful - 0.1, float(scores.median()))
         newton = GaussNewton(settings.motion, stack.frame)
         appearance = None if self._objects else oriented_gradients
         passes = SetPass(stack, newton, gauge=gauge, appearance=appearance, keep=keep)
@@ -228,14 +199,14 @@ class DeepCongealing(Method):
     def _state(self) -> dict[str, torch.Tensor]:
         networks = (("aligner", self.aligner_), ("autoencoder", self.autoencoder_))
         state = {f"{name}.{key}": value for name, net in networks for key, value in net.state_dict().items()}
-        numbers = torch.tensor([self._doubtful, self._lost, float(self._objects)], dtype=torch.float64)
+        numbers = torch.tensor([self._bars.doubtful, self._bars.lost, float(self._objects)], dtype=torch.float64)
         return state | {"template": self._template, "numbers": numbers}
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         settings, layout = self.effective(), self.layout_
         self._template = state["template"]
         doubtful, lost, objects = state["numbers"].tolist()
-        self._doubtful, self._lost, self._objects = doubtful, lost, bool(objects)
+        self._bars, self._objects = Bars(doubtful, lost), bool(objects)
         channels = int(self._template.shape[0])
         networks = make_networks(settings.preset, channels, layout.frame, settings.motion, settings.code_size)
         for name, net in zip(("aligner", "autoencoder"), networks, strict=True):
@@ -248,6 +219,31 @@ class DeepCongealing(Method):
                     f"the model file's {name} does not fit its own description: it is damaged"
                 ) from error
         self.aligner_, self.autoencoder_ = networks[0].eval(), networks[1].eval()
+
+
+class Saved:
+    """What a long pass over the images has done so far, kept in the job's checkpoint beside what was learnt."""
+
+    def __init__(self, job: Job, learnt: dict[str, Any], state: dict[str, Any] | None) -> None:
+        self.job, self.learnt = job, learnt
+        self.before = state if state is not None and "settled" in state else None
+        self.progress: Progress | None = None
+
+    def fill(self, found: torch.Tensor, scores: torch.Tensor) -> int:
+        """Put back what an earlier run saved; how many images that is."""
+        done = 0 if self.before is None else len(self.before["settled"])
+        if self.before is not None:
+            found[:done], scores[:done] = self.before["settled"], self.before["scores"]
+            self.before = None
+        self.progress = self.job.stage("aligning", len(found), done)
+        return done
+
+    def keep(self, found: torch.Tensor, scores: torch.Tensor, done: int) -> None:
+        """Everything before `done` is final; write it when it is time."""
+        if self.progress is not None:
+            self.progress.update(done - self.progress.done)
+        if self.job.due():
+            self.job.save(self.learnt | {"settled": found[:done].clone(), "scores": scores[:done].clone()})
 
 
 def _ink(stack: Stack, poses: torch.Tensor) -> float:

@@ -106,7 +106,14 @@ class DeSTNet(nn.Module):
 
     def forward(self, images: torch.Tensor, stack_from_frame: torch.Tensor) -> list[torch.Tensor]:
         """Images (B, C, H, W) and where the frame starts (B, 3, 3) → stack_from_frame after each level."""
-        softened = {sigma: blur(images, sigma) for sigma in set(self.sigmas)}
+        return self.look(self.soften(images), stack_from_frame)
+
+    def soften(self, images: torch.Tensor) -> dict[float, torch.Tensor]:
+        """The images as `look` wants them: blurred for each level, once for all passes."""
+        return {sigma: blur(images, sigma) for sigma in sorted(set(self.sigmas))}
+
+    def look(self, softened: dict[float, torch.Tensor], stack_from_frame: torch.Tensor) -> list[torch.Tensor]:
+        """`forward` from softened images."""
         updates: list[torch.Tensor] = []
         poses = []
         pose = stack_from_frame

@@ -100,6 +100,8 @@ class Matcher:
         newton = GaussNewton(motion or self.motion, self.frame)
         line = newton.linearise(blur(self.template[None], sigma)[0])
         soft = blur(images, sigma)
+        if self.objects and masks is None:
+            return newton.descend(soft, poses, line, steps)
         for _ in range(steps):
             shown = warp(soft, poses, self.frame)
             delta = newton.delta(shown, line, self.weights(images, poses, masks))

@@ -41,7 +41,7 @@ class Trainer:
         self.settings, self.frame, self.device = settings, stack.frame, device
         self.objects = set_kind(stack) == "object"
         self.generator = torch.Generator().manual_seed(settings.random_state)
-        sample = choose_sample(len(stack), settings.fit_sample, settings.random_state)
+        self.sample = sample = choose_sample(len(stack), settings.fit_sample, settings.random_state)
         self.images, self.masks = look(stack.images(sample), self.objects), stack.masks(sample)
         self.start = torch.as_tensor(stack.start[sample]).float()
         with torch.random.fork_rng():  # the user's own random numbers stay as they are
@@ -61,7 +61,7 @@ class Trainer:
         self.step_number, self.refreshes, self.settled = 0, 0, 0
         ink = float(self.images.sum()) if self.objects and stack.size == stack.frame else None
         self.gauge = Gauge(self.start, self.frame, ink)
-        self.template = self._reference(stack, sample)
+        self.template = self._reference(stack)
         self.poses = self.start.clone()
         self.scores = torch.zeros(len(self.images))
         self.good = torch.ones(len(self.images), dtype=torch.bool)
@@ -69,7 +69,7 @@ class Trainer:
 
     # ---- where it starts
 
-    def _reference(self, stack: Stack, sample: np.ndarray) -> torch.Tensor:
+    def _reference(self, stack: Stack) -> torch.Tensor:
         reference = self.settings.reference
         if isinstance(reference, str) and reference == "auto":
             reference = medoid(stack, self.settings.random_state)

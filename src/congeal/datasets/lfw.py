@@ -1,0 +1,121 @@
+"""`lfw:Tony_Blair`, `lfw:Tony_Blair@0.3`: photographs of one person from Labeled Faces in the Wild, with face boxes.
+
+The original 250×250 files, each started at the box OpenCV's frontal-face cascade finds in it, grown by the share after
+the @ (0.3: sides 30% longer, about the same centre). `lfw-deepfunneled:Tony_Blair` are the same files as aligned by
+Deep Congealing (Huang 2012), all started at one box, so that nothing but their own alignment counts.
+
+The folders `lfw` and `lfw_deepfunneled`, one folder per person inside, are looked for in `$CONGEAL_DATA`. The original
+set is otherwise taken from the user's cache, where it is downloaded and checked against its SHA-256.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from congeal.errors import CongealError
+from congeal.faces import Faces, FaceSource, Search, parse_grow
+from congeal.images.files import open_folder
+from congeal.images.source import ImageSource
+
+URL = "https://ndownloader.figshare.com/files/5976018"
+SHA256 = "055f7d9c632d7370e6fb4afc7468d40f970c34a80d4c6f50ffec63f5a8d536c0"
+SEARCH = Search(smallest=0.3, neighbours=(3,))
+"""The files were cut around a detection that fills nearly half of them: the one nearest the centre is meant."""
+LANDMARKS = ("left_eye", "right_eye", "nose")
+"""Outer eye corners and nose tip, in the order of `landmarks`."""
+
+
+def open_lfw(which: str) -> FaceSource:
+    """`Tony_Blair` or `Tony_Blair@0.3`."""
+    subject, _, grow = which.partition("@")
+    share = parse_grow(grow, f"lfw:{subject}@0.3")
+    source = FaceSource(open_folder(_person("lfw", subject)), share, SEARCH)
+    source.name, source.kind = f"lfw:{which}", "photo"
+    return source
+
+
+def open_deepfunneled(which: str) -> OneBox:
+    """As `open_lfw`, over the deep-funneled files."""
+    subject, _, grow = which.partition("@")
+    share = parse_grow(grow, f"lfw-deepfunneled:{subject}@0.3")
+    source = OneBox(open_folder(_person("lfw_deepfunneled", subject)), share, SEARCH)
+    source.name, source.kind = f"lfw-deepfunneled:{which}", "photo"
+    return source
+
+
+class OneBox(FaceSource):
+    """Images that are aligned already: they share the median of the boxes found in them."""
+
+    @cached_property
+    def faces(self) -> Faces:
+        each = super().faces
+        return Faces(np.where(np.isfinite(each.boxes), np.nanmedian(each.boxes, axis=0), np.nan), each.found)
+
+
+def landmarks(source: ImageSource) -> NDArray[np.float64]:
+    """(N,3,2) outer eye corners and nose tip (`LANDMARKS`) of a source of this file, x and y in source pixels.
+
+    NaN where they are not reliable. For measuring only: nothing may be fitted or tuned on them.
+    """
+    family, _, rest = source.name.partition(":")
+    known = _read_landmarks(family.replace("-", "_"), rest.partition("@")[0])
+    nothing = np.full((len(LANDMARKS), 2), np.nan)
+    return np.array([known.get(source.id(i), nothing) for i in range(len(source))])
+
+
+def _read_landmarks(part: str, subject: str) -> dict[str, NDArray[np.float64]]:
+    """File name → (3,2), from `lfw_landmarks.csv` in `$CONGEAL_DATA`."""
+    path = Path(os.environ.get("CONGEAL_DATA", "")) / "lfw_landmarks.csv"
+    if not path.is_file():
+        raise CongealError("there is no lfw_landmarks.csv: set CONGEAL_DATA to the folder that holds it")
+    with path.open(newline="") as file:
+        return {
+            row["file"]: np.array([[float(row[f"{name}_x"]), float(row[f"{name}_y"])] for name in LANDMARKS])
+            for row in csv.DictReader(file)
+            if (row["set"], row["subject"]) == (part, subject) and row["detected"] == "1"
+        }
+
+
+def _person(part: str, subject: str) -> Path:
+    """The folder of one person in "lfw" or "lfw_deepfunneled"."""
+    everybody = _everybody(part)
+    folder = everybody / subject
+    if not subject or subject.startswith(".") or Path(subject).name != subject or not folder.is_dir():
+        some = ", ".join(sorted(one.name for one in everybody.iterdir() if one.is_dir())[:4])
+        raise CongealError(f"'{part}' has no person '{subject}': write the name of a folder in {everybody}, as {some}")
+    return folder
+
+
+def _everybody(part: str) -> Path:
+    if os.environ.get("CONGEAL_DATA"):
+        own = Path(os.environ["CONGEAL_DATA"]) / part
+        if own.is_dir():
+            return own
+    if part == "lfw":
+        return _download()
+    raise CongealError(f"the deep-funneled images of LFW are not at hand: set CONGEAL_DATA to a folder that has {part}")
+
+
+def _download() -> Path:
+    """The original set in the cache, fetched if need be (173 MB)."""
+    import pooch
+
+    cache = Path(pooch.os_cache("congeal"))
+    pooch.get_logger().setLevel("WARNING")
+    fetch = pooch.HTTPDownloader(timeout=30, progressbar=False)
+    try:
+        pooch.retrieve(
+            URL, SHA256, fname="lfw.tgz", path=cache, downloader=fetch, processor=pooch.Untar(extract_dir="lfw-files")
+        )
+    except (OSError, ValueError) as error:
+        raise CongealError(
+            f"the faces of LFW are neither on this machine nor could they be downloaded ({type(error).__name__}): "
+            "put the folder 'lfw', one folder per person inside, somewhere and set CONGEAL_DATA to the folder above it"
+        ) from error
+    return cache / "lfw-files" / "lfw"

@@ -1,0 +1,37 @@
+"""infiMNIST, 1,000,000 images per digit for three digits: local deformations and small shifts, at size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from congeal.reproduce import paper
+from congeal.reproduce.affnist import COST, draw, large_cells, large_table
+from congeal.reproduce.plan import Cell, Experiment, Options, Row
+from congeal.reproduce.tables import Table
+
+DIGITS = "037"  # as many as the paper shows; it does not name them
+
+
+def plan(options: Options) -> list[Cell]:
+    chosen = options.choose(digits=DIGITS, limit=1_000_000)
+    return large_cells("infimnist", chosen.digits, chosen.limit, chosen.methods, options)
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    return [large_table(rows, paper.INFIMNIST)]
+
+
+EXPERIMENT = Experiment(
+    name="infimnist",
+    title="infiMNIST",
+    plan=plan,
+    tables=tables,
+    draw=draw,
+    notes=(
+        "infimnist:… are images made in infiMNIST's style while they are read, infimnist-original:… are made from the "
+        "original files (--originals).",
+        COST,
+        paper.CAVEAT,
+        paper.HONEST,
+    ),
+)

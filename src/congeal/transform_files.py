@@ -1,0 +1,334 @@
+"""`Transforms` as files: CSV and JSON for people, NPZ and Parquet for millions of rows.
+
+All are written and read a few thousand rows at a time: as Python objects a million rows would take gigabytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from congeal.errors import CongealError, require
+from congeal.ids import Ids
+from congeal.transforms import COLUMNS, MATRIX_COLUMNS, STATUSES, Transforms
+
+_ROWS_AT_ONCE = 10_000
+_ROWS_OF_A_GROUP = 50_000  # of Parquet, which compresses and reads by groups
+
+
+def save(transforms: Transforms, path: str | os.PathLike[str]) -> None:
+    """Write .csv, .json, .npz or .parquet, all or nothing."""
+    target = Path(path)
+    write = _format(target, _WRITERS)
+    try:
+        with _atomic(target) as file:
+            write(transforms, file)
+    except OSError as error:
+        raise CongealError(f"cannot write '{target}': {error.strerror or error}") from error
+    except UnicodeEncodeError as error:
+        raise CongealError(f"cannot write '{target}': an id is not UTF-8, which only .csv and .npz keep") from error
+
+
+def load(path: str | os.PathLike[str], step: int = 1) -> Transforms:
+    """Read what `save` wrote, or every step-th row of it."""
+    source = Path(path)
+    read = _format(source, _READERS)
+    try:
+        return read(source, step)
+    except FileNotFoundError as error:
+        raise CongealError(f"there is no transforms file '{source}'") from error
+    except CongealError as error:
+        raise CongealError(f"cannot use '{source}' as transforms: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, EOFError, csv.Error, zipfile.BadZipFile) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CongealError(f"'{source}' is not a transforms file written by congeal: {reason}") from error
+
+
+def load_matrices(path: str | os.PathLike[str]) -> NDArray[np.float64]:
+    """Only the matrices (N,3,3) of an .npz file; where all known ones are equal, one of them seen N times."""
+    with zipfile.ZipFile(path) as archive:
+        one, rows = None, 0
+        for part in _read_member(archive, "matrices", 1):
+            known = part[np.isfinite(part).all(axis=(1, 2))]
+            rows += len(part)
+            one = known[0].copy() if one is None and len(known) else one
+            if one is not None and not (known == one).all():
+                return _collect(_read_member(archive, "matrices", 1))
+    return np.broadcast_to(np.eye(3) if one is None else one, (rows, 3, 3))
+
+
+@contextmanager
+def _atomic(target: Path) -> Iterator[IO[bytes]]:
+    """A file next to the target that takes its place only when everything was written."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _parts(t: Transforms) -> Iterator[Transforms]:
+    return (t[start : start + _ROWS_AT_ONCE] for start in range(0, len(t), _ROWS_AT_ONCE))
+
+
+def _columns(t: Transforms) -> dict[str, list[Any]]:
+    """The table of the CSV contract, column by column; None stands for an empty cell."""
+    flat = t.matrices.reshape(-1, 9)
+    numbers = {"score": t.score, "out_of_frame": t.out_of_frame}
+    numbers |= {name: flat[:, k] for k, name in enumerate(MATRIX_COLUMNS)}
+    cells = {name: [None if v != v else v for v in column.tolist()] for name, column in numbers.items()}
+    cells["id"], cells["status"] = list(t.ids), t.status.tolist()
+    cells["source_height"], cells["source_width"] = t.source_sizes[:, 0].tolist(), t.source_sizes[:, 1].tolist()
+    return {name: cells[name] for name in COLUMNS}
+
+
+def _from_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
+    """Constructor arguments from that table; empty cells may be None or ''."""
+
+    def floats(name: str) -> NDArray[np.float64]:
+        return np.array([np.nan if v is None or v == "" else float(v) for v in columns[name]], dtype=np.float64)
+
+    def ints(name: str) -> list[int]:
+        return [int(v) for v in columns[name]]
+
+    return {
+        "ids": columns["id"],
+        "matrices": np.stack([floats(name) for name in MATRIX_COLUMNS], axis=1).reshape(-1, 3, 3),
+        "source_sizes": np.array([ints("source_height"), ints("source_width")], dtype=np.int32).T,
+        "status": np.array(columns["status"], dtype=np.str_),
+        "score": floats("score"),
+        "out_of_frame": floats("out_of_frame"),
+    }
+
+
+def _joined(parts: list[dict[str, Any]], aligned_size: Any = None) -> Transforms:
+    """Constructor arguments of successive rows → one `Transforms`."""
+    ids = Ids(chain.from_iterable(part.pop("ids") for part in parts))
+    columns = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
+    return Transforms(ids, aligned_size=aligned_size, copy=False, **columns)
+
+
+# ---- CSV and JSON
+
+
+def _write_csv(t: Transforms, file: IO[bytes]) -> None:
+    # csv writes floats with repr, which is exact; file names that are not UTF-8 come back as they were
+    class Encoded:
+        def write(self, text: str) -> int:
+            return file.write(text.encode("utf-8", "surrogateescape"))
+
+    writer = csv.writer(Encoded(), lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for part in _parts(t):
+        writer.writerows(zip(*_columns(part).values(), strict=True))
+
+
+def _read_csv(path: Path, step: int) -> Transforms:
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        rows = csv.reader(file, strict=True)
+        header = next(rows, [])
+        if tuple(header) != COLUMNS:
+            raise ValueError(f"the first line must be {','.join(COLUMNS)}")
+        numbered = ((number, row) for number, row in enumerate(rows, start=1) if row)
+        chosen = islice(numbered, 0, None, step)
+        parts = [_from_columns({name: [] for name in COLUMNS})]
+        while part := list(islice(chosen, _ROWS_AT_ONCE)):
+            for number, row in part:
+                if len(row) != len(COLUMNS):
+                    raise ValueError(f"row {number} has {len(row)} cells instead of {len(COLUMNS)}")
+            parts.append(_from_columns({name: [row[k] for _, row in part] for k, name in enumerate(COLUMNS)}))
+            parts[-1]["ids"] = Ids(parts[-1]["ids"])
+    return _joined(parts)
+
+
+def _write_json(t: Transforms, file: IO[bytes]) -> None:
+    head = json.dumps({"format": "congeal-transforms", "aligned_size": t.aligned_size})
+    file.write(f'{head[:-1]}, "images": ['.encode())
+    separator = "\n"
+    for part in _parts(t):
+        columns = _columns(part)
+        for cells in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, cells, strict=True))
+            numbers = [row.pop(name) for name in MATRIX_COLUMNS]
+            row["matrix"] = None if None in numbers else [numbers[0:3], numbers[3:6], numbers[6:9]]
+            file.write((separator + json.dumps(row)).encode())
+            separator = ",\n"
+    file.write(b"\n]}\n")
+
+
+def _read_json(path: Path, step: int) -> Transforms:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict) or document.get("format") != "congeal-transforms":
+        raise ValueError('it lacks "format": "congeal-transforms"')
+    images = document["images"][::step]
+    columns: dict[str, list[Any]] = {name: [row[name] for row in images] for name in COLUMNS[:6]}
+    matrices = np.array([np.full((3, 3), np.nan) if row["matrix"] is None else row["matrix"] for row in images])
+    flat = matrices.astype(np.float64).reshape(len(images), 9)
+    columns |= {name: flat[:, k].tolist() for k, name in enumerate(MATRIX_COLUMNS)}
+    return Transforms(**_from_columns(columns), aligned_size=document["aligned_size"])
+
+
+# ---- NPZ: what `np.load` reads, without ever holding a whole column of text
+
+
+def _write_npz(t: Transforms, file: IO[bytes]) -> None:
+    text = np.dtype((np.str_, max(1, t.ids.longest)))
+    word = np.dtype((np.str_, max(map(len, STATUSES))))
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        size = np.array(t.aligned_size or (), dtype=np.int64)
+        _write_member(archive, "aligned_size", size.shape, size.dtype, [size])
+        _write_member(archive, "ids", (len(t),), text, (np.array(p.ids, dtype=text) for p in _parts(t)))
+        _write_member(archive, "status", (len(t),), word, (p.status for p in _parts(t)))
+        for name in ("matrices", "source_sizes", "score", "out_of_frame"):
+            array: NDArray[Any] = getattr(t, name)
+            parts = (array[start : start + _ROWS_AT_ONCE] for start in range(0, len(t), _ROWS_AT_ONCE))
+            _write_member(archive, name, array.shape, array.dtype, parts)
+
+
+def _write_member(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], dtype: np.dtype, parts: Any) -> None:
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array_header_1_0(member, header)
+        for part in parts:
+            member.write(np.ascontiguousarray(part, dtype=dtype).tobytes())
+
+
+def _read_npz(path: Path, step: int) -> Transforms:
+    with zipfile.ZipFile(path) as archive:
+        ids = Ids(chain.from_iterable(part.tolist() for part in _read_member(archive, "ids", step)))
+        size = [int(v) for part in _read_member(archive, "aligned_size", 1) for v in part]
+        status = np.concatenate([_code(part) for part in _read_member(archive, "status", step)])
+        names = ("matrices", "source_sizes", "score", "out_of_frame")
+        columns = {name: _collect(_read_member(archive, name, step)) for name in names}
+    return Transforms(ids, aligned_size=tuple(size) or None, status=status, copy=False, **columns)  # type: ignore[arg-type]
+
+
+def _read_member(archive: zipfile.ZipFile, name: str, step: int) -> Iterator[NDArray[Any]]:
+    """Every step-th row of an array in the archive, some rows at a time; the first part may be empty."""
+    with archive.open(f"{name}.npy") as member:
+        version = np.lib.format.read_magic(member)
+        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in read_header:
+            raise ValueError(f"its array '{name}' has the unknown format {version}")
+        shape, fortran, dtype = read_header[version](member)
+        if dtype.hasobject or fortran or not shape:
+            raise ValueError(f"its array '{name}' is not one of plain rows")
+        yield np.empty((0, *shape[1:]), dtype)
+        bytes_of_row = dtype.itemsize * int(np.prod(shape[1:]))
+        for start in range(0, shape[0], _ROWS_AT_ONCE):
+            rows = min(_ROWS_AT_ONCE, shape[0] - start)
+            data = member.read(rows * bytes_of_row)
+            part = np.frombuffer(data, dtype, count=rows * int(np.prod(shape[1:]))).reshape(rows, *shape[1:])
+            yield part[-start % step :: step]
+
+
+def _collect(parts: Iterator[NDArray[Any]]) -> NDArray[Any]:
+    """Parts of an array into one that grows: holding the parts and the whole would take twice the memory."""
+    whole, done = next(parts).copy(), 0
+    for part in parts:
+        if done + len(part) > len(whole):
+            whole.resize((max(done + len(part), int(1.1 * len(whole))), *whole.shape[1:]), refcheck=False)
+        whole[done : done + len(part)] = part
+        done += len(part)
+    whole.resize((done, *whole.shape[1:]), refcheck=False)
+    return whole
+
+
+def _code(words: NDArray[np.str_]) -> NDArray[np.uint8]:
+    codes = np.full(len(words), len(STATUSES), dtype=np.uint8)
+    for code, word in enumerate(STATUSES):
+        codes[words == word] = code
+    return codes
+
+
+# ---- Parquet
+
+
+def _write_parquet(t: Transforms, file: IO[bytes]) -> None:
+    arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
+    kinds = {
+        "id": arrow.string(),
+        "status": arrow.string(),
+        "source_width": arrow.int64(),
+        "source_height": arrow.int64(),
+    }
+    schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in COLUMNS])
+    schema = schema.with_metadata({"congeal": json.dumps({"aligned_size": t.aligned_size})})
+    with parquet.ParquetWriter(file, schema) as writer:
+        for start in range(0, max(1, len(t)), _ROWS_OF_A_GROUP):
+            part = t[start : start + _ROWS_OF_A_GROUP]
+            flat = part.matrices.reshape(-1, 9)
+            cells: dict[str, Any] = {"id": list(part.ids), "status": part.status.tolist()}
+            cells |= {"source_height": part.source_sizes[:, 0], "source_width": part.source_sizes[:, 1]}
+            cells |= {"score": part.score, "out_of_frame": part.out_of_frame}
+            cells |= {name: np.ascontiguousarray(flat[:, k]) for k, name in enumerate(MATRIX_COLUMNS)}
+            # from_pandas: NaN becomes an empty cell
+            arrays = [arrow.array(cells[field.name], type=field.type, from_pandas=True) for field in schema]
+            writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
+
+
+def _read_parquet(path: Path, step: int) -> Transforms:
+    with require("pyarrow.parquet", "parquet").ParquetFile(path) as file:
+        schema = file.schema_arrow
+        if tuple(schema.names) != COLUMNS or b"congeal" not in (schema.metadata or {}):
+            raise ValueError(f"its columns must be {','.join(COLUMNS)}")
+        aligned_size = json.loads(schema.metadata[b"congeal"])["aligned_size"]
+        parts, done = [_from_columns({name: [] for name in COLUMNS})], 0
+        parts[0]["status"] = np.zeros(0, dtype=np.uint8)
+        for batch in file.iter_batches(_ROWS_OF_A_GROUP):
+            parts.append(_from_batch(batch, slice(-done % step, None, step)))
+            done += batch.num_rows
+    return _joined(parts, aligned_size)
+
+
+def _from_batch(batch: Any, rows: slice) -> dict[str, Any]:
+    """Constructor arguments from some rows of a Parquet table."""
+
+    def numbers(name: str) -> NDArray[np.float64]:
+        return np.asarray(batch.column(name).to_numpy(zero_copy_only=False), dtype=np.float64)[rows]
+
+    sizes = [batch.column(name).to_numpy(zero_copy_only=False)[rows] for name in ("source_height", "source_width")]
+    return {
+        "ids": Ids(batch.column("id").to_pylist()[rows]),
+        "matrices": np.stack([numbers(name) for name in MATRIX_COLUMNS], axis=1).reshape(-1, 3, 3),
+        "source_sizes": np.stack(sizes, axis=1).astype(np.int32),
+        "status": _code(np.array(batch.column("status").to_pylist()[rows], dtype=np.str_)),
+        "score": numbers("score"),
+        "out_of_frame": numbers("out_of_frame"),
+    }
+
+
+_READERS: dict[str, Callable[[Path, int], Transforms]] = {
+    ".csv": _read_csv,
+    ".json": _read_json,
+    ".npz": _read_npz,
+    ".parquet": _read_parquet,
+}
+_WRITERS: dict[str, Callable[[Transforms, IO[bytes]], None]] = {
+    ".csv": _write_csv,
+    ".json": _write_json,
+    ".npz": _write_npz,
+    ".parquet": _write_parquet,
+}
+Handler = TypeVar("Handler")
+
+
+def _format(path: Path, handlers: dict[str, Handler]) -> Handler:
+    try:
+        return handlers[path.suffix.lower()]
+    except KeyError:
+        raise CongealError(f"transforms are stored as {', '.join(handlers)}, not as '{path.name}'") from None

@@ -1,0 +1,181 @@
+"""Every experiment at toy size: its tables and figures, that it resumes, and what a failure looks like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from congeal.reproduce import EXPERIMENTS, ablation, paper
+from congeal.reproduce.plan import Options, load_experiment
+
+Run = Callable[..., int]
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((folder / "table.json").read_text())
+    return rows
+
+
+def check_folder(folder: Path, cells: int) -> list[dict[str, Any]]:
+    """Tables, one JSON and one run folder per cell, every figure a picture; gives the rows."""
+    rows = rows_of(folder)
+    assert len(rows) == cells == len(list((folder / "cells").glob("*.json")))
+    assert not [row["error"] for row in rows if "error" in row]
+    assert len((folder / "table.csv").read_text().splitlines()) == cells + 1
+    assert all((folder / row["run"] / "report.html").is_file() for row in rows)
+    figures = list((folder / "figures").iterdir())
+    assert figures
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in figures)
+    assert "--quick" in (folder / "table.md").read_text()
+    return rows
+
+
+def resumes(run: Run, folder: Path, *options: str) -> None:
+    """The same command again measures nothing."""
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json") if "table" not in path.name}
+    assert run(*options) == 0
+    after = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json") if "table" not in path.name}
+    changed = [path.name for path in after if after[path] != before.get(path)]
+    assert changed in ([], ["config.json"])
+
+
+def test_mnist(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("mnist", "--digits", "37", "--limit", "40", "--methods", "lsc")
+    assert run(*options) == 0
+    rows = check_folder(tmp_path / "mnist", 2)
+    assert all(row["n_images"] == 40 and row["apsnr_after"] > row["apsnr_before"] + 3 for row in rows)
+    assert all(row["peak_memory_mb"] > row["idle_memory_mb"] * 0.9 for row in rows)
+    printed = capsys.readouterr().out
+    assert paper.CAVEAT in printed
+    assert "| method | 3 | 7 | mean | uint8 wrap, mean | paper prints |" in printed
+    resumes(run, tmp_path / "mnist", *options)
+
+
+def test_a_method_that_takes_too_long_is_a_row(run: Run, tmp_path: Path) -> None:
+    assert run("mnist", "--digits", "3", "--limit", "40", "--methods", "sift", "--time-limit", "0.05") == 1
+    (row,) = rows_of(tmp_path / "mnist")
+    assert "time limit of 0.05 s" in row["error"]
+    assert row["out_of_time"] == 0.05
+    text = (tmp_path / "mnist" / "table.md").read_text()
+    assert "| sift | failed |" in text
+    assert "| sift-3 | not finished within the time limit" in text
+
+
+def test_perspective(run: Run, tmp_path: Path) -> None:
+    options = ("perspective", "--digits", "3", "--limit", "30", "--methods", "lsc")
+    assert run(*options) == 0
+    rows = check_folder(tmp_path / "perspective", 6)
+    assert [(row["variant"], row["sigma"]) for row in rows] == [
+        (variant, sigma) for variant in ("initial", "baked") for sigma in (0.1, 0.2, 0.3)
+    ]
+    lost = [row["lost_share"] for row in rows]
+    assert lost[:3] == lost[3:] == sorted(lost[:3])
+    for row in rows:
+        assert row["corner_error"] > 0
+        if row["lost_share"] == 0:  # then all are kept, and the two ways of measuring must agree
+            assert row["apsnr_kept"] == pytest.approx(row["apsnr_after"], abs=1e-3)
+            assert row["energy_kept"] == pytest.approx(row["energy_ratio"], abs=1e-4)
+    assert any(row["lost_share"] == 0 for row in rows)
+    resumes(run, tmp_path / "perspective", *options)
+
+    name = "baked-0.3-lsc-3"  # something else is where this cell wants to work
+    (tmp_path / "perspective" / "cells" / f"{name}.json").unlink()
+    (tmp_path / "perspective" / "runs" / name / "config.json").unlink()
+    assert run(*options) == 0
+    assert [row["cell"] for row in rows_of(tmp_path / "perspective") if "error" in row] == [name]
+    assert f"| {name} | {tmp_path}" in (tmp_path / "perspective" / "table.md").read_text()
+
+
+@pytest.mark.slow
+def test_ablation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {name: ablation.VARIANTS[name] for name in ("D", "+ refinement")}
+    monkeypatch.setattr(ablation, "VARIANTS", few)
+    monkeypatch.setattr(ablation, "SETS", {"clean": ablation.SETS["clean"]})
+    options = ("ablation", "--digits", "3", "--limit", "30")
+    assert run(*options) == 0
+    rows = check_folder(tmp_path / "ablation", 2)
+    assert {row["variant"] for row in rows} == set(few)
+    assert any(row["apsnr_at_energy"] is not None for row in rows)
+    assert "| + refinement |" in (tmp_path / "ablation" / "table.md").read_text()
+    resumes(run, tmp_path / "ablation", *options)
+
+
+def test_every_variant_of_the_ablation_is_a_setting_of_the_method() -> None:
+    from congeal.pipeline import make_method
+
+    settings = [make_method("deep", {}, params).get_params() for _, params in ablation.VARIANTS.values()]
+    assert len({json.dumps(one) for one in settings}) == len(settings)
+    assert len({part for part, _ in ablation.VARIANTS.values()}) == len(settings)
+    default = list(ablation.VARIANTS).index("+ restarts: the default")
+    assert settings[default] == make_method("deep", {}, {}).get_params()
+
+
+def test_growth_is_told_from_one_large_set_to_the_next() -> None:
+    from congeal.reproduce.scaling import growth_tables
+
+    some = {"digit": "3", "method": "deep", "family": "infimnist"}
+    rows = [
+        {**some, "n": 10, "n_images": 10, "fit_seconds": 2.0, "total_seconds": None, "peak_memory_mb": 100.0},
+        {**some, "n": 100, "n_images": 100, "fit_seconds": 8.0, "total_seconds": 9.0, "peak_memory_mb": 130.0},
+        {**some, "n": 1000, "error": "no"},
+    ]
+    (table,) = growth_tables(rows)
+    assert "| infimnist:3 | deep | 10 | 100 | 10.00 | 4.00 | – | 1.30 |" in table.markdown()
+    assert growth_tables(rows[:1]) == []
+
+
+@pytest.mark.slow
+def test_scaling(run: Run, tmp_path: Path) -> None:
+    options = ("scaling", "--limit", "90", "--methods", "lsc")
+    assert run(*options) == 0
+    rows = check_folder(tmp_path / "scaling", 3)
+    assert [row["n_images"] for row in rows] == [15, 45, 90]
+    assert {path.name for path in (tmp_path / "scaling" / "figures").iterdir()} == {"time.png", "memory.png"}
+    assert "| mnist:3 | lsc | 15 |" in (tmp_path / "scaling" / "table.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["affnist", "infimnist"])
+def test_large_sets(run: Run, tmp_path: Path, name: str) -> None:
+    assert run(name, "--digits", "3", "--limit", "40", "--methods", "lsc") == 0
+    (row,) = check_folder(tmp_path / name, 1)
+    assert row["source"] == f"{name}:3@40"
+    assert row["n_images"] == 40
+    assert (row["corner_error"] is None) == (name == "infimnist")
+    assert row["total_seconds"] >= row["fit_seconds"]
+    printed = ", ".join(f"{value:.2f}" for value in (paper.AFFNIST if name == "affnist" else paper.INFIMNIST))
+    assert printed in (tmp_path / name / "table.md").read_text()
+
+
+def test_originals_that_are_not_there_are_a_row_that_says_so(run: Run, tmp_path: Path) -> None:
+    assert run("infimnist", "--digits", "3", "--limit", "40", "--originals") == 1
+    (row,) = rows_of(tmp_path / "infimnist")
+    assert "set CONGEAL_DATA" in row["error"]
+
+
+def test_wrong_use(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("nosuch") == 2
+    assert run("ablation", "--methods", "lsc") == 2
+    assert run("mnist", "--methods", "nosuch") == 2
+    assert "leave out --methods" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_full_experiment_is_what_the_paper_ran(name: str) -> None:
+    cells = load_experiment(name).plan(Options())
+    assert len({cell.name for cell in cells}) == len(cells)
+    sources = {cell.facts["source"] for cell in cells}
+    limits = {cell.facts["limit"] for cell in cells}
+    expected = {
+        "mnist": (60, 10, {6000}),
+        "perspective": (120, 60, {6000}),
+        "ablation": (280, 20, {1000}),
+        "scaling": (21, 4, {1000, 2000, 3000, 4000, 5000, 6000, None}),
+        "affnist": (4, 4, {None}),
+        "infimnist": (3, 3, {None}),
+    }
+    if name in expected:
+        assert (len(cells), len(sources), limits) == expected[name]

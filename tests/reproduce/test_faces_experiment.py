@@ -1,0 +1,99 @@
+"""The experiment on faces: its plan, its tables from rows that are known, and two cells on real files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from congeal.reproduce import lfw, paper
+from congeal.reproduce.lfw import EXPERIMENT, FUNNELED
+from congeal.reproduce.plan import Options, Row
+from congeal.reproduce.ratios import ratio_table
+
+BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data"
+SUBJECTS = paper.LFW_SUBJECTS
+
+
+def row(method: str, grow: float, subject: str, error: float, **more: Any) -> Row:
+    numbers = {f"landmark_{name}": error for name in lfw.LANDMARKS}
+    numbers |= {"landmark": error, "landmark_median": error, "landmark_before": 10.0 + grow, "mean_scale": 1.01}
+    numbers |= {"apsnr_before": 14.0, "apsnr_after": 15.0, "apsnr_uint8_wrap_after": 28.0, "energy_ratio": 0.2}
+    return {"cell": f"{method}-{grow}-{subject}", "method": method, "grow": grow, "subject": subject, **numbers, **more}
+
+
+def ideal() -> list[Row]:
+    errors = {("deep", 0.0): 4.0, ("deep", 0.3): 4.4, ("rasl", 0.0): 5.0, ("rasl", 0.3): 11.0}
+    rows = [row(method, grow, who, e) for (method, grow), e in errors.items() for who in SUBJECTS]
+    return rows + [row(FUNNELED, 0.0, who, 8.0, landmark_before=None) for who in SUBJECTS]
+
+
+def test_the_plan_is_all_of_it_and_quick_is_not() -> None:
+    names = [cell.name for cell in EXPERIMENT.plan(Options())]
+    assert len(names) == 6 * 3 * 4 + 4
+    assert "rasl-0.15-Serena_Williams" in names
+    assert names[-1] == "deep-funneled-Tony_Blair"
+    quick = EXPERIMENT.plan(Options(quick=True, methods=("deep",)))
+    assert len(quick) == 2 * 2 + 2
+    assert {cell.facts["limit"] for cell in quick} == {lfw.QUICK_LIMIT}
+
+
+def test_tables_have_the_paper_beside_and_say_what_holds() -> None:
+    text = "\n".join(table.markdown() for table in EXPERIMENT.tables(ideal()))
+    assert "| box | before | 10.00 | 10.00 | 10.00 | 10.00 | 10.00 | – | – |" in text
+    assert "| box | deep | 4.00 | 4.00 | 4.00 | 4.00 | 4.00 | 2.67 / 1.86 / 2.24 / 2.39 | 4 of 4 |" in text
+    assert "| box | deep-funneled | 8.00" in text
+    assert "| +30 % | before | 10.30" in text
+    assert "| deep / deep-funneled, box | 0.50 | 0.50 / 0.50 / 0.50 / 0.50 | ≤ 0.85 | ≤ 0.64 | aim |" in text
+    assert "| deep / rasl, box, each subject | 0.80 | 0.80 / 0.80 / 0.80 / 0.80 | < 1.0 | ≤ 0.75 | yes |" in text
+    assert "| deep at +30 % / deep at box | 1.10 |" in text
+    assert "| rasl / deep, both at +30 % | 2.50 | 2.50 / 2.50 / 2.50 / 2.50 | ≥ 1.3 | ≥ 2.0 | aim |" in text
+    assert "| deep: mean scale furthest from 1 | 1.01 |" in text
+
+
+def test_one_bad_subject_and_a_zoom_do_not_hide() -> None:
+    rows = ideal()
+    rows[1] |= {"landmark": 6.0, "mean_scale": 0.9}
+    holds = {line["what"]: line["holds"] for line in ratio_table(rows, FUNNELED).rows}
+    assert holds["deep / rasl, box, each subject"] == "NO"
+    assert holds["deep: mean scale furthest from 1"] == "NO"
+
+
+def test_missing_rows_leave_gaps() -> None:
+    rows = ideal()
+    rows[0] = {key: rows[0][key] for key in ("cell", "method", "grow", "subject")} | {"error": "too slow"}
+    text = "\n".join(table.markdown() for table in EXPERIMENT.tables(rows))
+    assert "| box | deep | – | 4.00 | 4.00 | 4.00 | – |" in text
+    assert "3 of 4, 1 failed" in text
+    alone = [one for one in rows if one["method"] == "rasl"]
+    assert all("holds" not in line for line in ratio_table(alone, FUNNELED).rows)
+
+
+def test_cells_on_real_faces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cv2", reason="OpenCV is not installed: pip install 'congeal[faces]'")
+    data = Path(os.environ.get("CONGEAL_DATA", BESIDE))
+    data = data if (data / "lfw").is_dir() else BESIDE
+    if not (data / "lfw" / "Jennifer_Capriati").is_dir():
+        pytest.skip("the faces of LFW are not at hand: set CONGEAL_DATA")
+    monkeypatch.setenv("CONGEAL_DATA", str(data))
+    options = Options(limit=8, methods=("ecc",), quiet=True)
+    cells = {cell.name: cell for cell in EXPERIMENT.plan(options)}
+    wanted = [cells["ecc-0.0-Jennifer_Capriati"], cells["deep-funneled-Jennifer_Capriati"]]
+    rows = []
+    for cell in wanted:
+        folder = tmp_path / "runs" / cell.name
+        folder.parent.mkdir(exist_ok=True)
+        rows.append({"cell": cell.name, **cell.facts, **cell.measure(folder)})
+        assert (tmp_path / rows[-1]["run"] / "mean.png").is_file()
+    aligned, funneled = rows
+    assert aligned["n_faceless"] == 1
+    assert aligned["n_landmarks"] == 8
+    assert 3 < funneled["landmark"] < 10
+    assert funneled["mean_scale"] == pytest.approx(1)
+    assert aligned["landmark"] == pytest.approx(sum(aligned[f"landmark_{name}"] for name in lfw.LANDMARKS) / 3)
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'congeal[figures]'")
+    (tmp_path / "figures").mkdir()
+    EXPERIMENT.draw(tmp_path, rows)
+    assert (tmp_path / "figures" / "means_0.png").stat().st_size > 10_000

@@ -83,7 +83,7 @@ def test_the_page_on_exports(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(model, DeepCongealing)
     small = torch.tensor(onnx["images"])
     with torch.no_grad():
-        expected = model._predict(model.effective(), small, torch.eye(3)[None])
+        expected = model.aligner_.predict(small, torch.eye(3)[None], model.passes)
     assert np.allclose(onnx["stack_from_frame"], expected, atol=1e-4)
     assert close(onnx["aligned"], 255 * warp(small, expected, (28, 28))[0, 0].numpy(), 6)
 

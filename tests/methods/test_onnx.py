@@ -33,7 +33,7 @@ def test_onnx_gives_the_nets_own_answer_for_any_batch(tmp_path: Path) -> None:
         start[:, 0, 2] = 1.5
         (found,) = session.run(None, {"images": batch, "start": start})
         with torch.no_grad():
-            expected = model._predict(model.effective(), torch.tensor(batch), torch.tensor(start))
+            expected = model.aligner_.predict(torch.tensor(batch), torch.tensor(start), model.passes)
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
         assert not np.allclose(found, start, atol=1e-3)
 

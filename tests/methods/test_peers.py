@@ -14,7 +14,6 @@ from congeal.methods.appearance import blur
 from congeal.methods.registry import method_class, methods
 
 PEERS = [name for name in methods() if name != "deep"]
-QUICK = [name for name in PEERS if name not in ("sift", "deepfeatures")]
 # What other files look at for every digit is not looked at again here.
 HELD = [name for name in PEERS if name not in ("ecc", "logdet", "entropy", "deepfeatures")]
 
@@ -29,7 +28,7 @@ def test_copies_of_a_thin_stroke_come_back(name: str) -> None:
     assert after < 0.5
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", PEERS)
 def test_more_freedom_than_the_warps_had_does_no_harm(name: str) -> None:
     images, truth = warped_digit("similarity", n=20, digit="1", seed=0)
     assert errors(method_class(name)(motion="affine", size=28).fit(images), truth)[1] < 0.5

@@ -51,9 +51,9 @@ class LikeThePackage(RASL):
     it adds steps to angle and shift about the frame's top left corner, where this library composes about the centre.
     """
 
-    def _decompose(self, line: Linear, weight: float, spectrum: Spectrum, tolerance: float) -> Decomposition:
+    def _decompose(self, line: Linear, weight: float, spectrum: Spectrum, sharp: bool) -> Decomposition:
         scale = max(spectrum.largest(line.data), float(line.data.abs().sum(0).max()) / weight)
-        return decompose(line, weight, spectrum, tolerance, self.inner_iterations, scale)
+        return decompose(line, weight, spectrum, 1e-6, self.inner_iterations, scale)
 
     def _move(self, found: torch.Tensor, line: Linear, step: torch.Tensor, size: Size) -> torch.Tensor:
         delta = (line.to_parameters @ step[..., None])[..., 0]

@@ -31,6 +31,11 @@ def gradient(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return dx, dy
 
 
+EDGE_NOISE = 0.02
+"""Differences of oriented gradients beyond this count linearly: most of what differs between two photographs of one
+kind, a smile, a shadow, a hat, is not a matter of pose."""
+
+
 def oriented_gradients(images: torch.Tensor) -> torch.Tensor:
     """(B, C, H, W) → (B, 4, H, W): edges to the right, left, down and up, normalised by their neighbourhood.
 

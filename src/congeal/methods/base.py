@@ -117,7 +117,7 @@ class Method:
             job.close()
         self.history_ = job.history
         self.layout_ = stack.layout
-        self._measure(stack, found)
+        self._measure(stack, found, quiet)
         return self
 
     def transform(self, images: Any, *, init: np.ndarray | Transforms | None = None, output: Any = None) -> Any:
@@ -127,9 +127,9 @@ class Method:
         stack = images if isinstance(images, Stack) else self._prepare(images, init, self.layout_)
         return _output(stack, self.align_new(stack), images, output)
 
-    def align_new(self, stack: Stack) -> Transforms:
+    def align_new(self, stack: Stack, *, quiet: bool = True) -> Transforms:
         """`transform` without the pixels: the transforms of a stack that was prepared with this model's `layout_`."""
-        self._measure(stack, self._align_new(stack))
+        self._measure(stack, self._align_new(stack), quiet)
         return self.transforms_
 
     def fit_transform(self, images: Any, y: None = None, *, output: Any = None, **options: Any) -> Any:
@@ -157,9 +157,9 @@ class Method:
     def _prepare(self, images: Any, init: Any, layout: Layout | None = None) -> Stack:
         return prepare(open_images(images), size=self.size, init=init, align_on=self.align_on, layout=layout)
 
-    def _measure(self, stack: Stack, stack_from_frame: torch.Tensor) -> None:
-        found = stack_from_frame.double().cpu().numpy()
-        result = measure(stack, found)
+    def _measure(self, stack: Stack, stack_from_frame: torch.Tensor, quiet: bool = True) -> None:
+        found = stack_from_frame.cpu().numpy()  # as precise as the method is: a million in float64 are 72 MB
+        result = measure(stack, found, quiet=quiet)
         self.stack_from_frame_ = found
         self.quality_: Quality = result.quality
         self.transforms_: Transforms = stack.to_transforms(found, result.score, result.status, result.out_of_frame)

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as functional
 
-_THRESHOLD = 0.3  # cosine between patch and filter below which a unit is silent: features stay sparse
-_FAINT = 0.25  # of the median patch's contrast: what counts as half seen
+_THRESHOLD = 0.2  # cosine between patch and filter below which a unit is silent: features stay sparse
+_FAINT = 0.7
+"""Of the median patch's contrast: what counts as half seen. With less, the faint fringe of a stroke, which is what its
+interpolation left, counts as much as the stroke."""
+_LEARNT = 1.0  # of the median patch's contrast: fainter patches teach nothing
 _PATCHES = 20_000  # that k-means sees
 
 
@@ -51,15 +54,15 @@ def learn_layer(
         patches = patches - patches.mean(1, keepdim=True)
     strength = patches.norm(dim=1)
     seen = strength > 1e-3
-    faint = _FAINT * float(strength[seen].median()) if bool(seen.any()) else 1.0
-    patches = patches[strength > 2 * faint]
+    usual = float(strength[seen].median()) if bool(seen.any()) else 1.0
+    patches = patches[strength > _LEARNT * usual]
     if len(patches) < units:  # next to nothing to see: any filters do
         patches = torch.randn(units, channels * side * side, generator=generator)
         patches = patches - patches.mean(1, keepdim=True) if centred else patches
     patches = patches[torch.randperm(len(patches), generator=generator)[:_PATCHES]]
     points = patches / patches.norm(dim=1, keepdim=True)
     filters = ring_kmeans(points, units, generator).reshape(units, channels, side, side)
-    return Layer(filters, faint, dilation, centred)
+    return Layer(filters, _FAINT * usual, dilation, centred)
 
 
 def ring_kmeans(points: torch.Tensor, units: int, generator: torch.Generator, rounds: int = 30) -> torch.Tensor:

@@ -34,7 +34,8 @@ class ECC(Method):
 
     rounds: int = 8
     warm_up: int = 3
-    """Rounds that a homography spends as an affine motion first: from a poor start ECC loses homographies."""
+    """Rounds at the beginning that an affine motion or a homography spends as a smaller one, the first as a rigid and a
+    homography's others as an affine: from a poor start ECC loses single images."""
     iterations: int = 50
     """Steps of one call, at most."""
     epsilon: float = 1e-4
@@ -124,7 +125,7 @@ class ECC(Method):
     def _round_motion(self, i: int) -> str:
         """The motion of round i: a smaller one while images lie far from their mean."""
         if i < self.warm_up and self.motion in ("affine", "homography"):
-            return "rigid" if i == 0 else "affine"
+            return "affine" if i else "rigid"
         return self.motion
 
     def _call(

@@ -34,6 +34,7 @@ class Entropy(FunnelMethod):
     """First step at each level: corner motion in pixels of a 28-pixel frame."""
     sweeps: tuple[int, ...] = (15, 15, 25)
     """Sweeps over all parameters at each level, at most."""
+    noise: float = 0.2  # steps of one length leave images of straight strokes behind
 
     motion: str = "affine"
     name: ClassVar[str] = "entropy"

@@ -41,9 +41,9 @@ from congeal.methods.job import Job
 
 _CACHE_BYTES = 128 << 20  # of maps kept between sweeps; beyond it they are made anew, so that memory stays flat
 _MARGIN = 0.25  # of the longer side: what is shown beyond the frame, for steps to reach into
-_PSEUDO_COUNT = (
-    0.03  # what a field has seen of every value before the first image; more of it, and grey costs less than ink
-)
+_PSEUDO_COUNT = 0.03
+"""What a field has seen of every value before the first image. With more of it grey costs a small set less than ink and
+ground do, and thin strokes are stretched until they are grey."""
 
 
 @dataclass
@@ -120,22 +120,27 @@ class FunnelMethod(Method):
                     self._gauges[at].append((invert(moved[0].double()) @ fixed[0].double()).float())
                     moved = fixed
                 motion = float(corner_motion(found, moved, stack.frame).clamp(max=1e3).mean())
+                settled = motion < self.tolerance and self._short(reach)
                 found = moved
                 done = sum(level.sweeps for level in levels[:at]) + sweep + 1
                 job.step(done, total, cost=cost, motion=motion, level=at)
                 if job.due():
                     zoom = 1.0 if gauge is None else gauge.zoom
-                    next_sweep = sweep + 1 if motion >= self.tolerance else levels[at].sweeps
+                    next_sweep = levels[at].sweeps if settled else sweep + 1
                     where = {"level": at, "sweep": next_sweep, "reach": reach, "anchor": anchor, "zoom": zoom}
                     funnel = {"learnt": self._learnt, "fields": self._fields, "gauges": self._gauges}
                     job.save({"found": found, **where, **funnel, "best": best.state()})
-                if motion < self.tolerance:
+                if settled:
                     break
         if gauge is None:
             return found
         field, shown_ink = search.look(found)
         best.offer(found, search.cost(field), shown_ink / ink if ink else None)
         return best.found
+
+    def _short(self, reach: torch.Tensor) -> bool:
+        """Whether most steps are about as short as they may become: while they are not, standing still ends nothing."""
+        return self.shrink >= 1 or float(reach.median()) <= 2 * self.min_step
 
     def _align_new(self, stack: Stack) -> torch.Tensor:
         """Through the funnel: one sweep on each field, in the order in which `fit` met them.

@@ -89,12 +89,19 @@ class GaussNewton:
         floor = 1e-6 * diagonal.amax(-1, keepdim=True) + 1e-12
         return torch.linalg.inv(hessian + torch.diag_embed(self.damping * diagonal + floor)).float()
 
-    def delta(self, warped: torch.Tensor, line: Linearisation, weights: torch.Tensor | None = None) -> torch.Tensor:
+    def delta(
+        self,
+        warped: torch.Tensor,
+        line: Linearisation,
+        weights: torch.Tensor | None = None,
+        prior: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         """The parameter step (B, k) of images already sampled into the frame (B, C, h, w).
 
-        `weights` (B, 1 or C, h, w) count pixels: coverage, masks.
+        `weights` (B, 1 or C, h, w) count pixels: coverage, masks. `prior`: how far each image is from where it is
+        expected (B, k), and with what precision (k,) per unit of residual variance that is known.
         """
-        if weights is None and self.robust is None:
+        if weights is None and self.robust is None and prior is None:
             # The residual image itself is never made; a product with few rows is far faster than one with few columns.
             return (line.pull @ warped.flatten(1).T).T - line.rest
         residual = (warped - line.template).flatten(1)
@@ -108,6 +115,12 @@ class GaussNewton:
         hessian[:, upper[0], upper[1]] = entries
         hessian[:, upper[1], upper[0]] = entries
         slope = (residual * weight) @ line.jacobian
+        if prior is not None:
+            away, precision = prior
+            noise = (residual.square() * weight).sum(1) / weight.sum(1).clamp(min=1.0)
+            stiffness = noise[:, None] * precision
+            hessian += torch.diag_embed(stiffness)
+            slope += stiffness * away
         return (self._solver(hessian) @ slope[..., None])[..., 0]
 
     def descend(

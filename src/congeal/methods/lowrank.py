@@ -2,8 +2,8 @@
 
 Each image is warped into the frame, flattened and scaled to unit norm; the set is a matrix D (n, m). A set of aligned
 images is a matrix of low rank A plus sparse errors E. To first order a small motion changes row i by Q_i d_i, where
-the columns of Q_i (m, k) are an orthonormal basis of that image's motion Jacobian. All of it is float64: the solver's
-last steps work a millionth below the first ones.
+the columns of Q_i (m, k) are an orthonormal basis of that image's motion Jacobian. Rows and bases are made in float64;
+the solver works in float32, and squares in float64 where singular values far below the largest count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from congeal.methods.guards import Gauge, chunks, pixel_area
 LARGE = 1500
 """Where both sides of the matrix exceed this, singular values are found by random projection."""
 
-_FULL_STEPS = 8  # of a solver, before its matrices settle
+_UNSETTLED = 12  # first steps of a solver, in which its matrices still change much
+_GRAM_BLOCK = 128
+_ROWS = 64  # that the solver works on at once, so that they stay in cache
+_COARSE = 0.01  # of the largest singular value: above it float32 is enough to find the others
+_PARTIAL = 0.7  # of all singular vectors: beyond it finding all of them is less work
 _BORDER = 4  # zeros around an image while it is sampled: room for the kernel and for the edge's own gradient
 
 
@@ -256,7 +260,9 @@ class Spectrum:
         self.random = min(shape) > LARGE
         self._rank = 20
         self._steps = 0
-        self._vectors: torch.Tensor | None = None  # of the last Gram matrix, ascending
+        self._largest = float("inf")
+        self._vectors = torch.empty(0, 0)  # of the last Gram matrix, ascending
+        self._whole = self._vectors  # all of them, of the last one that was solved in full
         self._right: torch.Tensor | None = None  # (m, r) where the last matrix lived: a warm start for the next
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -264,7 +270,9 @@ class Spectrum:
         """The spectral norm."""
         if self.random:
             return float(self._project(matrix, self._rank)[0][-1])
-        return float(torch.linalg.eigvalsh(_gram(matrix))[-1].clamp(min=0).sqrt())
+        value, _ = self._all(_gram(matrix.double()))  # the vectors are of use: the solver begins with a multiple of it
+        self._largest = float(value[-1])
+        return self._largest
 
     def shrink(self, matrix: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
         """The matrix with singular values reduced by `threshold`, and their sum, those that are kept left out."""
@@ -272,11 +280,14 @@ class Spectrum:
             shrunk = self._shrink_projected(matrix, threshold)
             if shrunk is not None:
                 return shrunk
-        value, vector = self._eigen(_gram(matrix), threshold)
+        # Squared in float32, values below some 3e-4 of the largest drown; thresholds fall far below that.
+        value, vector = self._eigen(
+            _gram(matrix if threshold > _COARSE * self._largest else matrix.double()), threshold
+        )
         reduced, total = self._reduce(value, threshold)
         used = reduced > 0
         self._rank = int(used.sum())
-        side, gain = vector[:, used], reduced[used] / value[used]
+        side, gain = vector[:, used].to(matrix.dtype), (reduced[used] / value[used]).to(matrix.dtype)
         wide = matrix.shape[0] < matrix.shape[1]
         if 2 * side.shape[1] > len(vector):  # one product with the square matrix is less work than two thin ones
             square = (side * gain) @ side.T
@@ -292,16 +303,29 @@ class Spectrum:
         with some to spare, holds the new ones after a power step. On digits this leaves the cost as it is to 1e-6 and
         the steps to 0.002 px.
         """
-        wanted = self._rank + max(10, self._rank // 4)
         self._steps += 1
-        if self._steps > _FULL_STEPS and self._vectors is not None and wanted < 0.7 * len(gram):
-            basis = torch.linalg.qr(gram @ self._vectors[:, -wanted:])[0]
+        wanted = self._rank + max(10, self._rank // 4)
+        while self._vectors.numel() and wanted < _PARTIAL * len(gram):
+            basis = self._probe(wanted).to(gram.dtype)
+            for _ in range(1 if self._steps > _UNSETTLED else 2):
+                basis = torch.linalg.qr(gram @ basis)[0]
             value, vector = torch.linalg.eigh(basis.T @ gram @ basis)
             if float(value[0]) < threshold**2:  # the smallest is already out of reach: none above it is missing
                 self._vectors = basis @ vector
                 return value.clamp(min=0).sqrt(), self._vectors
+            wanted += wanted // 2
+        return self._all(gram)
+
+    def _all(self, gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         value, self._vectors = torch.linalg.eigh(gram)
+        self._whole = self._vectors
         return value.clamp(min=0).sqrt(), self._vectors
+
+    def _probe(self, wanted: int) -> torch.Tensor:
+        """The last matrix's vectors; where there are too few, those that came next when all were known."""
+        known = self._vectors[:, -wanted:]
+        count = known.shape[1]
+        return known if count == wanted else torch.cat([self._whole[:, -wanted:-count].to(known), known], 1)
 
     def _reduce(self, value: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
         """Ascending singular values after shrinkage, and the sum of those that count."""
@@ -319,7 +343,7 @@ class Spectrum:
                 reduced, total = self._reduce(value, threshold)
                 used = reduced > 0
                 self._rank = max(20, int(used.sum()) * 5 // 4 + 10)
-                gain = reduced[used] / value[used]
+                gain = (reduced[used] / value[used]).to(matrix.dtype)
                 side = left[:, used]
                 return (side * gain) @ (side.T @ matrix), total
             self._rank = max(self._rank * 2, len(value))
@@ -335,14 +359,21 @@ class Spectrum:
         for _ in range(2):
             basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis)[0])[0]
         inner = basis.T @ matrix
-        square, vector = torch.linalg.eigh(inner @ inner.T)
+        square, vector = torch.linalg.eigh(inner.double() @ inner.double().T)
         value = square.clamp(min=0).sqrt()
-        self._right = inner.T @ (vector / value.clamp(min=1e-12))
-        return value, basis @ vector
+        self._right = inner.T @ (vector / value.clamp(min=1e-12)).to(matrix.dtype)
+        return value, basis @ vector.to(matrix.dtype)
 
 
 def _gram(matrix: torch.Tensor) -> torch.Tensor:
-    return matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    """Of the smaller side: blocks above the diagonal, mirrored."""
+    rows = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    gram = rows.new_empty(len(rows), len(rows))
+    for first in range(0, len(rows), _GRAM_BLOCK):
+        last = first + _GRAM_BLOCK
+        gram[first:last, first:] = rows[first:last] @ rows[first:].T
+        gram[last:, first:last] = gram[first:last, last:].T
+    return gram
 
 
 # ---- the inner problem
@@ -364,47 +395,58 @@ def decompose(
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
     dual_scale: float | None = None,
+    growth: float = 1.25,
 ) -> Decomposition:
     """min ‖A‖_* + weight·‖E‖₁ subject to D + Q d = A + E, by the inexact augmented Lagrange multiplier method.
 
     dual_scale: the multipliers start at D / dual_scale; by default the dual norm, max(‖D‖₂, max|D| / weight).
+    growth: of the penalty with every step.
     """
     # Pixels that are empty in every image, and stay so under any small motion, stay empty in A and E.
     lit = (line.data.abs().amax(0) > 0) | (line.basis.abs().amax((0, 1)) > 0)
-    data, basis = line.data[:, lit], line.basis[..., lit]
+    data, basis = line.data[:, lit].float(), line.basis[..., lit].float()
     size = float(data.norm())
     largest = spectrum.largest(data)
-    step = data.new_zeros(len(data), basis.shape[1])
+    state = _State(data, basis)
     if not size:
-        return Decomposition(step, 0.0, 0)
-    dual = data / (dual_scale or max(largest, float(data.abs().max()) / weight))
-    penalty = 1.25 / largest
-    moved, errors, spare = data.clone(), torch.zeros_like(data), torch.empty_like(data)
-    total, iterations = 0.0, 0
+        return Decomposition(state.step.double(), 0.0, 0)
+    state.dual = data / (dual_scale or max(largest, float(data.abs().max()) / weight))
+    penalty, total, iterations = 1.25 / largest, 0.0, 0
     while iterations < max_iterations:
         iterations += 1
-        target = torch.add(moved, dual, alpha=1 / penalty, out=spare)  # D + Q d + Y/μ
-        low_rank, total = spectrum.shrink(target - errors, 1 / penalty)
-        target -= low_rank
-        errors = soft(target, weight / penalty)
-        # target − errors is D + Q d + Y/μ − A − E; the rows of Q are orthonormal, so its own part falls out below.
-        target -= errors
-        change = -_along(basis, target)
-        step += change
-        shift = torch.bmm(change[:, None], basis)[:, 0]
-        moved += shift
-        # Y + μ(D + Q d − A − E) is μ times what is left after the step.
-        target += shift
-        gap = float(dual.mul_(-1 / penalty).add_(target).norm())
-        dual, spare = target.mul_(penalty), dual
-        penalty *= 1.25
+        target = torch.add(state.moved, state.dual, alpha=1 / penalty, out=state.target)  # D + Q d + Y/μ
+        target -= state.errors
+        low_rank, total = spectrum.shrink(target, 1 / penalty)
+        parts = [slice(first, first + _ROWS) for first in range(0, len(data), _ROWS)]
+        gap = sum(state.advance(rows, low_rank[rows], penalty, weight / penalty) for rows in parts) ** 0.5
+        penalty *= growth
         if gap <= tolerance * size:
             break
-    objective = total + weight * float(errors.abs().sum())
-    return Decomposition(step, objective, iterations)
+    objective = total + weight * float(state.errors.abs().sum(dtype=torch.float64))
+    return Decomposition(state.step.double(), objective, iterations)
 
 
-def _along(basis: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Qᵀx of every image (n, k). A batched product with one column is slower, and so is one large temporary."""
-    parts = zip(basis.split(64), rows.split(64), strict=True)
-    return torch.cat([(q * x[:, None]).sum(-1) for q, x in parts])
+class _State:
+    """What the solver holds of the set: D + Q d, E, Y and d."""
+
+    def __init__(self, data: torch.Tensor, basis: torch.Tensor) -> None:
+        self.basis, self.moved = basis, data.clone()
+        self.dual, self.errors, self.target = torch.zeros_like(data), torch.zeros_like(data), torch.empty_like(data)
+        self.step = data.new_zeros(basis.shape[:2])
+
+    def advance(self, rows: slice, low_rank: torch.Tensor, penalty: float, threshold: float) -> float:
+        """E, d and Y of some images, given their A; the squared norm of D + Q d − A − E."""
+        basis, errors, dual = self.basis[rows], self.errors[rows], self.dual[rows]
+        target = self.target[rows].add_(errors).sub_(low_rank)
+        errors.copy_(soft(target, threshold))
+        # target − errors is D + Q d + Y/μ − A − E; the rows of Q are orthonormal, so its own part falls out below.
+        target -= errors
+        change = -(basis * target[:, None]).sum(-1)  # a batched product with one column is slower
+        self.step[rows] += change
+        shift = torch.bmm(change[:, None], basis)[:, 0]
+        self.moved[rows] += shift
+        # Y + μ(D + Q d − A − E) is μ times what is left after the step.
+        target += shift
+        gap = dual.mul_(-1 / penalty).add_(target).square_().sum()
+        torch.mul(target, penalty, out=dual)
+        return float(gap)

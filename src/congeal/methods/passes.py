@@ -16,6 +16,9 @@ from congeal.images import Stack
 from congeal.methods.appearance import blur
 from congeal.methods.gaussnewton import GaussNewton, steepest_descent
 from congeal.methods.guards import Gauge, chunks, corner_motion, set_kind
+from congeal.methods.plausible import Plausible
+
+_KEPT_BYTES = 512 << 20
 
 
 class SetPass:
@@ -23,7 +26,8 @@ class SetPass:
 
     sigma: blur in frame pixels. fixed: a reference (C, h, w) instead of the running mean. gauge: what holds the common
     pose. pairs: every other image in turn is the reference. appearance: what is compared instead of the plain images.
-    keep (n,): which images make the target and the gauge; the others follow.
+    keep (n,): which images make the target and the gauge; the others follow. plausible: photographs are held to poses
+    that the kept ones make likely.
     """
 
     def __init__(
@@ -37,10 +41,13 @@ class SetPass:
         pairs: bool = False,
         appearance: Callable[[torch.Tensor], torch.Tensor] | None = None,
         keep: torch.Tensor | None = None,
+        plausible: bool = False,
     ) -> None:
         self.stack, self.newton, self.sigma, self.gauge, self.pairs = stack, newton, sigma, gauge, pairs
         self.fixed = None if fixed is None else blur(fixed[None], sigma)[0]
-        self.appearance, self.keep = appearance, keep
+        self.appearance, self.keep, self.plausible = appearance, keep, plausible
+        self._soft: dict[int, torch.Tensor] = {}
+        self._room = appearance is not None and 16 * len(stack) * stack.size[0] * stack.size[1] < _KEPT_BYTES
         self.parts, self.kind = chunks(stack), set_kind(stack)
         self.target: dict[str, Any] = {}
 
@@ -55,11 +62,16 @@ class SetPass:
         """Move every image once: (new stack_from_frame, mean corner motion, mean squared residual)."""
         moved, total = torch.empty_like(found), _Sums(self)
         line = self.newton.linearise(self.target["mean"])
+        likely = self.likely(found) if self.plausible else None
         for part in self.parts:
             shown, weights = self._shown(part, found)
             # The next target is collected from the images as they are now: one warp per image and iteration.
             total.add(part, shown, weights)
-            delta = self._pair_delta(shown) if self.pairs else self.newton.delta(shown, line, weights)
+            prior = None
+            if likely is not None:
+                start = torch.as_tensor(self.stack.start[part]).float()
+                prior = likely.pull(start, found[part], self.stack.frame, line.jacobian.shape[1])
+            delta = self._pair_delta(shown) if self.pairs else self.newton.delta(shown, line, weights, prior)
             moved[part] = self.newton.compose(found[part], delta)
         cost = total.residual(line.template)
         self.target = total.result(self.fixed)
@@ -68,6 +80,12 @@ class SetPass:
             moved = self.gauge.fix(moved, None if self.sigma else self.target["ink"], self.keep)
         motion = float(corner_motion(found, moved, self.stack.frame).clamp(max=1e3).mean())
         return moved, motion, cost
+
+    def likely(self, found: torch.Tensor) -> Plausible:
+        """Which poses the kept images make likely."""
+        rows = torch.arange(len(found)) if self.keep is None else torch.nonzero(self.keep)[:, 0]
+        start = torch.as_tensor(self.stack.start[rows.numpy()]).float()
+        return Plausible.from_poses(start, found[rows], self.stack.frame)
 
     def _pair_delta(self, shown: torch.Tensor) -> torch.Tensor:
         """Towards all the others at once: H = Σ_{i≠j} J_iᵀJ_i, b = Σ_{i≠j} J_iᵀ(I_j − I_i)."""
@@ -78,15 +96,24 @@ class SetPass:
         return (solver @ slope[..., None])[..., 0]
 
     def _shown(self, part: np.ndarray, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        images, masks = self.stack.images(part), self.stack.masks(part)
-        if self.appearance is not None:
-            images = self.appearance(images)
-        shown = warp(blur(images, self.sigma), found[part], self.stack.frame)
+        masks = self.stack.masks(part)
+        shown = warp(self._softened(part), found[part], self.stack.frame)
         if masks is not None:
             return shown, warp(masks, found[part], self.stack.frame)
         if self.kind == "photo":
             return shown, coverage(found[part], self.stack.size, self.stack.frame)
         return shown, None
+
+    def _softened(self, part: np.ndarray) -> torch.Tensor:
+        """What is compared, before it is warped; kept between steps where it is costly to make and there is room."""
+        first = int(part[0])
+        if first in self._soft:
+            return self._soft[first]
+        images = self.stack.images(part)
+        soft = blur(images if self.appearance is None else self.appearance(images), self.sigma)
+        if self._room:
+            self._soft[first] = soft
+        return soft
 
 
 class _Sums:

@@ -6,6 +6,7 @@ Huang, Jain and Learned-Miller, "Unsupervised joint alignment of complex images"
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -30,7 +31,8 @@ class SIFT(FunnelMethod):
 
     clusters: int = 12
     patch: int = 8
-    """Side of the patch in pixels, even."""
+    """Side of the patch in pixels, even. It is halved for each later part of the sweeps, to 2 at least: large patches
+    see far, small ones are exact."""
     softness: float = 1.0
     """Shares fall off as exp(−d²/2σ²), with σ² the mean squared distance to the nearest word times this."""
     step: float = 1.0
@@ -49,13 +51,24 @@ class SIFT(FunnelMethod):
         if self.clusters < 2:
             raise CongealError(f"clusters must be at least 2, not {self.clusters}")
 
+    def _patches(self) -> list[int]:
+        """Of the parts of the sweeps."""
+        return [max(2, self.patch // 2 ** (part + 1) * 2) for part in range(len(self.sweeps))]
+
     def _learn(self, stack: Stack) -> dict[str, torch.Tensor]:
+        """Words and their spread, for every size of patch."""
+        learnt = {}
+        for patch in sorted(set(self._patches())):
+            learnt[f"words.{patch}"], learnt[f"spread.{patch}"] = self._vocabulary(stack, patch)
+        return learnt
+
+    def _vocabulary(self, stack: Stack, patch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """k-means on a sample of descriptors that shows every part of the set; flat ones are one word among others."""
         rng = np.random.default_rng(self.random_state)
         each = max(1, _SAMPLE // len(stack))
         sample, pixels = [], stack.size[0] * stack.size[1]
         for part in chunks(stack) if len(stack) <= _SAMPLE else [np.sort(rng.permutation(len(stack))[:_SAMPLE])]:
-            found = dense_descriptors(stack.images(part), self.patch).flatten(2)
+            found = dense_descriptors(stack.images(part), patch).flatten(2)
             chosen = torch.from_numpy(rng.integers(0, pixels, (len(part), 1, each))).expand(-1, DESCRIPTOR, -1)
             sample.append(found.gather(2, chosen).transpose(1, 2).reshape(-1, DESCRIPTOR))
         points = torch.cat(sample)
@@ -65,29 +78,29 @@ class SIFT(FunnelMethod):
             raise CongealError(f"{stack.source.name} shows too little structure for {self.clusters} visual words")
         # The empty descriptor is a word by itself: on empty ground it is most of what there is.
         words = torch.cat([torch.zeros(1, DESCRIPTOR), kmeans(seen, self.clusters - 1, generator)])
-        spread = squared_distances(points[points.norm(dim=1) > 0.1], words).amin(1).mean()
-        return {"words": words, "spread": spread.clamp(min=1e-6)}
+        return words, squared_distances(seen, words).amin(1).mean().clamp(min=1e-6)
 
     def _levels(self, stack: Stack, kind: str) -> list[Level]:
-        # Published: beyond the edge any word is as likely as any other. Around an object there is empty ground.
-        empty = self._words(torch.zeros(1, stack.channels, 1, 1))[0, :, 0, 0]
-        outside = empty if kind == "object" and self.guards else torch.full((self.clusters,), 1 / self.clusters)
         unit = max(stack.frame) / 28
         # Each part begins where the last one ended, so its first step may be shorter.
         steps = [max(self.step * self.shrink**i, self.min_step) * unit for i in range(len(self.sweeps))]
-        return [
-            Level(self._words, step, sweeps, self.clusters, outside, anchored=True)
-            for step, sweeps in zip(steps, self.sweeps, strict=True)
-        ]
+        levels = []
+        for patch, step, sweeps in zip(self._patches(), steps, self.sweeps, strict=True):
+            words = partial(self._words, patch=patch)
+            # Published: beyond the edge any word is as likely as any other. Around an object there is empty ground.
+            empty = words(torch.zeros(1, stack.channels, 1, 1))[0, :, 0, 0]
+            outside = empty if kind == "object" and self.guards else torch.full((self.clusters,), 1 / self.clusters)
+            levels.append(Level(words, step, sweeps, self.clusters, outside, anchored=True))
+        return levels
 
-    def _words(self, images: torch.Tensor) -> torch.Tensor:
+    def _words(self, images: torch.Tensor, patch: int) -> torch.Tensor:
         """Soft shares of the visual words at every pixel: (B, C, H, W) → (B, clusters, H, W)."""
         b, _, height, width = images.shape
         if height * width == 1:
             found = torch.zeros(b, DESCRIPTOR, 1, 1)
         else:
-            found = dense_descriptors(images, self.patch)
+            found = dense_descriptors(images, patch)
         points = found.movedim(1, -1).reshape(-1, DESCRIPTOR)
-        distance = squared_distances(points, self._learnt["words"])
-        shares = torch.softmax(-distance / (2 * self.softness * self._learnt["spread"]), 1)
+        distance = squared_distances(points, self._learnt[f"words.{patch}"])
+        shares = torch.softmax(-distance / (2 * self.softness * self._learnt[f"spread.{patch}"]), 1)
         return shares.reshape(b, height, width, -1).movedim(-1, 1).contiguous()

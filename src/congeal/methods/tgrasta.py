@@ -139,7 +139,7 @@ class TGRASTA(Method):
         """With guards: of the subspace, one for the first half of the linearisations, then more and more."""
         half = self.linearisations / 2
         share = (step + 1 - half) / (self._approach() + 1 - half)
-        return 1 + int((min(self.dimension, images // 5) - 1) * min(1.0, max(0.0, share)))
+        return 1 + int((min(self.dimension, max(1, images // 5)) - 1) * min(1.0, max(0.0, share)))
 
     def _learn(
         self,

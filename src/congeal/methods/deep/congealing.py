@@ -14,18 +14,20 @@ from typing import Any, ClassVar, Self
 import torch
 
 from congeal.errors import CongealError
-from congeal.geometry import warp
+from congeal.geometry import MOTIONS, warp
+from congeal.geometry.matrix import Size
 from congeal.images import Stack
-from congeal.methods.appearance import oriented_gradients
+from congeal.methods.appearance import EDGE_NOISE, oriented_gradients
 from congeal.methods.base import Method
-from congeal.methods.deep.poses import Matcher
+from congeal.methods.deep.poses import Matcher, Views
 from congeal.methods.deep.presets import PRESETS, check_preset, make_networks
-from congeal.methods.deep.settling import Bars, Settler
+from congeal.methods.deep.settling import Bars, Settler, photo_blur
 from congeal.methods.deep.training import Trainer, look
 from congeal.methods.gaussnewton import GaussNewton
 from congeal.methods.guards import Gauge, chunks, total_ink
 from congeal.methods.job import Job
 from congeal.methods.passes import SetPass
+from congeal.methods.plausible import Plausible
 from congeal.progress import Progress
 
 log = logging.getLogger("congeal")
@@ -135,7 +137,7 @@ class DeepCongealing(Method):
     def _learnt(self, trainer: Trainer) -> None:
         self.aligner_, self.autoencoder_ = trainer.aligner.cpu().eval(), trainer.autoencoder.cpu().eval()
         self._template = trainer.template
-        self._objects = trainer.objects
+        self._objects, self._plausible = trainer.objects, trainer.likely()
         matching = trainer.scores[trainer.good] if trainer.settings.running_reference else trainer.scores
         self._bars = Bars(float(matching.quantile(0.25)), float(matching.quantile(0.1)))
 
@@ -145,13 +147,13 @@ class DeepCongealing(Method):
         """Every image's pose and its score, from where an interrupted run left off."""
         found, scores = torch.empty(len(stack), 3, 3), torch.empty(len(stack))
         done = 0 if saved is None else saved.fill(found, scores)
-        matcher = Matcher(self._template, settings.motion, objects=self._objects)
+        matcher = Matcher(self._template, settings.motion, objects=self._objects, plausible=self._plausible)
         settler = Settler(settings, self.aligner_, matcher, self._bars)
         for part in chunks(stack):
             if part[-1] < done:
                 continue
-            images, masks = look(stack.images(part), self._objects), stack.masks(part)
-            found[part], scores[part] = settler.settle(images, masks, torch.as_tensor(stack.start[part]).float())
+            views = Views(look(stack.images(part), self._objects), stack.masks(part))
+            found[part], scores[part] = settler.settle(views, torch.as_tensor(stack.start[part]).float())
             if saved is not None:
                 saved.keep(found, scores, int(part[-1]) + 1)
         return found, scores
@@ -163,14 +165,27 @@ class DeepCongealing(Method):
         ink = total_ink(stack) if self._objects else None
         gauge = Gauge(start, stack.frame, ink) if settings.guards else None
         keep = scores >= min(self._bars.doubtful - 0.1, float(scores.median()))
-        newton = GaussNewton(settings.motion, stack.frame)
         appearance = None if self._objects else oriented_gradients
-        passes = SetPass(stack, newton, gauge=gauge, appearance=appearance, keep=keep)
-        passes.target = passes.look(found)
-        for _ in range(settings.refine_steps):
-            found, moved, _ = passes.step(found)
-            if moved < 0.01:
-                break
+        stages = [(settings.motion, 0.0)] if self._objects else _unlocked(settings.motion, stack.frame)
+        for motion, sigma in stages:
+            passes = SetPass(
+                stack,
+                GaussNewton(motion, stack.frame, robust=None if self._objects else EDGE_NOISE),
+                sigma,
+                gauge=gauge,
+                appearance=appearance,
+                keep=keep,
+                plausible=not self._objects,
+            )
+            passes.target = passes.look(found)
+            for _ in range(-(-settings.refine_steps // len(stages))):
+                found, moved, _ = passes.step(found)
+                if moved < 0.01:
+                    break
+        if not self._objects:
+            self._plausible = passes.likely(found)
+            passes = SetPass(stack, passes.newton, gauge=gauge, appearance=appearance, keep=keep)
+            passes.target = passes.look(found)
         self._template = passes.target["mean"]
         return found
 
@@ -200,13 +215,17 @@ class DeepCongealing(Method):
         networks = (("aligner", self.aligner_), ("autoencoder", self.autoencoder_))
         state = {f"{name}.{key}": value for name, net in networks for key, value in net.state_dict().items()}
         numbers = torch.tensor([self._bars.doubtful, self._bars.lost, float(self._objects)], dtype=torch.float64)
-        return state | {"template": self._template, "numbers": numbers}
+        state |= {"template": self._template, "numbers": numbers}
+        if self._plausible is not None:
+            state["plausible"] = torch.stack([self._plausible.centre, self._plausible.spread])
+        return state
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         settings, layout = self.effective(), self.layout_
         self._template = state["template"]
         doubtful, lost, objects = state["numbers"].tolist()
         self._bars, self._objects = Bars(doubtful, lost), bool(objects)
+        self._plausible = Plausible(*state["plausible"]) if "plausible" in state else None
         channels = int(self._template.shape[0])
         networks = make_networks(settings.preset, channels, layout.frame, settings.motion, settings.code_size)
         for name, net in zip(("aligner", "autoencoder"), networks, strict=True):
@@ -244,6 +263,19 @@ class Saved:
             self.progress.update(done - self.progress.done)
         if self.job.due():
             self.job.save(self.learnt | {"settled": found[:done].clone(), "scores": scores[:done].clone()})
+
+
+def _unlocked(motion: str, frame: Size) -> list[tuple[str, float]]:
+    """Motions for photographs, stiff ones first, each with its blur in frame pixels."""
+    last_blur = photo_blur(frame)
+    stages = [
+        ("similarity", 2.7 * last_blur),
+        ("similarity", 1.7 * last_blur),
+        ("affine", last_blur),
+        ("homography", last_blur),
+    ]
+    last = MOTIONS.index(motion)
+    return [(MOTIONS[min(MOTIONS.index(name), last)], sigma) for name, sigma in stages]
 
 
 def _ink(stack: Stack, poses: torch.Tensor) -> float:

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.nn.functional import avg_pool2d
 
-from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, warp
+from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, warp
 from congeal.geometry.matrix import Size
 from congeal.methods.appearance import blur
+
+Softening = tuple[int, float]  # shrunk how many times, then blurred with what sigma
 
 
 def convolutional_localiser(channels: int, size: Size, layers: Sequence[tuple[int, int, int]], out: int) -> nn.Module:
@@ -57,6 +60,7 @@ class DeSTNet(nn.Module):
     """
 
     frame_from_view: torch.Tensor
+    soft_from_stack: torch.Tensor
     intensity: torch.Tensor
 
     def __init__(
@@ -77,7 +81,7 @@ class DeSTNet(nn.Module):
         self.frame, self.bound, self.end_to_end, self.form = frame, bound, end_to_end, form
         count = n_parameters(motion)
         self.sizes: list[Size] = []
-        self.sigmas: list[float] = []
+        self.softenings: list[Softening] = []
         frame_from_view = []
         for zoom, resolution in views:
             scale = 1.0 if resolution is None else min(1.0, resolution / max(frame))
@@ -86,9 +90,13 @@ class DeSTNet(nn.Module):
             off_y, off_x = (frame[0] - 1) / 2 - y * (size[0] - 1) / 2, (frame[1] - 1) / 2 - x * (size[1] - 1) / 2
             frame_from_view.append([[x, 0, off_x], [0, y, off_y], [0, 0, 1.0]])
             self.sizes.append(size)
-            # Enough blur that a coarse view does not alias; none at full resolution.
-            self.sigmas.append(0.0 if scale == 1 else 0.35 * frame[1] / size[1])
+            # Enough blur that a coarse view does not alias, after shrinking what is much too large; none at full size.
+            step = frame[1] / size[1]
+            factor = max(1, int(step / 1.5))
+            self.softenings.append((factor, 0.0 if scale == 1 else 0.35 * step / factor))
         self.register_buffer("frame_from_view", torch.tensor(frame_from_view, dtype=torch.float32), persistent=False)
+        shrinks = [[[1 / k, 0, (1 / k - 1) / 2], [0, 1 / k, (1 / k - 1) / 2], [0, 0, 1.0]] for k, _ in self.softenings]
+        self.register_buffer("soft_from_stack", torch.tensor(shrinks), persistent=False)
         self.register_buffer("intensity", torch.tensor([0.0, 1.0]))
         self.localisers = nn.ModuleList(
             convolutional_localiser(channels, size, layers, count)
@@ -108,18 +116,26 @@ class DeSTNet(nn.Module):
         """Images (B, C, H, W) and where the frame starts (B, 3, 3) → stack_from_frame after each level."""
         return self.look(self.soften(images), stack_from_frame)
 
-    def soften(self, images: torch.Tensor) -> dict[float, torch.Tensor]:
-        """The images as `look` wants them: blurred for each level, once for all passes."""
-        return {sigma: blur(images, sigma) for sigma in sorted(set(self.sigmas))}
+    def predict(self, images: torch.Tensor, stack_from_frame: torch.Tensor, passes: int) -> torch.Tensor:
+        """The last level's answer, `passes` times over, each from where the one before ended."""
+        softened, pose = self.soften(images), stack_from_frame
+        for _ in range(passes):
+            pose = normalise(self.look(softened, pose)[-1])
+        return pose
 
-    def look(self, softened: dict[float, torch.Tensor], stack_from_frame: torch.Tensor) -> list[torch.Tensor]:
+    def soften(self, images: torch.Tensor) -> dict[Softening, torch.Tensor]:
+        """The images as `look` wants them, shrunk and blurred for each level: once for all passes."""
+        return {(k, sigma): blur(avg_pool2d(images, k), sigma) for k, sigma in sorted(set(self.softenings))}
+
+    def look(self, softened: dict[Softening, torch.Tensor], stack_from_frame: torch.Tensor) -> list[torch.Tensor]:
         """`forward` from softened images."""
         updates: list[torch.Tensor] = []
         poses = []
         pose = stack_from_frame
         for level, (localise, fuse) in enumerate(zip(self.localisers, self.fusions, strict=True)):
-            seen_from = pose if self.end_to_end else pose.detach()
-            view = warp(softened[self.sigmas[level]], seen_from @ self.frame_from_view[level], self.sizes[level])
+            soft_from_stack = self.soft_from_stack[level]
+            seen_from = soft_from_stack @ (pose if self.end_to_end else pose.detach()) @ self.frame_from_view[level]
+            view = warp(softened[self.softenings[level]], seen_from, self.sizes[level])
             updates.append(localise((view - self.intensity[0]) / self.intensity[1]))
             pose = pose @ from_normalised(self._matrix(fuse(torch.cat(updates, 1))), self.frame)
             poses.append(pose)
@@ -177,10 +193,12 @@ class AutoEncoder(nn.Module):
 
 class SmallAutoEncoder(nn.Module):
     """Fully connected, with a learned template under the decoder: useful after seconds, where a convolutional one
-    must first learn to paint. For frames of a few thousand pixels."""
+    must first learn to paint. Frames of more than `largest` pixels a side are rebuilt at a smaller size."""
 
-    def __init__(self, channels: int, frame: Size, code_size: int, *, hidden: int = 256) -> None:
+    def __init__(self, channels: int, frame: Size, code_size: int, *, hidden: int = 256, largest: int = 32) -> None:
         super().__init__()
+        self.shrink = -(-max(frame) // largest)
+        frame = (frame[0] // self.shrink, frame[1] // self.shrink)
         pixels = channels * frame[0] * frame[1]
         self.encoder = nn.Sequential(
             nn.Flatten(), nn.Linear(pixels, hidden), nn.Tanh(), nn.Linear(hidden, code_size), nn.Sigmoid()

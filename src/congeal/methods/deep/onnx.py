@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from congeal.errors import CongealError, require
+from congeal.methods.deep.networks import DeSTNet
 from congeal.methods.deep.training import look
 
 if TYPE_CHECKING:
@@ -21,16 +22,12 @@ if TYPE_CHECKING:
 class _Graph(nn.Module):
     """Images (B, C, H, W) in [0, 1] and stack_from_frame (B, 3, 3) to start from → stack_from_frame."""
 
-    def __init__(self, aligner: nn.Module, objects: bool, passes: int) -> None:
+    def __init__(self, aligner: DeSTNet, objects: bool, passes: int) -> None:
         super().__init__()
         self.aligner, self.objects, self.passes = aligner, objects, passes
 
     def forward(self, images: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        images, pose = look(images, self.objects), start
-        for _ in range(self.passes):
-            pose = self.aligner(images, pose)[-1]
-            pose = pose / pose[:, 2:, 2:]
-        return pose
+        return self.aligner.predict(look(images, self.objects), start, self.passes)
 
 
 def write_onnx(model: DeepCongealing, path: str | os.PathLike[str]) -> None:

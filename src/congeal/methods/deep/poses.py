@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import avg_pool2d
 
 from congeal.geometry import (
     coverage,
@@ -15,11 +16,13 @@ from congeal.geometry import (
     warp,
 )
 from congeal.geometry.matrix import Size, corners
-from congeal.methods.appearance import blur
+from congeal.methods.appearance import EDGE_NOISE, blur
 from congeal.methods.gaussnewton import GaussNewton, point_motion
+from congeal.methods.plausible import Plausible
 
 NO_MATCH = -1.0
 _INK_RANGE = (0.5, 2.0)
+_SMALL_FRAME = 40  # pixels a side, up to which there is nothing to win by looking at less
 
 
 def random_warps(
@@ -45,30 +48,61 @@ def random_warps(
     return warps.float()
 
 
+class Views:
+    """A batch of images (B, C, H, W), with masks (B, 1, H, W) or None; shrunk and blurred on demand, each once."""
+
+    def __init__(self, images: torch.Tensor, masks: torch.Tensor | None = None) -> None:
+        self.images, self.masks = images, masks
+        self._made: dict[tuple[int, float], torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def at(self, shrink: int, sigma: float) -> torch.Tensor:
+        """Images `shrink` times smaller; sigma in pixels of the result."""
+        if shrink == 1 and sigma <= 0:
+            return self.images
+        if (shrink, sigma) not in self._made:
+            self._made[shrink, sigma] = blur(_shrunk(self.images, shrink), sigma)
+        return self._made[shrink, sigma]
+
+    def masks_at(self, shrink: int) -> torch.Tensor | None:
+        return None if self.masks is None else _shrunk(self.masks, shrink)
+
+    def take(self, rows: torch.Tensor) -> Views:
+        """Some of them, what was made included."""
+        few = Views(self.images[rows], None if self.masks is None else self.masks[rows])
+        few._made = {key: made[rows] for key, made in self._made.items()}
+        return few
+
+
 class Matcher:
     """Compares images with a template (C, h, w) and moves them towards it.
 
     objects: empty ground counts, and an image that lost or doubled its ink is no match. Otherwise only pixels that lie
-    on the source image count.
+    on the source image count. plausible: which poses are to be expected, given where an image started.
     """
 
-    def __init__(self, template: torch.Tensor, motion: str, *, objects: bool) -> None:
-        self.template, self.motion, self.objects = template, motion, objects
+    def __init__(
+        self, template: torch.Tensor, motion: str, *, objects: bool, plausible: Plausible | None = None
+    ) -> None:
+        self.template, self.motion, self.objects, self.plausible = template, motion, objects, plausible
         self.frame: Size = (template.shape[-2], template.shape[-1])
 
     def weights(
-        self, images: torch.Tensor, poses: torch.Tensor, masks: torch.Tensor | None = None
+        self, source_size: Size, poses: torch.Tensor, masks: torch.Tensor | None = None, frame: Size | None = None
     ) -> torch.Tensor | None:
         """Which pixels of the frame count: those under a mask (B, 1, H, W), or on the source image; None for all."""
         if masks is not None:
-            return warp(masks, poses, self.frame)
+            return warp(masks, poses, frame or self.frame)
         if self.objects:
             return None
-        return coverage(poses, (images.shape[-2], images.shape[-1]), self.frame)
+        return coverage(poses, source_size, frame or self.frame)
 
-    def score(self, images: torch.Tensor, poses: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
+    def score(self, views: Views, poses: torch.Tensor) -> torch.Tensor:
         """(B,) normalised correlation with the template, or NO_MATCH where the pose makes no sense."""
-        shown, weight = warp(images, poses, self.frame), self.weights(images, poses, masks)
+        images = views.images
+        shown, weight = warp(images, poses, self.frame), self.weights(_size(images), poses, views.masks)
         a, t = shown.flatten(1), self.template.flatten()[None]
         if weight is None:
             a = a - a.mean(1, keepdim=True)
@@ -88,33 +122,50 @@ class Matcher:
         return torch.where(sound & torch.isfinite(value), value, torch.full_like(value, NO_MATCH))
 
     def towards(
-        self,
-        images: torch.Tensor,
-        poses: torch.Tensor,
-        steps: int,
-        motion: str | None = None,
-        sigma: float = 0.0,
-        masks: torch.Tensor | None = None,
+        self, views: Views, start: torch.Tensor, poses: torch.Tensor, steps: int, motion: str, sigma: float = 0.0
     ) -> torch.Tensor:
-        """`steps` Gauss-Newton steps; sigma blurs both sides, in frame pixels."""
-        newton = GaussNewton(motion or self.motion, self.frame)
-        line = newton.linearise(blur(self.template[None], sigma)[0])
-        soft = blur(images, sigma)
-        if self.objects and masks is None:
-            return newton.descend(soft, poses, line, steps)
-        for _ in range(steps):
-            shown = warp(soft, poses, self.frame)
-            delta = newton.delta(shown, line, self.weights(images, poses, masks))
-            poses = normalise(newton.compose(poses, delta))
-        return poses
+        """`steps` Gauss-Newton steps from `poses`; sigma blurs both sides, in frame pixels.
 
-    def better(
-        self, images: torch.Tensor, candidates: Sequence[torch.Tensor], masks: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        Large frames are looked at as much smaller as the blur allows.
+        """
+        shrink = 1 if max(self.frame) <= _SMALL_FRAME else min(max(1, int(sigma / 0.75)), max(self.frame) // 16)
+        template = blur(_shrunk(self.template[None], shrink), sigma / shrink)[0]
+        images, frame = views.at(shrink, sigma / shrink), _size(template)
+        newton = GaussNewton(motion, frame, robust=None if self.objects else EDGE_NOISE)
+        line = newton.linearise(template)
+        soft_from_stack, frame_from_small = scaling(1 / shrink), scaling(shrink)
+        poses, start = (soft_from_stack @ pose @ frame_from_small for pose in (poses, start))
+        if self.objects and views.masks is None:
+            poses = newton.descend(images, poses, line, steps)
+        else:
+            masks = views.masks_at(shrink)
+            for _ in range(steps):
+                shown, weights = warp(images, poses, frame), self.weights(_size(images), poses, masks, frame)
+                prior = None
+                if self.plausible is not None:
+                    prior = self.plausible.pull(start, poses, frame, line.jacobian.shape[1])
+                poses = normalise(newton.compose(poses, newton.delta(shown, line, weights, prior)))
+        return normalise(scaling(shrink) @ poses @ scaling(1 / shrink))
+
+    def better(self, views: Views, candidates: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """For each image the candidate pose with the higher score, and that score."""
-        scores = torch.stack([self.score(images, poses, masks) for poses in candidates])
+        scores = torch.stack([self.score(views, poses) for poses in candidates])
         best, which = scores.max(0)
-        return torch.stack(list(candidates))[which, torch.arange(len(images))], best
+        return torch.stack(list(candidates))[which, torch.arange(len(views))], best
+
+
+def _shrunk(images: torch.Tensor, shrink: int) -> torch.Tensor:
+    return images if shrink == 1 else avg_pool2d(images, shrink)
+
+
+def scaling(factor: float) -> torch.Tensor:
+    """The matrix that makes a picture `factor` times as large, outer edges on outer edges."""
+    off = (factor - 1) / 2
+    return torch.tensor([[factor, 0, off], [0, factor, off], [0, 0, 1.0]])
+
+
+def _size(images: torch.Tensor) -> Size:
+    return images.shape[-2], images.shape[-1]
 
 
 def taken(masks: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from congeal.geometry import normalise
+from congeal.geometry.matrix import Size
 from congeal.methods.deep.networks import DeSTNet
-from congeal.methods.deep.poses import Matcher, random_warps, taken
+from congeal.methods.deep.poses import Matcher, Views, random_warps
 
 if TYPE_CHECKING:
     from congeal.methods.deep.congealing import DeepCongealing
@@ -30,67 +30,71 @@ class Bars:
     lost: float
 
 
+def photo_blur(frame: Size) -> float:
+    """Sigma, in frame pixels, at which photographs are compared last."""
+    return 1.5 * max(frame) / 64
+
+
 class Settler:
-    """Finds stack_from_frame (B, 3, 3) and score (B,) of images as the aligner sees them (B, C, H, W)."""
+    """Finds stack_from_frame (B, 3, 3) and score (B,) of images as the aligner sees them."""
 
     def __init__(self, settings: DeepCongealing, aligner: DeSTNet, matcher: Matcher, bars: Bars) -> None:
         self.settings, self.aligner, self.matcher, self.bars = settings, aligner, matcher, bars
         self.unit = max(matcher.frame) / 28
         self.coarse = "affine" if settings.motion == "homography" else settings.motion
+        # Photographs are compared a little out of focus: what is sharp differs from one to the next.
+        self.last_blur = 0.0 if matcher.objects else photo_blur(matcher.frame)
         generator = torch.Generator().manual_seed(settings.random_state)
         self.tries = random_warps(
             torch.full((settings.restarts,), _REACH), matcher.frame, generator, settings.motion
         ).split(_TRIES_AT_ONCE)
 
-    def settle(
-        self, images: torch.Tensor, masks: torch.Tensor | None, start: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def settle(self, views: Views, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.settings.refine:
-            poses = self._predict(images, start)
-            return poses, self.matcher.score(images, poses, masks)
-        batch = _Batch(self.matcher, images, masks, start)
-        direct = self.matcher.towards(images, start, 10, sigma=2 * self.unit, masks=masks)
-        batch.offer(torch.arange(len(images)), self.matcher.towards(images, direct, 10, masks=masks)[:, None])
-        unsure = batch.below(self.bars.doubtful)
-        batch.offer(unsure, self._home(images[unsure], start[unsure], taken(masks, unsure))[:, None])
+            poses = self.aligner.predict(views.images, start, self.settings.passes)
+            return poses, self.matcher.score(views, poses)
+        best = _Best(self.matcher, views, start)
+        everyone = torch.arange(len(views))
+        direct = self.matcher.towards(views, start, start, 10, self.settings.motion, 2 * self.unit)
+        direct = self.matcher.towards(views, start, direct, 10, self.settings.motion, self.last_blur)
+        best.offer(everyone, views, direct[:, None])
+        unsure = best.below(self.bars.doubtful)
+        few = views.take(unsure)
+        best.offer(unsure, few, self._home(few, start[unsure], start[unsure])[:, None])
         for number, tries in enumerate(self.tries if self.settings.restarts else ()):
-            rows = batch.below(self.bars.lost if number else self.bars.doubtful)
-            for few in rows.split(max(1, len(images) // len(tries))) if len(rows) else ():
-                origins = torch.stack([start[few] if k % 2 else batch.poses[few] for k in range(len(tries))], 1)
-                each = few.repeat_interleave(len(tries))
-                found = self._home(images[each], (origins @ tries).flatten(0, 1), taken(masks, each))
-                batch.offer(few, found.view(len(few), -1, 3, 3))
-        return batch.poses, batch.scores
+            rows = best.below(self.bars.lost if number else self.bars.doubtful)
+            for some in rows.split(max(1, len(views) // len(tries))) if len(rows) else ():
+                origins = torch.stack([start[some] if k % 2 else best.poses[some] for k in range(len(tries))], 1)
+                each = some.repeat_interleave(len(tries))
+                few = views.take(each)
+                found = self._home(few, start[each], (origins @ tries).flatten(0, 1))
+                best.offer(some, few, found.view(len(some), -1, 3, 3))
+        return best.poses, best.scores
 
-    def _home(self, images: torch.Tensor, poses: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor:
+    def _home(self, views: Views, start: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
         """The net's answer, then Gauss-Newton to the template: first blurred and stiff, then sharp and free."""
-        poses = self._predict(images, poses)
-        poses = self.matcher.towards(images, poses, 5, self.coarse, self.unit, masks)
-        return self.matcher.towards(images, poses, 10, masks=masks)
-
-    def _predict(self, images: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
-        softened = self.aligner.soften(images)
-        for _ in range(self.settings.passes):
-            poses = normalise(self.aligner.look(softened, poses)[-1])
-        return poses
+        poses = self.aligner.predict(views.images, poses, self.settings.passes)
+        poses = self.matcher.towards(views, start, poses, 5, self.coarse, self.unit)
+        return self.matcher.towards(views, start, poses, 10, self.settings.motion, self.last_blur)
 
 
-class _Batch:
+class _Best:
     """The best pose of each image so far, and how many tries ended there."""
 
-    def __init__(self, matcher: Matcher, images: torch.Tensor, masks: torch.Tensor | None, start: torch.Tensor) -> None:
-        self.matcher, self.images, self.masks = matcher, images, masks
-        self.poses, self.scores = start.clone(), matcher.score(images, start, masks)
-        self.agreeing = torch.zeros(len(images), dtype=torch.long)
+    def __init__(self, matcher: Matcher, views: Views, start: torch.Tensor) -> None:
+        self.matcher = matcher
+        self.poses, self.scores = start.clone(), matcher.score(views, start)
+        self.agreeing = torch.zeros(len(views), dtype=torch.long)
 
     def below(self, bar: float) -> torch.Tensor:
         """Rows that match badly and may do better."""
         return torch.nonzero((self.scores < bar) & (self.agreeing < _ENOUGH))[:, 0]
 
-    def offer(self, rows: torch.Tensor, poses: torch.Tensor) -> None:
-        """Candidate poses (R, T, 3, 3) for some rows: keep what is better."""
-        each = rows.repeat_interleave(poses.shape[1])
-        scores = self.matcher.score(self.images[each], poses.flatten(0, 1), taken(self.masks, each)).view(len(rows), -1)
+    def offer(self, rows: torch.Tensor, views: Views, poses: torch.Tensor) -> None:
+        """Candidate poses (R, T, 3, 3) for some rows, and the views (R·T) they are of: keep what is better."""
+        if not len(rows):
+            return
+        scores = self.matcher.score(views, poses.flatten(0, 1)).view(len(rows), -1)
         best, which = scores.max(1)
         before, top = self.scores[rows], torch.maximum(self.scores[rows], best)
         still = torch.where(before > top - _SAME, self.agreeing[rows], 0)

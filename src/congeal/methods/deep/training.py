@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.functional import avg_pool2d
 
 from congeal.geometry import mean_matrix, normalise, warp
 from congeal.images import Stack
 from congeal.methods.appearance import oriented_gradients
 from congeal.methods.deep.losses import complexity, distortion, self_supervision, without_common_mode
-from congeal.methods.deep.networks import SmallAutoEncoder, positional_weights
-from congeal.methods.deep.poses import Matcher, random_warps, taken
+from congeal.methods.deep.networks import SmallAutoEncoder, Softening, positional_weights
+from congeal.methods.deep.poses import Matcher, Views, random_warps, scaling, taken
 from congeal.methods.deep.presets import make_networks
 from congeal.methods.guards import Gauge, set_kind
 from congeal.methods.job import Job
+from congeal.methods.plausible import Plausible
 from congeal.methods.reference import medoid, reference_image
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ class Trainer:
         if not settings.end_to_end_preset:
             shown = warp(self.images[:2000], self.start[:2000], self.frame)
             self.aligner.intensity.copy_(torch.stack([shown.mean(), shown.std().clamp(min=1e-3)]))
+        self.shrink = autoencoder.shrink if isinstance(autoencoder, SmallAutoEncoder) else 1
+        self.small = self._shrunk(self.images)
+        self.softened = self.aligner.soften(self.images)  # once for all steps
         self.position = positional_weights(settings.code_size, settings.penalty_power).to(device)
         apart = settings.train_apart
         joint = list(self.aligner.parameters()) + ([] if apart else list(self.autoencoder.parameters()))
@@ -65,7 +70,7 @@ class Trainer:
         self.poses = self.start.clone()
         self.scores = torch.zeros(len(self.images))
         self.good = torch.ones(len(self.images), dtype=torch.bool)
-        self.bar = 0.0
+        self.bar, self.stocked = 0.0, False
 
     # ---- where it starts
 
@@ -103,13 +108,13 @@ class Trainer:
 
     def _take_stock(self, poses: torch.Tensor, bar: float | None) -> None:
         """Which images match (the best share without a bar), their common pose, and the template they make."""
-        self.scores = self._each(lambda m, x, p, w: m.score(x, p, w), poses)
+        self.scores = self._each(lambda m, views, start, pose: m.score(views, pose), poses)
         if bar is None:
             bar = float(self.scores.quantile(1 - _SEED_SHARE))
         few = min(3, len(self.scores))
         bar = min(bar, float(self.scores.topk(few).values[-1]))
         self.good = self.scores >= bar
-        self.poses = poses
+        self.poses, self.stocked = poses, True
         if self.settings.guards:
             self._fix_gauge()
         self.template = warp(self.images[self.good], self.poses[self.good], self.frame).mean(0)
@@ -129,7 +134,14 @@ class Trainer:
 
     def _rebuild_from_template(self) -> None:
         if isinstance(self.autoencoder, SmallAutoEncoder):
-            self.autoencoder.template.data.copy_(self.template)
+            self.autoencoder.template.data.copy_(self._shrunk(self.template))
+
+    def _shrunk(self, images: torch.Tensor) -> torch.Tensor:
+        """Images (..., C, h, w) at the size the auto-encoder rebuilds."""
+        return images if self.shrink == 1 else avg_pool2d(images, self.shrink)
+
+    def _small_pose(self, pose: torch.Tensor) -> torch.Tensor:
+        return pose if self.shrink == 1 else scaling(1 / self.shrink) @ pose @ scaling(self.shrink)
 
     # ---- one step
 
@@ -175,6 +187,9 @@ class Trainer:
     def _draw(self, among: torch.Tensor, count: int) -> torch.Tensor:
         return among[torch.randint(len(among), (count,), generator=self.generator)]
 
+    def _softened(self, rows: torch.Tensor) -> dict[Softening, torch.Tensor]:
+        return {key: images[rows].to(self.device) for key, images in self.softened.items()}
+
     def _supervise(self, progress: float) -> torch.Tensor:
         """S: move images that match by a random warp, and ask the aligner to undo it."""
         rows = self._draw(torch.nonzero(self.good)[:, 0], self.settings.batch_size)
@@ -182,7 +197,7 @@ class Trainer:
         sigma = torch.rand(len(rows), generator=self.generator) * reach
         warps = random_warps(sigma, self.frame, self.generator, self.settings.motion)
         answer = self.poses[rows].to(self.device)
-        poses = self.aligner(self.images[rows].to(self.device), answer @ warps.to(self.device))
+        poses = self.aligner.look(self._softened(rows), answer @ warps.to(self.device))
         return self_supervision(poses, answer, self.frame)
 
     def _congeal(self, progress: float) -> tuple[torch.Tensor, dict[str, float]]:
@@ -191,18 +206,21 @@ class Trainer:
         among = torch.arange(len(self.images))
         count = settings.batch_size if not settings.self_supervision else max(2, settings.batch_size // 4)
         rows = self._draw(among, count)
-        images, template = self.images[rows].to(self.device), self.template.to(self.device)
-        pose = self.aligner(images, self.start[rows].to(self.device))[-1]
-        aligned = warp(images, pose, self.frame)
-        masks = None if self.masks is None else self.masks[rows].to(self.device)
-        weights = Matcher(template, settings.motion, objects=self.objects).weights(images, pose.detach(), masks)
+        # Large frames are looked at as small as the auto-encoder rebuilds them.
+        images, template = self.small[rows].to(self.device), self._shrunk(self.template.to(self.device))
+        size, source_size = (template.shape[-2], template.shape[-1]), (images.shape[-2], images.shape[-1])
+        pose = self.aligner.look(self._softened(rows), self.start[rows].to(self.device))[-1]
+        aligned = warp(images, self._small_pose(pose), size)
+        masks = None if self.masks is None else self._shrunk(self.masks[rows]).to(self.device)
+        matcher = Matcher(template, settings.motion, objects=self.objects)
+        weights = matcher.weights(source_size, self._small_pose(pose.detach()), masks)
         likeness = distortion(aligned, template, weights, by_ink=settings.normalise_ink)
         loss, values = settings.distortion_weight * likeness, {"distortion": float(likeness.detach())}
         if settings.complexity_weight > 0:
             if settings.train_apart:
                 self._train_autoencoder(aligned.detach(), weights)
             if settings.remove_common_mode:
-                aligned = warp(images, without_common_mode(pose, self.frame), self.frame)
+                aligned = warp(images, self._small_pose(without_common_mode(pose, self.frame)), size)
             self.autoencoder.requires_grad_(not settings.train_apart)
             cost = complexity(self.autoencoder, aligned, self.position, settings.capacity_penalty, weights)
             self.autoencoder.requires_grad_(True)
@@ -237,16 +255,12 @@ class Trainer:
         unit = max(self.frame) / 28
         affine = self._at_most("affine")
 
-        def settle(matcher: Matcher, rows: torch.Tensor) -> torch.Tensor:
-            images, masks = self.images[rows], taken(self.masks, rows)
-            asked = matcher.towards(images, self.predict(images, self.start[rows]), 3, affine, unit, masks)
-            kept = matcher.towards(images, self.poses[rows], 3, affine, unit, masks)
-            return matcher.better(images, [kept, asked], masks)[0]
+        def settle(matcher: Matcher, views: Views, start: torch.Tensor, pose: torch.Tensor) -> torch.Tensor:
+            asked = matcher.towards(views, start, self.predict(views.images, start), 3, affine, unit)
+            return matcher.better(views, [matcher.towards(views, start, pose, 3, affine, unit), asked])[0]
 
-        matcher = Matcher(self.template, self.settings.motion, objects=self.objects)
-        parts = torch.arange(len(self.images)).split(_BATCH_MEMORY)
-        self._take_stock(torch.cat([settle(matcher, rows) for rows in parts]), self.bar)
-        self.scores = self._each(lambda m, x, p, w: m.score(x, p, w), self.poses)
+        self._take_stock(self._each(settle, self.poses), self.bar)
+        self.scores = self._each(lambda m, views, start, pose: m.score(views, pose), self.poses)
         self.bar = float(self.scores[self.good].median()) - _SLACK
         self.refreshes += 1
         gained = float(self.scores.mean()) - before
@@ -255,19 +269,29 @@ class Trainer:
     @torch.no_grad()
     def predict(self, images: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """The aligner's answer, `passes` times over, each from where the last one ended."""
-        images, pose = images.to(self.device), start.to(self.device)
-        for _ in range(self.settings.passes):
-            pose = normalise(self.aligner(images, pose)[-1])
+        pose = self.aligner.predict(images.to(self.device), start.to(self.device), self.settings.passes)
         return pose.cpu()
 
     def _towards(self, poses: torch.Tensor, steps: int, motion: str, sigma: float) -> torch.Tensor:
-        return self._each(lambda m, x, p, w: m.towards(x, p, steps, motion, sigma, w), poses)
+        return self._each(lambda m, views, start, pose: m.towards(views, start, pose, steps, motion, sigma), poses)
 
     def _each(self, work: Any, poses: torch.Tensor) -> torch.Tensor:
-        """`work(matcher, images, poses, masks)` over the sample, in pieces that stay in cache."""
-        matcher = Matcher(self.template, self.settings.motion, objects=self.objects)
+        """`work(matcher, views, start, poses)` over the sample, in pieces that stay in cache."""
+        matcher = self._matcher(self.template)
         parts = torch.arange(len(self.images)).split(_BATCH_MEMORY)
-        return torch.cat([work(matcher, self.images[r], poses[r], taken(self.masks, r)) for r in parts])
+        views = (Views(self.images[rows], taken(self.masks, rows)) for rows in parts)
+        return torch.cat(
+            [work(matcher, v, self.start[rows], poses[rows]) for v, rows in zip(views, parts, strict=True)]
+        )
+
+    def _matcher(self, template: torch.Tensor) -> Matcher:
+        return Matcher(template, self.settings.motion, objects=self.objects, plausible=self.likely())
+
+    def likely(self) -> Plausible | None:
+        """Which poses the matching photographs make likely; objects on empty ground need no such help."""
+        if self.objects or not self.stocked:
+            return None
+        return Plausible.from_poses(self.start[self.good], self.poses[self.good], self.frame)
 
     # ---- resume
 
@@ -280,7 +304,7 @@ class Trainer:
             "rebuilder": self.rebuilder.state_dict() if self.rebuilder is not None else {},
             "generator": self.generator.get_state(),
             "tensors": {n: getattr(self, n) for n in ("template", "poses", "scores", "good")},
-            "numbers": {n: getattr(self, n) for n in ("step_number", "refreshes", "settled", "bar")},
+            "numbers": {n: getattr(self, n) for n in ("step_number", "refreshes", "settled", "bar", "stocked")},
         }
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -1,0 +1,54 @@
+"""Which poses are plausible: a prior that a set of images gives itself.
+
+Photographs of one kind start from boxes that are wrong in similar ways: most are a little shifted, few are sheared.
+How far the images that match have moved from their start says what to expect of the others, so an image with little
+evidence of its own (a profile, a hand before the face) is not bent until it fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from congeal.geometry import normalise, to_normalised
+from congeal.geometry.matrix import Size, invert
+from congeal.geometry.motion import GENERATORS
+
+_LEAST = 0.01  # standard deviation of a parameter that nothing has moved yet
+_PIXELS_PER_FACT = 10.0  # neighbouring pixels say the same: this many of them count as one observation
+
+
+@dataclass
+class Plausible:
+    """A Gaussian over the eight motion parameters of start⁻¹ · stack_from_frame."""
+
+    centre: torch.Tensor  # (8,)
+    spread: torch.Tensor  # (8,), standard deviations
+
+    @classmethod
+    def from_poses(cls, start: torch.Tensor, poses: torch.Tensor, frame: Size) -> Plausible:
+        """From (N, 3, 3) poses that are trusted, and where they started."""
+        moved = parameters(start, poses, frame)
+        centre = moved.median(0).values
+        spread = 1.4826 * (moved - centre).abs().median(0).values
+        return cls(centre, (spread.square() + _LEAST**2).sqrt())
+
+    def pull(
+        self, start: torch.Tensor, poses: torch.Tensor, frame: Size, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """For a Gauss-Newton step in `count` parameters: deviations (B, count), and their precision (count,).
+
+        The precision is per unit of residual variance. `frame` may be a smaller picture of the same frame.
+        """
+        away = parameters(start, poses, frame) - self.centre
+        return away[:, :count], _PIXELS_PER_FACT / self.spread[:count].square()
+
+
+def parameters(start: torch.Tensor, poses: torch.Tensor, frame: Size) -> torch.Tensor:
+    """(B, 8) of start⁻¹ · pose: its logarithm to second order, which is enough to say how far it went."""
+    off = normalise(to_normalised(invert(start) @ poses, frame)) - torch.eye(3)
+    log = (off - off @ off / 2).flatten(1)
+    log = log - log[:, 8:] * torch.eye(3).flatten()
+    basis = GENERATORS.float().reshape(8, 9)
+    return (log @ basis.T) / basis.square().sum(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,11 @@ from congeal.methods.deep.losses import complexity, distortion, self_supervision
 from congeal.methods.deep.networks import AutoEncoder, DeSTNet, SmallAutoEncoder, positional_weights
 from congeal.methods.deep.poses import NO_MATCH, Matcher, Views, random_warps
 from congeal.methods.deep.presets import make_networks
+from congeal.methods.deep.settling import Settler
+from congeal.methods.gaussnewton import GaussNewton
+from congeal.methods.plausible import Plausible
 from congeal.metrics import corner_error
+from congeal.run import Checkpoint
 
 QUICK = {"steps": 120, "batch_size": 128, "restarts": 6, "refreshes": 3}
 
@@ -256,3 +262,60 @@ def test_the_gauge_keeps_refinement_from_shrinking_the_object() -> None:
     )
     assert 0.93 <= guarded <= 1.07
     assert abs(free - 1) > abs(guarded - 1)
+
+
+# ---- sets larger than what the aligner learns from
+
+
+class _KilledWhileAligning(Checkpoint):
+    """Keeps what is saved, and ends the run the second time that aligned images are among it."""
+
+    saves = 0
+
+    def save(self, state: dict[str, object]) -> None:
+        super().save(state)
+        if "settled" in state["state"]:  # type: ignore[operator]
+            self.saves += 1
+            if self.saves == 2:
+                raise KeyboardInterrupt
+
+
+def test_a_large_set_is_aligned_in_one_pass_that_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("congeal.methods.guards.CHUNK_VALUES", 28 * 28 * 10)  # parts of 40 images
+    source, options = open_named("digits:3"), QUICK | {"steps": 60, "fit_sample": 60}
+    whole = DeepCongealing(**options).fit(source)
+    assert whole.quality_.apsnr_after > whole.quality_.apsnr_before + 3
+    assert not whole.quality_.collapsed
+    with pytest.raises(KeyboardInterrupt):
+        DeepCongealing(**options).fit(source, checkpoint=_KilledWhileAligning(tmp_path / "c.pt"), save_every=0)
+    looked = []
+    settle = Settler.settle
+
+    def counting(self: Settler, views: Views, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        looked.append(len(views))
+        return settle(self, views, start)
+
+    monkeypatch.setattr(Settler, "settle", counting)
+    resumed = DeepCongealing(**options).fit(source, checkpoint=Checkpoint(tmp_path / "c.pt"), save_every=0)
+    assert sum(looked) == 60 + 200 - 80, "the sample, and what was not aligned yet"
+    assert resumed.transforms_ == whole.transforms_
+
+
+# ---- photographs
+
+
+def test_an_image_without_evidence_is_held_to_what_is_likely() -> None:
+    rng = torch.Generator().manual_seed(0)
+    moves = torch.randn(50, 8, generator=rng) * torch.tensor([0.1, 0.1, 0.05, 0.05, 0.01, 0.01, 0.005, 0.005])
+    start = torch.eye(3).repeat(50, 1, 1)
+    poses = from_normalised(matrix_from_parameters(moves), (64, 64))
+    likely = Plausible.from_poses(start, poses, (64, 64))
+    away, precision = likely.pull(start, poses, (64, 64), 8)
+    torch.testing.assert_close(away, moves - likely.centre, atol=0.02, rtol=0)
+    assert precision[6] > 10 * precision[0]
+    flat = torch.zeros(50, 1, 64, 64)
+    newton = GaussNewton("homography", (64, 64), robust=0.02)
+    line = newton.linearise(torch.rand(1, 64, 64, generator=rng))
+    free = newton.delta(flat, line, torch.ones_like(flat)).abs()
+    held = newton.delta(flat, line, torch.ones_like(flat), (torch.zeros_like(away), precision)).abs()
+    assert (held.mean(0)[6:] < 0.5 * free.mean(0)[6:]).all()

@@ -149,7 +149,7 @@ class DeepCongealing(Method):
         done = 0 if saved is None else saved.fill(found, scores)
         matcher = Matcher(self._template, settings.motion, objects=self._objects, plausible=self._plausible)
         settler = Settler(settings, self.aligner_, matcher, self._bars)
-        for part in chunks(stack):
+        for part in chunks(stack, 4):  # the few that are tried again should still fill a batch
             if part[-1] < done:
                 continue
             views = Views(look(stack.images(part), self._objects), stack.masks(part))

@@ -18,6 +18,7 @@ from congeal.geometry import (
 from congeal.geometry.matrix import Size, corners
 from congeal.methods.appearance import EDGE_NOISE, blur
 from congeal.methods.gaussnewton import GaussNewton, point_motion
+from congeal.methods.guards import CHUNK_VALUES
 from congeal.methods.plausible import Plausible
 
 NO_MATCH = -1.0
@@ -136,7 +137,9 @@ class Matcher:
         soft_from_stack, frame_from_small = scaling(1 / shrink), scaling(shrink)
         poses, start = (soft_from_stack @ pose @ frame_from_small for pose in (poses, start))
         if self.objects and views.masks is None:
-            poses = newton.descend(images, poses, line, steps)
+            block = max(1, CHUNK_VALUES // template.numel())  # what stays in cache between steps
+            pieces = zip(images.split(block), poses.split(block), strict=True)
+            poses = torch.cat([newton.descend(few, pose, line, steps) for few, pose in pieces]) if len(poses) else poses
         else:
             masks = views.masks_at(shrink)
             for _ in range(steps):

@@ -31,9 +31,20 @@ def gradient(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return dx, dy
 
 
+_WINDOW = 0.6  # standard deviation of the window, in half frames
+
 EDGE_NOISE = 0.02
 """Differences of oriented gradients beyond this count linearly: most of what differs between two photographs of one
 kind, a smile, a shadow, a hat, is not a matter of pose."""
+
+
+@lru_cache(maxsize=32)
+def centre_window(size: tuple[int, int]) -> torch.Tensor:
+    """(h, w), mean 1: how much a pixel of a photograph's frame counts. What is to be aligned is in the middle; hair,
+    hats and background are at the edge."""
+    y, x = (torch.linspace(-1, 1, n) for n in size)
+    window = torch.exp(-0.5 * (y[:, None].square() + x.square()) / _WINDOW**2)
+    return window / window.mean()
 
 
 def oriented_gradients(images: torch.Tensor) -> torch.Tensor:
@@ -42,8 +53,8 @@ def oriented_gradients(images: torch.Tensor) -> torch.Tensor:
     Light and contrast differ from photograph to photograph and within one; which way edges point does not.
     """
     dx, dy = gradient(images.mean(1, keepdim=True))
-    near = max(images.shape[-2:]) / 16
+    near = max(images.shape[-2:]) / 32
     strength = blur((dx.square() + dy.square()).sqrt(), near)
-    scale = strength + 0.1 * strength.mean((-2, -1), keepdim=True) + 1e-4
+    scale = strength + 0.3 * strength.mean((-2, -1), keepdim=True) + 1e-4
     parts = torch.cat([dx, -dx, dy, -dy], 1).clamp(min=0) / scale
     return (parts / 4).clamp(max=1.0)

@@ -13,7 +13,7 @@ import torch
 
 from congeal.geometry import coverage, warp
 from congeal.images import Stack
-from congeal.methods.appearance import blur
+from congeal.methods.appearance import blur, centre_window
 from congeal.methods.gaussnewton import GaussNewton, steepest_descent
 from congeal.methods.guards import Gauge, chunks, corner_motion, set_kind
 from congeal.methods.plausible import Plausible
@@ -101,7 +101,8 @@ class SetPass:
         if masks is not None:
             return shown, warp(masks, found[part], self.stack.frame)
         if self.kind == "photo":
-            return shown, coverage(found[part], self.stack.size, self.stack.frame)
+            seen = coverage(found[part], self.stack.size, self.stack.frame)
+            return shown, seen * centre_window(self.stack.frame) if self.plausible else seen
         return shown, None
 
     def _softened(self, part: np.ndarray) -> torch.Tensor:

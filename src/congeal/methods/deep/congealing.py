@@ -164,7 +164,8 @@ class DeepCongealing(Method):
         """Joint Gauss-Newton towards the running mean of the images that match, in the gauge of the start."""
         ink = total_ink(stack) if self._objects else None
         gauge = Gauge(start, stack.frame, ink) if settings.guards else None
-        keep = scores >= min(self._bars.doubtful - 0.1, float(scores.median()))
+        middle = float(scores.median())
+        keep = scores >= (min(self._bars.doubtful - 0.1, middle) if self._objects else 0.5 * middle)
         appearance = None if self._objects else oriented_gradients
         stages = [(settings.motion, 0.0)] if self._objects else _unlocked(settings.motion, stack.frame)
         for motion, sigma in stages:

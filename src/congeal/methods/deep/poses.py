@@ -16,7 +16,7 @@ from congeal.geometry import (
     warp,
 )
 from congeal.geometry.matrix import Size, corners
-from congeal.methods.appearance import EDGE_NOISE, blur
+from congeal.methods.appearance import EDGE_NOISE, blur, centre_window
 from congeal.methods.gaussnewton import GaussNewton, point_motion
 from congeal.methods.guards import CHUNK_VALUES
 from congeal.methods.plausible import Plausible
@@ -98,7 +98,8 @@ class Matcher:
             return warp(masks, poses, frame or self.frame)
         if self.objects:
             return None
-        return coverage(poses, source_size, frame or self.frame)
+        frame = frame or self.frame
+        return coverage(poses, source_size, frame) * centre_window(frame).to(poses)
 
     def score(self, views: Views, poses: torch.Tensor) -> torch.Tensor:
         """(B,) normalised correlation with the template, or NO_MATCH where the pose makes no sense."""

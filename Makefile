@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/congeal demo -o demo
 
 test: $(VENV)/.installed-dev browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

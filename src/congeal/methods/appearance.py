@@ -33,7 +33,7 @@ def gradient(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 _WINDOW = 0.6  # standard deviation of the window, in half frames
 
-EDGE_NOISE = 0.02
+EDGE_NOISE = 0.03
 """Differences of oriented gradients beyond this count linearly: most of what differs between two photographs of one
 kind, a smile, a shadow, a hat, is not a matter of pose."""
 

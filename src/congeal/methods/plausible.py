@@ -16,7 +16,7 @@ from congeal.geometry.matrix import Size, invert
 from congeal.geometry.motion import GENERATORS
 
 _LEAST = 0.01  # standard deviation of a parameter that nothing has moved yet
-_PIXELS_PER_FACT = 10.0  # neighbouring pixels say the same: this many of them count as one observation
+_PIXELS_PER_FACT = 5.0  # neighbouring pixels say the same: this many of them count as one observation
 
 
 @dataclass

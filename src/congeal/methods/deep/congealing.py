@@ -168,7 +168,7 @@ class DeepCongealing(Method):
         keep = scores >= (min(self._bars.doubtful - 0.1, middle) if self._objects else 0.5 * middle)
         appearance = None if self._objects else oriented_gradients
         stages = [(settings.motion, 0.0)] if self._objects else _unlocked(settings.motion, stack.frame)
-        for motion, sigma in stages:
+        for number, (motion, sigma) in enumerate(stages, 1):
             passes = SetPass(
                 stack,
                 GaussNewton(motion, stack.frame, robust=None if self._objects else EDGE_NOISE),
@@ -179,7 +179,7 @@ class DeepCongealing(Method):
                 plausible=not self._objects,
             )
             passes.target = passes.look(found)
-            for _ in range(-(-settings.refine_steps // len(stages))):
+            for _ in range(settings.refine_steps if number == len(stages) else settings.refine_steps // 4):
                 found, moved, _ = passes.step(found)
                 if moved < 0.01:
                     break

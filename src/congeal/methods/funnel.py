@@ -39,7 +39,7 @@ from congeal.methods.best import Best
 from congeal.methods.guards import Gauge, chunks, corner_motion, set_kind, total_ink
 from congeal.methods.job import Job
 
-_CACHE_BYTES = 128 << 20  # of maps kept between sweeps; beyond it they are made anew, so that memory stays flat
+_CACHE_BYTES = 512 << 20  # of maps kept between sweeps; beyond it they are made anew, so that memory stays flat
 _MARGIN = 0.25  # of the longer side: what is shown beyond the frame, for steps to reach into
 _PSEUDO_COUNT = 0.03
 """What a field has seen of every value before the first image. With more of it grey costs a small set less than ink and

@@ -293,21 +293,21 @@ def check_unchanged(run: RunFolder, images: ImageSource) -> None:
 Start = Transforms | np.ndarray | None
 
 
+def _prepared(
+    run: RunFolder, images: ImageSource, start: Start, start_size: tuple[int, int] | None, **options: Any
+) -> Stack:
+    """The stack of a run, decoded into its folder and noted there."""
+    stack = prepare(images, init=start, init_size=start_size, folder=run.work / "stack", **options)
+    note_prepared(run, stack)
+    return stack
+
+
 def fit(
     run: RunFolder, images: ImageSource, model: Method, start: Start, start_size: tuple[int, int] | None, *, quiet: bool
 ) -> None:
     """Prepare the images and let the method find its answer; all of it is on the disk when this ends."""
     log.info("preparing %d images of %s", len(images), images.name)
-    stack = prepare(
-        images,
-        size=model.size,
-        init=start,
-        init_size=start_size,
-        folder=run.work / "stack",
-        align_on=model.align_on,
-        quiet=quiet,
-    )
-    note_prepared(run, stack)
+    stack = _prepared(run, images, start, start_size, size=model.size, align_on=model.align_on, quiet=quiet)
     use_stack_position(model, stack)
     log.info("aligning %d images with %s", len(stack), model.name)
     checkpoint = run.checkpoint
@@ -322,16 +322,7 @@ def fit_new(
     run: RunFolder, images: ImageSource, model: Method, start: Start, start_size: tuple[int, int] | None, *, quiet: bool
 ) -> None:
     """The same for new images and a method that has learnt its lesson."""
-    stack = prepare(
-        images,
-        size=model.size,
-        init=start,
-        init_size=start_size,
-        folder=run.work / "stack",
-        layout=model.layout_,
-        quiet=quiet,
-    )
-    note_prepared(run, stack)
+    stack = _prepared(run, images, start, start_size, size=model.size, layout=model.layout_, quiet=quiet)
     log.info("aligning %d new images with the model of %s", len(stack), run.config["run"])
     began = time.monotonic()
     model.align_new(stack)  # `transform` would hold every aligned image

@@ -13,9 +13,15 @@ import torch
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
-from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, warp
+from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, rescale, warp
 from congeal.geometry.matrix import Size
 from congeal.methods.appearance import blur
+
+
+def scaling(factor: float) -> torch.Tensor:
+    """The matrix that makes a picture `factor` times as large, outer edges on outer edges."""
+    return torch.as_tensor(rescale((1, 1), (factor, factor))).float()  # type: ignore[arg-type]
+
 
 Softening = tuple[int, float]  # shrunk how many times, then blurred with what sigma
 
@@ -95,8 +101,8 @@ class DeSTNet(nn.Module):
             factor = max(1, int(step / 1.5))
             self.softenings.append((factor, 0.0 if scale == 1 else 0.35 * step / factor))
         self.register_buffer("frame_from_view", torch.tensor(frame_from_view, dtype=torch.float32), persistent=False)
-        shrinks = [[[1 / k, 0, (1 / k - 1) / 2], [0, 1 / k, (1 / k - 1) / 2], [0, 0, 1.0]] for k, _ in self.softenings]
-        self.register_buffer("soft_from_stack", torch.tensor(shrinks), persistent=False)
+        shrinks = torch.stack([scaling(1 / k) for k, _ in self.softenings])
+        self.register_buffer("soft_from_stack", shrinks, persistent=False)
         self.register_buffer("intensity", torch.tensor([0.0, 1.0]))
         self.localisers = nn.ModuleList(
             convolutional_localiser(channels, size, layers, count)

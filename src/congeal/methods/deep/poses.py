@@ -17,6 +17,7 @@ from congeal.geometry import (
 )
 from congeal.geometry.matrix import Size, corners
 from congeal.methods.appearance import EDGE_NOISE, blur, centre_window
+from congeal.methods.deep.networks import scaling
 from congeal.methods.gaussnewton import GaussNewton, point_motion
 from congeal.methods.guards import CHUNK_VALUES
 from congeal.methods.plausible import Plausible
@@ -64,11 +65,11 @@ class Views:
         if shrink == 1 and sigma <= 0:
             return self.images
         if (shrink, sigma) not in self._made:
-            self._made[shrink, sigma] = blur(_shrunk(self.images, shrink), sigma)
+            self._made[shrink, sigma] = blur(shrunk(self.images, shrink), sigma)
         return self._made[shrink, sigma]
 
     def masks_at(self, shrink: int) -> torch.Tensor | None:
-        return None if self.masks is None else _shrunk(self.masks, shrink)
+        return None if self.masks is None else shrunk(self.masks, shrink)
 
     def take(self, rows: torch.Tensor) -> Views:
         """Some of them, what was made included."""
@@ -131,12 +132,11 @@ class Matcher:
         Large frames are looked at as much smaller as the blur allows.
         """
         shrink = 1 if max(self.frame) <= _SMALL_FRAME else min(max(1, int(sigma / 0.75)), max(self.frame) // 16)
-        template = blur(_shrunk(self.template[None], shrink), sigma / shrink)[0]
+        template = blur(shrunk(self.template[None], shrink), sigma / shrink)[0]
         images, frame = views.at(shrink, sigma / shrink), _size(template)
         newton = GaussNewton(motion, frame, robust=None if self.objects else EDGE_NOISE)
         line = newton.linearise(template)
-        soft_from_stack, frame_from_small = scaling(1 / shrink), scaling(shrink)
-        poses, start = (soft_from_stack @ pose @ frame_from_small for pose in (poses, start))
+        poses, start = at_size(shrink, poses), at_size(shrink, start)
         if self.objects and views.masks is None:
             block = max(1, CHUNK_VALUES // template.numel())  # what stays in cache between steps
             pieces = zip(images.split(block), poses.split(block), strict=True)
@@ -158,14 +158,16 @@ class Matcher:
         return torch.stack(list(candidates))[which, torch.arange(len(views))], best
 
 
-def _shrunk(images: torch.Tensor, shrink: int) -> torch.Tensor:
+def shrunk(images: torch.Tensor, shrink: int) -> torch.Tensor:
+    """Pictures (..., H, W) `shrink` times smaller."""
     return images if shrink == 1 else avg_pool2d(images, shrink)
 
 
-def scaling(factor: float) -> torch.Tensor:
-    """The matrix that makes a picture `factor` times as large, outer edges on outer edges."""
-    off = (factor - 1) / 2
-    return torch.tensor([[factor, 0, off], [0, factor, off], [0, 0, 1.0]])
+def at_size(shrink: int, poses: torch.Tensor) -> torch.Tensor:
+    """stack_from_frame between pictures of stack and frame that are both `shrink` times smaller."""
+    if shrink == 1:
+        return poses
+    return scaling(1 / shrink).to(poses) @ poses @ scaling(shrink).to(poses)
 
 
 def _size(images: torch.Tensor) -> Size:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn.functional import avg_pool2d
 
 from congeal.geometry import mean_matrix, normalise, warp
 from congeal.images import Stack
 from congeal.methods.appearance import oriented_gradients
 from congeal.methods.deep.losses import complexity, distortion, self_supervision, without_common_mode
 from congeal.methods.deep.networks import SmallAutoEncoder, Softening, positional_weights
-from congeal.methods.deep.poses import Matcher, Views, random_warps, scaling, taken
+from congeal.methods.deep.poses import Matcher, Views, at_size, random_warps, shrunk, taken
 from congeal.methods.deep.presets import make_networks
 from congeal.methods.guards import Gauge, set_kind
 from congeal.methods.job import Job
@@ -56,7 +55,7 @@ class Trainer:
             shown = warp(self.images[:2000], self.start[:2000], self.frame)
             self.aligner.intensity.copy_(torch.stack([shown.mean(), shown.std().clamp(min=1e-3)]))
         self.shrink = autoencoder.shrink if isinstance(autoencoder, SmallAutoEncoder) else 1
-        self.small = self._shrunk(self.images)
+        self.small = shrunk(self.images, self.shrink)
         self.softened = self.aligner.soften(self.images)  # once for all steps
         self.position = positional_weights(settings.code_size, settings.penalty_power).to(device)
         apart = settings.train_apart
@@ -134,14 +133,7 @@ class Trainer:
 
     def _rebuild_from_template(self) -> None:
         if isinstance(self.autoencoder, SmallAutoEncoder):
-            self.autoencoder.template.data.copy_(self._shrunk(self.template))
-
-    def _shrunk(self, images: torch.Tensor) -> torch.Tensor:
-        """Images (..., C, h, w) at the size the auto-encoder rebuilds."""
-        return images if self.shrink == 1 else avg_pool2d(images, self.shrink)
-
-    def _small_pose(self, pose: torch.Tensor) -> torch.Tensor:
-        return pose if self.shrink == 1 else scaling(1 / self.shrink) @ pose @ scaling(self.shrink)
+            self.autoencoder.template.data.copy_(shrunk(self.template, self.shrink))
 
     # ---- one step
 
@@ -207,20 +199,20 @@ class Trainer:
         count = settings.batch_size if not settings.self_supervision else max(2, settings.batch_size // 4)
         rows = self._draw(among, count)
         # Large frames are looked at as small as the auto-encoder rebuilds them.
-        images, template = self.small[rows].to(self.device), self._shrunk(self.template.to(self.device))
+        images, template = self.small[rows].to(self.device), shrunk(self.template.to(self.device), self.shrink)
         size, source_size = (template.shape[-2], template.shape[-1]), (images.shape[-2], images.shape[-1])
         pose = self.aligner.look(self._softened(rows), self.start[rows].to(self.device))[-1]
-        aligned = warp(images, self._small_pose(pose), size)
-        masks = None if self.masks is None else self._shrunk(self.masks[rows]).to(self.device)
+        aligned = warp(images, at_size(self.shrink, pose), size)
+        masks = None if self.masks is None else shrunk(self.masks[rows], self.shrink).to(self.device)
         matcher = Matcher(template, settings.motion, objects=self.objects)
-        weights = matcher.weights(source_size, self._small_pose(pose.detach()), masks)
+        weights = matcher.weights(source_size, at_size(self.shrink, pose.detach()), masks)
         likeness = distortion(aligned, template, weights, by_ink=settings.normalise_ink)
         loss, values = settings.distortion_weight * likeness, {"distortion": float(likeness.detach())}
         if settings.complexity_weight > 0:
             if settings.train_apart:
                 self._train_autoencoder(aligned.detach(), weights)
             if settings.remove_common_mode:
-                aligned = warp(images, self._small_pose(without_common_mode(pose, self.frame)), size)
+                aligned = warp(images, at_size(self.shrink, without_common_mode(pose, self.frame)), size)
             self.autoencoder.requires_grad_(not settings.train_apart)
             cost = complexity(self.autoencoder, aligned, self.position, settings.capacity_penalty, weights)
             self.autoencoder.requires_grad_(True)

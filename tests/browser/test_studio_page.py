@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def studio(run: Path) -> Iterator[Studio]:
+    """Named before `page` in a test, so that it outlives the page: a page still loading pictures would see it go."""
     with Studio(run) as server:
         yield server
     for path in server.folder.glob("*"):
@@ -60,7 +61,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_points_land_where_the_transforms_say(page: Page, studio: Studio, run: Path) -> None:
+def test_points_land_where_the_transforms_say(studio: Studio, page: Page, run: Path) -> None:
     enter(page, studio)
     click_mean(page, 40, 30)
     found = Transforms.load(run / "transforms.csv")
@@ -74,7 +75,7 @@ def test_points_land_where_the_transforms_say(page: Page, studio: Studio, run: P
         assert np.allclose([x.mean(), y.mean()], (expected + 0.5) * zoom - 0.5, atol=0.5 * zoom)
 
 
-def test_mark_exclude_save_and_come_back(page: Page, studio: Studio, run: Path, tmp_path: Path) -> None:
+def test_mark_exclude_save_and_come_back(studio: Studio, page: Page, run: Path, tmp_path: Path) -> None:
     enter(page, studio)
     click_mean(page, 40, 30)
     click_mean(page, 55, 20)
@@ -116,7 +117,7 @@ def test_mark_exclude_save_and_come_back(page: Page, studio: Studio, run: Path, 
     assert not (run / "studio" / "points.csv").exists()
 
 
-def test_erasing_takes_paint_away(page: Page, studio: Studio) -> None:
+def test_erasing_takes_paint_away(studio: Studio, page: Page) -> None:
     enter(page, studio)
     page.click("[data-tool=paint]")
     click_mean(page, 40, 30)
@@ -127,7 +128,7 @@ def test_erasing_takes_paint_away(page: Page, studio: Studio) -> None:
     assert not (canvas(page, "thing 1.png")[..., 3] > 0).any()
 
 
-def test_filter_by_score_and_flag(page: Page, studio: Studio, run: Path) -> None:
+def test_filter_by_score_and_flag(studio: Studio, page: Page, run: Path) -> None:
     enter(page, studio)
     found = Transforms.load(run / "transforms.csv")
     assert page.locator(".original").count() == 13
@@ -143,7 +144,7 @@ def test_filter_by_score_and_flag(page: Page, studio: Studio, run: Path) -> None
     assert page.locator(".original").get_attribute("data-id") == "odd.png"
 
 
-def test_two_points_with_one_name_are_not_saved(page: Page, studio: Studio, run: Path, trouble: list[str]) -> None:
+def test_two_points_with_one_name_are_not_saved(studio: Studio, page: Page, run: Path, trouble: list[str]) -> None:
     enter(page, studio)
     click_mean(page, 20, 20)
     page.click("#add")
@@ -157,7 +158,7 @@ def test_two_points_with_one_name_are_not_saved(page: Page, studio: Studio, run:
     assert "422" in trouble.pop()  # the browser notes the refusal, and nothing else
 
 
-def test_it_fits_the_screen(page: Page, studio: Studio, width: str) -> None:
+def test_it_fits_the_screen(studio: Studio, page: Page, width: str) -> None:
     enter(page, studio)
     page.wait_for_load_state("networkidle")
     assert min(page.eval_on_selector_all("#mean, .original:first-child img", "all => all.map(i => i.naturalWidth)")) > 0

@@ -80,6 +80,7 @@ class Studio:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # a page asks for sixty pictures at once
     studio: Studio
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -54,8 +54,15 @@ class Gauge:
     energy ratio leaves the band, the scale of the whole set is corrected, by 2% a step at most; `zoom` remembers it.
     """
 
-    def __init__(self, start: torch.Tensor, size: Size, source_ink: float | None = None, zoom: float = 1.0) -> None:
-        self.size, self.source_ink, self.zoom = size, source_ink, zoom
+    def __init__(
+        self,
+        start: torch.Tensor,
+        size: Size,
+        source_ink: float | None = None,
+        zoom: float = 1.0,
+        band: tuple[float, float] = ENERGY_BAND,
+    ) -> None:
+        self.size, self.source_ink, self.zoom, self.band = size, source_ink, zoom, band
         self._wanted = mean_matrix(start.double(), size)
 
     def fix(
@@ -66,7 +73,7 @@ class Gauge:
         keep (N,) bool: whose mean counts, where some transforms are known to be wrong.
         """
         if ink is not None and self.source_ink:
-            ratio, (low, high) = ink / self.source_ink, ENERGY_BAND
+            ratio, (low, high) = ink / self.source_ink, self.band
             if not low <= ratio <= high:
                 # Ink grows with area: a frame that looks at a smaller region shows the object larger.
                 self.zoom *= float(np.clip(np.sqrt(ratio / np.clip(ratio, low, high)), 0.98, 1.02))

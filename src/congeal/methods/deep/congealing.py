@@ -33,6 +33,7 @@ from congeal.progress import Progress
 log = logging.getLogger("congeal")
 
 _SOUND_ENERGY = (0.9, 1.1)
+_ONE_SIZE = (0.95, 0.96)  # energy ratio after refinement: the same for every set, however far its start was perturbed
 
 
 @dataclass(kw_only=True, eq=False)
@@ -162,8 +163,9 @@ class DeepCongealing(Method):
         self, stack: Stack, settings: Self, start: torch.Tensor, found: torch.Tensor, scores: torch.Tensor
     ) -> torch.Tensor:
         """Joint Gauss-Newton towards the running mean of the images that match, in the gauge of the start."""
-        ink = total_ink(stack) if self._objects else None
-        gauge = Gauge(start, stack.frame, ink) if settings.guards else None
+        scales = settings.motion not in ("translation", "rigid")
+        ink = total_ink(stack) if self._objects and scales else None
+        gauge = Gauge(start, stack.frame, ink, band=_ONE_SIZE) if settings.guards else None
         middle = float(scores.median())
         keep = scores >= (min(self._bars.doubtful - 0.1, middle) if self._objects else 0.5 * middle)
         appearance = None if self._objects else oriented_gradients

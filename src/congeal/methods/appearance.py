@@ -31,7 +31,7 @@ def gradient(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return dx, dy
 
 
-_WINDOW = 0.6  # standard deviation of the window, in half frames
+_WINDOW = 0.45  # standard deviation of the window, in half frames
 
 EDGE_NOISE = 0.03
 """Differences of oriented gradients beyond this count linearly: most of what differs between two photographs of one

@@ -44,6 +44,16 @@ class Plausible:
         away = parameters(start, poses, frame) - self.centre
         return away[:, :count], _PIXELS_PER_FACT / self.spread[:count].square()
 
+    def discount(self, scores: torch.Tensor, start: torch.Tensor, poses: torch.Tensor, frame: Size) -> torch.Tensor:
+        """Correlations (B,) as they would be with all residuals grown by what an odd pose costs.
+
+        A correlation s of n facts has the likelihood (1 − s²)^(−n/2), to be multiplied by the pose's own.
+        """
+        away = (parameters(start, poses, frame) - self.centre) / self.spread
+        facts = frame[0] * frame[1] / _PIXELS_PER_FACT
+        unexplained = (1 - scores.clamp(min=0).square()) * (away.square().sum(1) / facts).clamp(max=50).exp()
+        return torch.where(scores > 0, (1 - unexplained).clamp(min=0).sqrt(), scores)
+
 
 def parameters(start: torch.Tensor, poses: torch.Tensor, frame: Size) -> torch.Tensor:
     """(B, 8) of start⁻¹ · pose: its logarithm to second order, which is enough to say how far it went."""

@@ -102,6 +102,11 @@ class Matcher:
         frame = frame or self.frame
         return coverage(poses, source_size, frame) * centre_window(frame).to(poses)
 
+    def merit(self, views: Views, start: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
+        """(B,) the score, less for a pose that is not to be expected of an image that started there."""
+        scores = self.score(views, poses)
+        return scores if self.plausible is None else self.plausible.discount(scores, start, poses, self.frame)
+
     def score(self, views: Views, poses: torch.Tensor) -> torch.Tensor:
         """(B,) normalised correlation with the template, or NO_MATCH where the pose makes no sense."""
         images = views.images

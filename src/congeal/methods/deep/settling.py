@@ -83,7 +83,7 @@ class _Best:
 
     def __init__(self, matcher: Matcher, views: Views, start: torch.Tensor) -> None:
         self.matcher = matcher
-        self.poses, self.scores = start.clone(), matcher.score(views, start)
+        self.start, self.poses, self.scores = start, start.clone(), matcher.merit(views, start, start)
         self.agreeing = torch.zeros(len(views), dtype=torch.long)
 
     def below(self, bar: float) -> torch.Tensor:
@@ -94,7 +94,8 @@ class _Best:
         """Candidate poses (R, T, 3, 3) for some rows, and the views (R·T) they are of: keep what is better."""
         if not len(rows):
             return
-        scores = self.matcher.score(views, poses.flatten(0, 1)).view(len(rows), -1)
+        start = self.start[rows].repeat_interleave(poses.shape[1], 0)
+        scores = self.matcher.merit(views, start, poses.flatten(0, 1)).view(len(rows), -1)
         best, which = scores.max(1)
         before, top = self.scores[rows], torch.maximum(self.scores[rows], best)
         still = torch.where(before > top - _SAME, self.agreeing[rows], 0)

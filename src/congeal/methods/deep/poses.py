@@ -23,7 +23,7 @@ from congeal.methods.guards import CHUNK_VALUES
 from congeal.methods.plausible import Plausible
 
 NO_MATCH = -1.0
-_INK_RANGE = (0.5, 2.0)
+_INK_RANGE = (1 / 3, 3.0)  # a tall narrow two has to be drawn out to twice its width; beyond, the object is lost
 _SMALL_FRAME = 40  # pixels a side, up to which there is nothing to win by looking at less
 
 

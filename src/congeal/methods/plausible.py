@@ -16,7 +16,7 @@ from congeal.geometry.matrix import Size, invert
 from congeal.geometry.motion import GENERATORS
 
 _LEAST = 0.01  # standard deviation of a parameter that nothing has moved yet
-_PIXELS_PER_FACT = 5.0  # neighbouring pixels say the same: this many of them count as one observation
+_PIXELS_PER_FACT = 20.0  # neighbouring pixels say the same: this many of them count as one observation
 
 
 @dataclass
@@ -44,13 +44,16 @@ class Plausible:
         away = parameters(start, poses, frame) - self.centre
         return away[:, :count], _PIXELS_PER_FACT / self.spread[:count].square()
 
-    def discount(self, scores: torch.Tensor, start: torch.Tensor, poses: torch.Tensor, frame: Size) -> torch.Tensor:
-        """Correlations (B,) as they would be with all residuals grown by what an odd pose costs.
+    def discount(
+        self, scores: torch.Tensor, start: torch.Tensor, poses: torch.Tensor, window: torch.Tensor
+    ) -> torch.Tensor:
+        """Correlations (B,) under a window (h, w), as they would be with residuals grown by what an odd pose costs.
 
         A correlation s of n facts has the likelihood (1 − s²)^(−n/2), to be multiplied by the pose's own.
         """
+        frame = (window.shape[0], window.shape[1])
         away = (parameters(start, poses, frame) - self.centre) / self.spread
-        facts = frame[0] * frame[1] / _PIXELS_PER_FACT
+        facts = float(window.sum().square() / window.square().sum()) / _PIXELS_PER_FACT
         unexplained = (1 - scores.clamp(min=0).square()) * (away.square().sum(1) / facts).clamp(max=50).exp()
         return torch.where(scores > 0, (1 - unexplained).clamp(min=0).sqrt(), scores)
 

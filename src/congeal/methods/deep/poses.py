@@ -105,7 +105,9 @@ class Matcher:
     def merit(self, views: Views, start: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
         """(B,) the score, less for a pose that is not to be expected of an image that started there."""
         scores = self.score(views, poses)
-        return scores if self.plausible is None else self.plausible.discount(scores, start, poses, self.frame)
+        if self.plausible is None:
+            return scores
+        return self.plausible.discount(scores, start, poses, centre_window(self.frame))
 
     def score(self, views: Views, poses: torch.Tensor) -> torch.Tensor:
         """(B,) normalised correlation with the template, or NO_MATCH where the pose makes no sense."""

@@ -176,6 +176,15 @@ def test_matcher_calls_an_emptied_image_no_match() -> None:
     assert scores[1] == NO_MATCH
 
 
+def test_a_narrow_digit_may_be_drawn_out() -> None:
+    wide = prepare(open_named("digits:2")).images(np.arange(1))
+    squeeze = torch.tensor([[2.5, 0.0, -20.25], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    narrow = warp(wide, squeeze[None])
+    assert narrow.sum() < 0.45 * wide.sum()
+    score = Matcher(wide[0], "homography", objects=True).score(Views(narrow), invert(squeeze)[None])
+    assert score > 0.8
+
+
 # ---- the method
 
 
@@ -264,6 +273,16 @@ def test_the_gauge_keeps_refinement_from_shrinking_the_object() -> None:
     assert abs(free - 1) > abs(guarded - 1)
 
 
+def test_the_object_ends_at_one_size_however_the_images_start() -> None:
+    images = open_named("digits:3").batch(np.arange(100))[..., 0]
+    smaller = np.array([[0.8, 0.0, 2.7], [0.0, 0.8, 2.7], [0.0, 0.0, 1.0]])
+    found = [
+        DeepCongealing(**QUICK | {"steps": 60}).fit(images, init=init).quality_.energy_ratio
+        for init in (None, np.repeat(smaller[None], 100, 0))
+    ]
+    assert all(0.94 <= ratio <= 0.97 for ratio in found), found
+
+
 # ---- sets larger than what the aligner learns from
 
 
@@ -320,3 +339,21 @@ def test_an_image_without_evidence_is_held_to_what_is_likely() -> None:
     held = newton.delta(flat, line, torch.ones_like(flat), (torch.zeros_like(away), precision)).abs()
     assert (held.mean(0)[6:] < 0.75 * free.mean(0)[6:]).all()
     assert (held.mean(0)[:2] > 0.9 * free.mean(0)[:2]).all()
+
+
+def test_an_odd_pose_must_match_much_better() -> None:
+    likely = Plausible(torch.zeros(8), torch.full((8,), 0.05))
+    start = torch.eye(3).repeat(2, 1, 1)
+    moved = torch.zeros(2, 8)
+    moved[1, 4] = 0.4  # eight standard deviations of shear
+    poses = from_normalised(matrix_from_parameters(moved), (64, 64))
+
+    def discounted(*scores: float) -> torch.Tensor:
+        return likely.discount(torch.tensor(scores), start, poses, torch.ones(64, 64))
+
+    usual, odd = discounted(0.5, 0.55)
+    assert usual == pytest.approx(0.5, abs=1e-3)
+    assert odd < usual
+    usual, odd = discounted(0.5, 0.7)
+    assert odd > usual
+    assert discounted(NO_MATCH, NO_MATCH).tolist() == [NO_MATCH, NO_MATCH]

@@ -39,7 +39,8 @@ class RASL(Method):
     smoothing: float = 0.4
     """Gaussian blur of the images, in frame pixels."""
     coarse: tuple[float, ...] = (2.0, 1.0)
-    """With guards: blurs to begin with, in pixels of a 28-pixel frame. (): sharp from the start, as published."""
+    """With guards: blurs to begin with, in pixels of a 28-pixel frame. (): sharp from the start, as published, and as
+    photographs always are, in which blur leaves light and background to be aligned."""
     coarse_iterations: int = 6
     """Outer steps at each of them, at most."""
     iterations: int = 25
@@ -61,7 +62,8 @@ class RASL(Method):
         return 0
 
     def _align(self, stack: Stack, job: Job) -> torch.Tensor:
-        start, kind, blurs = torch.as_tensor(stack.start.copy()), set_kind(stack), self._blurs(stack)
+        start, kind = torch.as_tensor(stack.start.copy()), set_kind(stack)
+        blurs = self._blurs(stack.frame) if kind == "object" else [self.smoothing]
         state: dict[str, Any] = job.load() or {
             "found": start,
             "last": math.inf,
@@ -100,9 +102,9 @@ class RASL(Method):
                 last = math.inf
         return found if gauge is None else best.found
 
-    def _blurs(self, stack: Stack) -> list[float]:
+    def _blurs(self, frame: Size) -> list[float]:
         """Of the levels, in frame pixels."""
-        coarse = [sigma * max(stack.frame) / 28 for sigma in self.coarse if self.guards]
+        coarse = [sigma * max(frame) / 28 for sigma in self.coarse if self.guards]
         return [*(sigma for sigma in coarse if sigma > self.smoothing), self.smoothing]
 
     def _least(self, objective: float) -> float:

@@ -1,7 +1,8 @@
 """How fast the deep method is: time to fit, images per second to apply against bare `grid_sample`, and whether mixed
-precision would help to train it here.
+precision would help to train it here. `--held-out`: how well it aligns images it has not seen.
 
     python benchmarks/deep.py --limit 6000 --threads 2
+    python benchmarks/deep.py --held-out 37
 
 MNIST is read from $CONGEAL_DATA. Quality, clean and perturbed, and the ablation: `congeal reproduce`.
 """
@@ -20,6 +21,7 @@ from congeal.datasets import open_named
 from congeal.images import Stack, prepare
 from congeal.methods.deep.congealing import DeepCongealing
 from congeal.methods.deep.presets import make_networks
+from congeal.metrics import RunningStats, apsnr_from_variance
 
 
 def speed(limit: int) -> None:
@@ -78,12 +80,30 @@ def precision() -> None:
     print(f"a training step of the aligner: {min(spent[::2]):.1f} ms in float32, {min(spent[1::2]):.1f} in bfloat16")
 
 
+def held_out(digit: str, limit: int) -> None:
+    """Five sixths of the images, drawn at random, are fitted; the others, and as many of those, are then aligned."""
+    images = open_named(f"mnist:{digit}").batch(np.random.default_rng(0).permutation(limit))[..., 0]
+    new = limit // 6
+    model = DeepCongealing().fit(images[new:])
+    found = (decibel(model.transform(some)) for some in (images[:new], images[-new:]))
+    print("{}: {} held-out images {:.2f} dB, as many of the fit {:.2f}".format(digit, new, *found), flush=True)
+
+
+def decibel(aligned: np.ndarray) -> float:
+    return apsnr_from_variance(RunningStats().update(torch.as_tensor(aligned).float()[:, None]).variance)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=int, default=6000)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--held-out", metavar="DIGITS", default="")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.held_out:
+        for digit in options.held_out:
+            held_out(digit, options.limit)
+        return
     precision()
     speed(options.limit)
 

@@ -66,7 +66,7 @@ def sampled_frames(model: DeepCongealing, stack: Stack) -> float:
 
 
 def precision() -> None:
-    """Milliseconds for a step of the aligner, forward and back, in float32 and under bfloat16 autocast."""
+    """CPU time of the aligner on a batch, forward and back, in float32 and under bfloat16 autocast."""
     aligner, _ = make_networks("default", 1, (28, 28), "homography", 8)
     images, start = torch.rand(128, 1, 28, 28), torch.eye(3).expand(128, 3, 3)
     spent = []
@@ -77,7 +77,7 @@ def precision() -> None:
                 answer = aligner(images, start)[-1]
             answer.float().square().mean().backward()
         spent.append((time.process_time() - begin) / 20 * 1000)
-    print(f"a training step of the aligner: {min(spent[::2]):.1f} ms in float32, {min(spent[1::2]):.1f} in bfloat16")
+    print(f"aligner, forward and back: {min(spent[::2]):.1f} CPU ms in float32, {min(spent[1::2]):.1f} in bfloat16")
 
 
 def held_out(digit: str, limit: int) -> None:

@@ -17,10 +17,9 @@ import torch
 
 from congeal.datasets import open_named
 from congeal.geometry import mean_matrix, normalise, warp
-from congeal.geometry.matrix import corners, map_points
+from congeal.geometry.matrix import corners, map_points, rescale
 from congeal.images import Stack, prepare
 from congeal.methods.appearance import blur
-from congeal.methods.deep.networks import scaling
 from congeal.methods.registry import method_class
 
 GROWN = 0.3
@@ -30,7 +29,7 @@ def measure(subject: str, method: str) -> tuple[float, float, float]:
     """Likeness from the box, likeness from the larger box, and how far apart the two are."""
     box, grown = (prepare(open_named(f"lfw:{subject}{more}")) for more in ("", f"@{GROWN}"))
     contrast = local_contrast(box)
-    poses = poses_of(box, method), in_box(poses_of(grown, method), box)
+    poses = poses_of(box, method), in_box(poses_of(grown, method), grown, box)
     return likeness(contrast, poses[0], box), likeness(contrast, poses[1], box), apart(*poses, box)
 
 
@@ -38,12 +37,14 @@ def poses_of(stack: Stack, method: str) -> torch.Tensor:
     return torch.as_tensor(method_class(method)().fit(stack).stack_from_frame_).double()
 
 
-def in_box(poses: torch.Tensor, box: Stack) -> torch.Tensor:
+def in_box(poses: torch.Tensor, grown: Stack, box: Stack) -> torch.Tensor:
     """Poses of the grown box's frame as poses of the middle of it, in pixels of the box's own stack."""
-    larger = scaling(1 + GROWN).double() @ poses @ scaling(1 / (1 + GROWN)).double()
-    crop = torch.eye(3, dtype=torch.float64)
-    crop[0, 2], crop[1, 2] = (GROWN * side / 2 for side in (box.frame[1], box.frame[0]))
-    return normalise(larger @ crop)
+    share = 1 / (1 + GROWN)
+    height, width = grown.frame
+    middle = np.diag([share, share, 1.0])
+    middle[:2, 2] = (1 - share) * (width - 1) / 2, (1 - share) * (height - 1) / 2
+    grown_from_box = middle @ rescale(box.frame, grown.frame)
+    return normalise(torch.as_tensor(rescale(grown.size, box.size)) @ poses @ torch.as_tensor(grown_from_box))
 
 
 def local_contrast(stack: Stack) -> torch.Tensor:

@@ -275,10 +275,10 @@ def test_the_gauge_keeps_refinement_from_shrinking_the_object() -> None:
 
 def test_the_object_ends_at_one_size_however_the_images_start() -> None:
     images = open_named("digits:3").batch(np.arange(100))[..., 0]
-    smaller = np.array([[0.8, 0.0, 2.7], [0.0, 0.8, 2.7], [0.0, 0.0, 1.0]])
+    enlarging = np.array([[0.8, 0.0, 2.7], [0.0, 0.8, 2.7], [0.0, 0.0, 1.0]])
     found = [
         DeepCongealing(**QUICK | {"steps": 60}).fit(images, init=init).quality_.energy_ratio
-        for init in (None, np.repeat(smaller[None], 100, 0))
+        for init in (None, np.repeat(enlarging[None], 100, 0))
     ]
     assert all(0.94 <= ratio <= 0.97 for ratio in found), found
 
@@ -345,7 +345,7 @@ def test_an_odd_pose_must_match_much_better() -> None:
     likely = Plausible(torch.zeros(8), torch.full((8,), 0.05))
     start = torch.eye(3).repeat(2, 1, 1)
     moved = torch.zeros(2, 8)
-    moved[1, 4] = 0.4  # eight standard deviations of shear
+    moved[1, 4] = 0.4  # eight standard deviations of stretch
     poses = from_normalised(matrix_from_parameters(moved), (64, 64))
 
     def discounted(*scores: float) -> torch.Tensor:

@@ -186,3 +186,10 @@ def test_resume_equals_uninterrupted() -> None:
         resumed = RASL(size=28, iterations=5).fit(stack, checkpoint=part, save_every=0.0)
         np.testing.assert_array_equal(whole.stack_from_frame_, resumed.stack_from_frame_)
         assert whole.history_ == resumed.history_
+
+
+def test_only_objects_begin_blurred() -> None:
+    """Blurred photographs would be aligned by their light and background."""
+    assert RASL()._blurs((28, 28), "object") == [2.0, 1.0, 0.4]
+    assert RASL()._blurs((28, 28), "photo") == [0.4]
+    assert RASL(guards=False)._blurs((28, 28), "object") == [0.4]

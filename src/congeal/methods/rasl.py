@@ -63,7 +63,7 @@ class RASL(Method):
 
     def _align(self, stack: Stack, job: Job) -> torch.Tensor:
         start, kind = torch.as_tensor(stack.start.copy()), set_kind(stack)
-        blurs = self._blurs(stack.frame) if kind == "object" else [self.smoothing]
+        blurs = self._blurs(stack.frame, kind)
         state: dict[str, Any] = job.load() or {
             "found": start,
             "last": math.inf,
@@ -102,9 +102,9 @@ class RASL(Method):
                 last = math.inf
         return found if gauge is None else best.found
 
-    def _blurs(self, frame: Size) -> list[float]:
+    def _blurs(self, frame: Size, kind: str) -> list[float]:
         """Of the levels, in frame pixels."""
-        coarse = [sigma * max(frame) / 28 for sigma in self.coarse if self.guards]
+        coarse = [sigma * max(frame) / 28 for sigma in self.coarse if self.guards and kind == "object"]
         return [*(sigma for sigma in coarse if sigma > self.smoothing), self.smoothing]
 
     def _least(self, objective: float) -> float:

@@ -33,7 +33,7 @@ from congeal.progress import Progress
 log = logging.getLogger("congeal")
 
 _SOUND_ENERGY = (0.9, 1.1)
-_ONE_SIZE = (0.95, 0.96)  # energy ratio after refinement: the same for every set, however far its start was perturbed
+_ONE_SIZE = (0.95, 0.96)  # energy ratio after refinement: the same for every set of objects, wherever it starts
 
 
 @dataclass(kw_only=True, eq=False)

@@ -23,7 +23,7 @@ from congeal.methods.guards import CHUNK_VALUES
 from congeal.methods.plausible import Plausible
 
 NO_MATCH = -1.0
-_INK_RANGE = (1 / 3, 3.0)  # a tall narrow two has to be drawn out to twice its width; beyond, the object is lost
+_INK_RANGE = (1 / 3, 3.0)  # a narrow or flat two needs more than twice its ink to become a typical one
 _SMALL_FRAME = 40  # pixels a side, up to which there is nothing to win by looking at less
 
 
@@ -81,8 +81,9 @@ class Views:
 class Matcher:
     """Compares images with a template (C, h, w) and moves them towards it.
 
-    objects: empty ground counts, and an image that lost or doubled its ink is no match. Otherwise only pixels that lie
-    on the source image count. plausible: which poses are to be expected, given where an image started.
+    objects: empty ground counts, and an image whose ink fell below a third or rose above three times is no match.
+    Otherwise only pixels that lie on the source image count. plausible: which poses are to be expected, given where
+    an image started.
     """
 
     def __init__(

@@ -283,6 +283,25 @@ def test_the_object_ends_at_one_size_however_the_images_start() -> None:
     assert all(0.94 <= ratio <= 0.97 for ratio in found), found
 
 
+def test_small_pictures_take_one_thread_and_give_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, settle = [], Settler.settle
+
+    def looking(self: Settler, views: Views, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(torch.get_num_threads())
+        return settle(self, views, start)
+
+    monkeypatch.setattr(Settler, "settle", looking)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        images = open_named("digits:3").batch(np.arange(20))[..., 0]
+        DeepCongealing(**QUICK | {"steps": 10}).fit(images).transform(images)
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 # ---- sets larger than what the aligner learns from
 
 

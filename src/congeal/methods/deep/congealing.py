@@ -7,7 +7,8 @@ new, which Gauss-Newton steps bring to the last fraction of a pixel. docs/method
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -33,6 +34,7 @@ from congeal.progress import Progress
 log = logging.getLogger("congeal")
 
 _SOUND_ENERGY = (0.9, 1.1)
+_SMALL_FRAME = 64  # pixels a side, up to which one thread is as fast as two or faster
 _ONE_SIZE = (0.95, 0.96)  # energy ratio after refinement: the same for every set of objects, wherever it starts
 
 
@@ -108,6 +110,10 @@ class DeepCongealing(Method):
         return replace(self, **preset)
 
     def _align(self, stack: Stack, job: Job) -> torch.Tensor:
+        with _few_threads(stack.frame):
+            return self._align_set(stack, job)
+
+    def _align_set(self, stack: Stack, job: Job) -> torch.Tensor:
         settings = self.effective()
         trainer = Trainer(settings, stack, _device(self.device))
         state = job.load()
@@ -207,7 +213,7 @@ class DeepCongealing(Method):
         return stages[-1]
 
     def _align_new(self, stack: Stack) -> torch.Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), _few_threads(stack.frame):
             settings = self.effective()
             found, _ = self._settle(stack, settings)
             return found
@@ -283,6 +289,17 @@ def _unlocked(motion: str, frame: Size) -> list[tuple[str, float]]:
 
 def _ink(stack: Stack, poses: torch.Tensor) -> float:
     return sum(float(warp(stack.images(part), poses[part], stack.frame).sum()) for part in chunks(stack))
+
+
+@contextmanager
+def _few_threads(frame: Size) -> Iterator[None]:
+    """One thread for small pictures: several spend more time waiting for each other than working."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if max(frame) <= _SMALL_FRAME else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _device(name: str) -> torch.device:

@@ -37,6 +37,11 @@ def set_kind(stack: Stack) -> str:
     return looks_like_objects(stack.images(sample), stack.masks(sample))
 
 
+def can_scale(motion: str) -> bool:
+    """Whether a motion makes objects larger or smaller: only then may their ink be held by zooming."""
+    return motion not in ("translation", "rigid")
+
+
 def pixel_area(stack: Stack) -> float:
     """Stack pixels per frame pixel in the initial gauge: 1 unless the start zooms."""
     return 1.0 if stack.size == stack.frame else float(np.median(np.abs(np.linalg.det(stack.start[:, :2, :2]))))

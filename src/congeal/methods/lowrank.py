@@ -18,7 +18,7 @@ from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.appearance import blur
 from congeal.methods.gaussnewton import GaussNewton, motion_field
-from congeal.methods.guards import Gauge, chunks, pixel_area
+from congeal.methods.guards import Gauge, can_scale, chunks, pixel_area
 
 LARGE = 1500
 """Where both sides of the matrix exceed this, singular values are found by random projection."""
@@ -204,8 +204,7 @@ class MotionGauge:
         self.motion = motion
         rows = np.arange(len(stack)) if rows is None else rows
         start = torch.as_tensor(stack.start[rows])
-        scales = motion not in ("translation", "rigid")
-        ink = _ink(stack, rows) if scales and kind == "object" else None
+        ink = _ink(stack, rows) if can_scale(motion) and kind == "object" else None
         self._gauge = Gauge(start, stack.frame, ink, zoom)
 
     @property

@@ -25,7 +25,7 @@ from congeal.methods.deep.presets import PRESETS, check_preset, make_networks
 from congeal.methods.deep.settling import Bars, Settler, photo_blur
 from congeal.methods.deep.training import Trainer, look
 from congeal.methods.gaussnewton import GaussNewton
-from congeal.methods.guards import Gauge, chunks, total_ink
+from congeal.methods.guards import Gauge, can_scale, chunks, total_ink
 from congeal.methods.job import Job
 from congeal.methods.passes import SetPass
 from congeal.methods.plausible import Plausible
@@ -34,7 +34,7 @@ from congeal.progress import Progress
 log = logging.getLogger("congeal")
 
 _SOUND_ENERGY = (0.9, 1.1)
-_SMALL_FRAME = 64  # pixels a side, up to which one thread is as fast as two or faster
+_ONE_THREAD_FRAME = 64  # pixels a side, up to which one thread was measured to be faster than two
 _ONE_SIZE = (0.95, 0.96)  # energy ratio after refinement: the same for every set of objects, wherever it starts
 
 
@@ -169,8 +169,7 @@ class DeepCongealing(Method):
         self, stack: Stack, settings: Self, start: torch.Tensor, found: torch.Tensor, scores: torch.Tensor
     ) -> torch.Tensor:
         """Joint Gauss-Newton towards the running mean of the images that match, in the gauge of the start."""
-        scales = settings.motion not in ("translation", "rigid")
-        ink = total_ink(stack) if self._objects and scales else None
+        ink = total_ink(stack) if self._objects and can_scale(settings.motion) else None
         gauge = Gauge(start, stack.frame, ink, band=_ONE_SIZE) if settings.guards else None
         middle = float(scores.median())
         keep = scores >= (min(self._bars.doubtful - 0.1, middle) if self._objects else 0.5 * middle)
@@ -295,7 +294,7 @@ def _ink(stack: Stack, poses: torch.Tensor) -> float:
 def _few_threads(frame: Size) -> Iterator[None]:
     """One thread for small pictures: several spend more time waiting for each other than working."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if max(frame) <= _SMALL_FRAME else before)
+    torch.set_num_threads(1 if max(frame) <= _ONE_THREAD_FRAME else before)
     try:
         yield
     finally:

@@ -32,10 +32,10 @@ def speed(limit: int) -> None:
     print(f"fit + align + refine of {len(stack)} images: {fit:.1f} s, {model.quality_.apsnr_after:.2f} dB")
     images = stack.images(np.arange(len(stack)))
     grid = functional.affine_grid(torch.eye(3)[None, :2].expand(len(stack), -1, -1), images.shape, align_corners=False)
-    calls = sampled_frames(model, stack)
+    calls, frames = sampled(model, stack)
     rates = []
     with torch.no_grad():
-        for _ in range(3):
+        for _ in range(9):
             begin = time.perf_counter()
             model._align_new(stack)
             apply = time.perf_counter() - begin
@@ -46,23 +46,29 @@ def speed(limit: int) -> None:
             rates.append((len(stack) / apply, len(stack) / bare, bare / apply))
     rate, bare_rate, ratio = np.median(rates, 0)
     print(f"apply: {rate:,.0f} images/s; {calls:.1f} bare grid_sample calls: {bare_rate:,.0f}/s; ratio {ratio:.2f}")
+    by_pixels = ratio * frames / calls
+    print(f"  the net's calls are smaller: {frames:.1f} frames' worth of pixels; ratio {by_pixels:.2f} by these")
 
 
-def sampled_frames(model: DeepCongealing, stack: Stack) -> float:
-    """How many 28×28 frames' worth of pixels applying the model samples per image, counted as it does so."""
-    bare, pixels = functional.grid_sample, 0
+def sampled(model: DeepCongealing, stack: Stack) -> tuple[float, float]:
+    """How often applying the model samples an image, and how many frames' worth of pixels that is."""
+    bare, calls, pixels = functional.grid_sample, 0, 0
 
     def counting(images: torch.Tensor, grid: torch.Tensor, **options: Any) -> torch.Tensor:
-        nonlocal pixels
+        nonlocal calls, pixels
+        calls += grid.shape[0]
         pixels += grid.shape[0] * grid.shape[1] * grid.shape[2]
         return bare(images, grid, **options)
 
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # counting is not for several at a time
     functional.grid_sample = counting
     try:
         model._align_new(stack)
     finally:
         functional.grid_sample = bare
-    return pixels / len(stack) / (stack.frame[0] * stack.frame[1])
+        torch.set_num_threads(threads)
+    return calls / len(stack), pixels / len(stack) / (stack.frame[0] * stack.frame[1])
 
 
 def precision() -> None:

@@ -27,7 +27,7 @@ GENERATORS[5, 0, 1], GENERATORS[5, 1, 0] = 1, 1
 GENERATORS[6, 2, 0] = 1
 GENERATORS[7, 2, 1] = 1
 
-_SQUARINGS, _TERMS = 4, 8  # exact to float32 rounding for parameters up to about 4, and they export to ONNX
+_SQUARINGS = 4  # with eight terms exact to float32 rounding for parameters up to about 4, and they export to ONNX
 
 
 def n_parameters(motion: str) -> int:
@@ -47,9 +47,11 @@ def matrix_from_parameters(parameters: torch.Tensor) -> torch.Tensor:
     generators = GENERATORS[:count].to(parameters).reshape(count, 9)
     step = (parameters @ generators).reshape(*parameters.shape[:-1], 3, 3) / 2**_SQUARINGS
     eye = torch.eye(3, dtype=parameters.dtype, device=parameters.device)
-    result = eye + step / _TERMS
-    for order in range(_TERMS - 1, 0, -1):  # Horner's form of the Taylor series
-        result = eye + (step @ result) / order
+    # The Taylor series to the eighth power, in two blocks of four: four products instead of seven.
+    square = step @ step
+    cube, fourth = square @ step, square @ square
+    low, high = (eye + step + square / 2 + cube / 6), (eye / 24 + step / 120 + square / 720 + cube / 5040)
+    result = low + fourth @ (high + fourth / 40320)
     for _ in range(_SQUARINGS):
         result = result @ result
     return result

@@ -22,10 +22,15 @@ CHUNK_VALUES = 400_000
 """Pixel values a method holds at once, so that memory stays flat and batches stay in cache."""
 
 
-def chunks(stack: Stack, times: int = 1) -> list[np.ndarray]:
-    """Positions in the stack, in runs of a size that suits its images, or `times` as long."""
+def chunks(stack: Stack, times: int = 1, multiple: int = 1) -> list[np.ndarray]:
+    """Positions in the stack, in runs of a size that suits its images, or `times` as long.
+
+    multiple: if there is more than one run there are so many, or twice as many, …, so that threads finish together.
+    """
     pixels = stack.channels * max(stack.size[0] * stack.size[1], stack.frame[0] * stack.frame[1])
-    parts = min(len(stack), -(-len(stack) * pixels // (times * CHUNK_VALUES)))  # large images go one by one
+    parts = -(-len(stack) * pixels // (times * CHUNK_VALUES))
+    parts = -(-parts // multiple) * multiple if parts > 1 else parts
+    parts = min(len(stack), parts)  # large images go one by one
     return list(np.array_split(np.arange(len(stack)), max(1, parts)))
 
 

@@ -7,11 +7,11 @@ new, which Gauss-Newton steps bring to the last fraction of a pixel. docs/method
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 
 from congeal.errors import CongealError
@@ -29,12 +29,12 @@ from congeal.methods.guards import Gauge, can_scale, chunks, total_ink
 from congeal.methods.job import Job
 from congeal.methods.passes import SetPass
 from congeal.methods.plausible import Plausible
+from congeal.methods.threads import few_threads, in_order
 from congeal.progress import Progress
 
 log = logging.getLogger("congeal")
 
 _SOUND_ENERGY = (0.9, 1.1)
-_ONE_THREAD_FRAME = 64  # pixels a side, up to which one thread was measured to be faster than two
 _ONE_SIZE = (0.95, 0.96)  # energy ratio after refinement: the same for every set of objects, wherever it starts
 
 
@@ -110,18 +110,14 @@ class DeepCongealing(Method):
         return replace(self, **preset)
 
     def _align(self, stack: Stack, job: Job) -> torch.Tensor:
-        with _few_threads(stack.frame):
-            return self._align_set(stack, job)
-
-    def _align_set(self, stack: Stack, job: Job) -> torch.Tensor:
-        settings = self.effective()
-        trainer = Trainer(settings, stack, _device(self.device))
-        state = job.load()
-        if state is None:
-            trainer.begin()
-        else:
-            trainer.restore(state)
-        trainer.train(job)
+        settings, state = self.effective(), job.load()
+        with few_threads(stack.frame):
+            trainer = Trainer(settings, stack, _device(self.device))
+            if state is None:
+                trainer.begin()
+            else:
+                trainer.restore(state)
+            trainer.train(job)
         if state is None or "settled" not in state:
             job.save(trainer.state())
         self._learnt(trainer)
@@ -139,7 +135,8 @@ class DeepCongealing(Method):
         found, scores = self._settle(stack, settings)
         if not settings.refine:
             return found
-        return self._last_sound(stack, [start, found, self._refine(stack, settings, start, found, scores)])
+        with few_threads(stack.frame):
+            return self._last_sound(stack, [start, found, self._refine(stack, settings, start, found, scores)])
 
     def _learnt(self, trainer: Trainer) -> None:
         self.aligner_, self.autoencoder_ = trainer.aligner.cpu().eval(), trainer.autoencoder.cpu().eval()
@@ -156,13 +153,21 @@ class DeepCongealing(Method):
         done = 0 if saved is None else saved.fill(found, scores)
         matcher = Matcher(self._template, settings.motion, objects=self._objects, plausible=self._plausible)
         settler = Settler(settings, self.aligner_, matcher, self._bars)
-        for part in chunks(stack, 4):  # the few that are tried again should still fill a batch
-            if part[-1] < done:
-                continue
-            views = Views(look(stack.images(part), self._objects), stack.masks(part))
-            found[part], scores[part] = settler.settle(views, torch.as_tensor(stack.start[part]).float())
-            if saved is not None:
-                saved.keep(found, scores, int(part[-1]) + 1)
+
+        @torch.no_grad()
+        def settle(some: tuple[np.ndarray, torch.Tensor, torch.Tensor | None]) -> tuple[torch.Tensor, torch.Tensor]:
+            part, images, masks = some
+            return settler.settle(Views(look(images, self._objects), masks), torch.as_tensor(stack.start[part]).float())
+
+        with few_threads(stack.frame) as free:
+            # The few that are tried again should still fill a batch. The same runs for any number of threads: sums
+            # over other runs differ in their last bits.
+            parts = [part for part in chunks(stack, 4, multiple=4) if part[-1] >= done]
+            read = ((part, stack.images(part), stack.masks(part)) for part in parts)
+            for part, settled in zip(parts, in_order(settle, read, free), strict=True):
+                found[part], scores[part] = settled
+                if saved is not None:
+                    saved.keep(found, scores, int(part[-1]) + 1)
         return found, scores
 
     def _refine(
@@ -212,10 +217,7 @@ class DeepCongealing(Method):
         return stages[-1]
 
     def _align_new(self, stack: Stack) -> torch.Tensor:
-        with torch.no_grad(), _few_threads(stack.frame):
-            settings = self.effective()
-            found, _ = self._settle(stack, settings)
-            return found
+        return self._settle(stack, self.effective())[0]
 
     # ---- the model file
 
@@ -288,17 +290,6 @@ def _unlocked(motion: str, frame: Size) -> list[tuple[str, float]]:
 
 def _ink(stack: Stack, poses: torch.Tensor) -> float:
     return sum(float(warp(stack.images(part), poses[part], stack.frame).sum()) for part in chunks(stack))
-
-
-@contextmanager
-def _few_threads(frame: Size) -> Iterator[None]:
-    """One thread for small pictures: several spend more time waiting for each other than working."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if max(frame) <= _ONE_THREAD_FRAME else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _device(name: str) -> torch.device:

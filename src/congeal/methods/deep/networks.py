@@ -124,7 +124,13 @@ class DeSTNet(nn.Module):
 
     def predict(self, images: torch.Tensor, stack_from_frame: torch.Tensor, passes: int) -> torch.Tensor:
         """The last level's answer, `passes` times over, each from where the one before ended."""
-        softened, pose = self.soften(images), stack_from_frame
+        return self.predict_softened(self.soften(images), stack_from_frame, passes)
+
+    def predict_softened(
+        self, softened: dict[Softening, torch.Tensor], stack_from_frame: torch.Tensor, passes: int
+    ) -> torch.Tensor:
+        """`predict` from softened images, for those who ask about the same images more than once."""
+        pose = stack_from_frame
         for _ in range(passes):
             pose = normalise(self.look(softened, pose)[-1])
         return pose

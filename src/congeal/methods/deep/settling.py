@@ -59,21 +59,24 @@ class Settler:
         direct = self.matcher.towards(views, start, direct, 10, self.settings.motion, self.last_blur)
         best.offer(everyone, views, direct[:, None])
         unsure = best.below(self.bars.doubtful)
-        few = views.take(unsure)
-        best.offer(unsure, few, self._home(few, start[unsure], start[unsure])[:, None])
+        doubtful = views.take(unsure)
+        best.offer(unsure, doubtful, self._home(doubtful, start[unsure], start[unsure])[:, None])
+        place = torch.zeros(len(views), dtype=torch.long)
+        place[unsure] = torch.arange(len(unsure))  # where an image is among the doubtful, which are softened by now
         for number, tries in enumerate(self.tries if self.settings.restarts else ()):
             rows = best.below(self.bars.lost if number else self.bars.doubtful)
             for some in rows.split(max(1, len(views) // len(tries))) if len(rows) else ():
                 origins = torch.stack([start[some] if k % 2 else best.poses[some] for k in range(len(tries))], 1)
                 each = some.repeat_interleave(len(tries))
-                few = views.take(each)
+                few = doubtful.take(place[each])
                 found = self._home(few, start[each], (origins @ tries).flatten(0, 1))
                 best.offer(some, few, found.view(len(some), -1, 3, 3))
         return best.poses, best.scores
 
     def _home(self, views: Views, start: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
         """The net's answer, then Gauss-Newton to the template: first blurred and stiff, then sharp and free."""
-        poses = self.aligner.predict(views.images, poses, self.settings.passes)
+        softened = {key: views.at(*key) for key in self.aligner.softenings}
+        poses = self.aligner.predict_softened(softened, poses, self.settings.passes)
         poses = self.matcher.towards(views, start, poses, 5, self.coarse, self.unit)
         return self.matcher.towards(views, start, poses, 10, self.settings.motion, self.last_blur)
 

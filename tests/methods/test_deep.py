@@ -112,6 +112,23 @@ def test_distortion_and_complexity_follow_the_printed_sums() -> None:
     torch.testing.assert_close(complexity(net, aligned, w, 0.7), expected)
 
 
+def test_an_emptier_image_is_not_less_complex_by_ink() -> None:
+    class Halving(torch.nn.Module):
+        """Rebuilds half of whatever it is shown."""
+
+        def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return images / 2, images.new_zeros(len(images), 1)
+
+    images = torch.rand(3, 1, 8, 8)
+    fainter = torch.cat([images, images / 4])
+    net, w = Halving(), torch.ones(1)
+    raw, by_ink = (
+        [float(complexity(net, some, w, 0.0, by_ink=flag)) for some in fainter.split(3)] for flag in (False, True)
+    )
+    assert raw[1] == pytest.approx(raw[0] / 4)
+    assert by_ink == pytest.approx([1 / 3, 1 / 3])
+
+
 def _shrinking_slope(images: torch.Tensor, reference: torch.Tensor, by_ink: bool) -> float:
     """d D / d log-scale of the object: positive means that shrinking lowers D."""
     parameters = torch.zeros(len(images), 8)

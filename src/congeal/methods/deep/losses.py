@@ -34,13 +34,24 @@ def complexity(
     position: torch.Tensor,
     capacity_penalty: float,
     weights: torch.Tensor | None = None,
+    *,
+    by_ink: bool = False,
 ) -> torch.Tensor:
-    """C = ‖Dec(Enc(I∘p)) − I∘p‖₁ + γ wᵀ Enc(I∘p), mean over the batch; `position` is w."""
+    """C = ‖Dec(Enc(I∘p)) − I∘p‖₁ + γ wᵀ Enc(I∘p), mean over the batch; `position` is w.
+
+    by_ink divides it by the ink of both, as in `distortion`, and takes what was rebuilt as given: an image then comes
+    nearer to its own reconstruction, and wins nothing by becoming emptier, which is easier to rebuild.
+    """
     rebuilt, code = autoencoder(aligned)
-    error = (rebuilt - aligned).abs()
+    if by_ink:
+        rebuilt = rebuilt.detach()
+    error, ink = (rebuilt - aligned).abs(), rebuilt.abs() + aligned.abs()
     if weights is not None:
-        error = error * weights
-    return error.flatten(1).sum(1).mean() + capacity_penalty * (code @ position).mean()
+        error, ink = error * weights, ink * weights
+    cost = error.flatten(1).sum(1) + capacity_penalty * (code @ position)
+    if by_ink:
+        cost = cost / ink.flatten(1).sum(1).clamp(min=1e-3)
+    return cost.mean()
 
 
 def without_common_mode(stack_from_frame: torch.Tensor, frame: Size) -> torch.Tensor:

@@ -214,10 +214,13 @@ class Trainer:
             if settings.remove_common_mode:
                 aligned = warp(images, at_size(self.shrink, without_common_mode(pose, self.frame)), size)
             self.autoencoder.requires_grad_(not settings.train_apart)
-            cost = complexity(self.autoencoder, aligned, self.position, settings.capacity_penalty, weights)
+            by_ink = settings.normalise_ink and self.objects
+            cost = complexity(
+                self.autoencoder, aligned, self.position, settings.capacity_penalty, weights, by_ink=by_ink
+            )
             self.autoencoder.requires_grad_(True)
             values["complexity"] = float(cost.detach())
-            if settings.normalise_ink:  # the same unit as D, without making a whiter image cheaper
+            if settings.normalise_ink and not self.objects:  # edges have no ink to lose: the unit of D is enough
                 cost = cost / (2 * template.abs().sum()).clamp(min=1e-3)
             begin, end = settings.complexity_ramp
             ramp = 1.0 if end <= begin else min(1.0, max(0.0, (progress - begin) / (end - begin)))

@@ -296,6 +296,9 @@ def test_a_frozen_stack_is_the_stack(tmp_path: Path, dtype: type) -> None:
     assert len(frozen) == len(stack) == (8 if dtype == np.float32 else 9)
     assert torch.equal(frozen.images(slice(None)), stack.images(slice(None)))
     assert torch.equal(frozen.images([3, 1]), stack.images([3, 1]))
+    few, some = frozen.some(np.array([5, 2, 7])), stack.some(np.array([5, 2, 7]))
+    assert torch.equal(few.images([0, 2]), some.images([0, 2]))
+    assert torch.equal(few.some(np.array([1])).images([0]), some.images([1]))
     assert np.array_equal(frozen.start, stack.start)
     assert frozen.layout == stack.layout
     assert frozen.to_transforms(frozen.start) == stack.to_transforms(stack.start)

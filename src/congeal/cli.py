@@ -394,15 +394,14 @@ class Reproduce:
 
     def run(self, command: str) -> None:
         from congeal.reproduce.execute import check_any, reproduce
-        from congeal.reproduce.plan import Options, load_experiment
+        from congeal.reproduce.plan import Options, load_experiment, read_methods
 
         load_experiment(self.experiment)
         self.output = self.output or f"reproduce-{self.experiment}"
-        methods = None if self.methods is None else tuple(name.strip() for name in self.methods.split(","))
         options = Options(
             digits=self.digits,
             limit=self.limit,
-            methods=methods,
+            methods=None if self.methods is None else read_methods(self.methods),
             seed=self.seed,
             time_limit=self.time_limit,
             originals=self.originals,

@@ -307,7 +307,7 @@ def fit(
 ) -> None:
     """Prepare the images and let the method find its answer; all of it is on the disk when this ends."""
     log.info("preparing %d images of %s", len(images), images.name)
-    stack = _prepared(run, images, start, start_size, size=model.size, align_on=model.align_on, quiet=quiet)
+    stack = _prepared(run, images, start, start_size, size=model.working_size, align_on=model.align_on, quiet=quiet)
     use_stack_position(model, stack)
     log.info("aligning %d images with %s", len(stack), model.name)
     checkpoint = run.checkpoint
@@ -322,7 +322,7 @@ def fit_new(
     run: RunFolder, images: ImageSource, model: Method, start: Start, start_size: tuple[int, int] | None, *, quiet: bool
 ) -> None:
     """The same for new images and a method that has learnt its lesson."""
-    stack = _prepared(run, images, start, start_size, size=model.size, layout=model.layout_, quiet=quiet)
+    stack = _prepared(run, images, start, start_size, size=model.working_size, layout=model.layout_, quiet=quiet)
     log.info("aligning %d new images with the model of %s", len(stack), run.config["run"])
     began = time.monotonic()
     model.align_new(stack)  # `transform` would hold every aligned image

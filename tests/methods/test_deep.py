@@ -14,9 +14,10 @@ import congeal
 from congeal.datasets import open_named
 from congeal.errors import CongealError
 from congeal.geometry import from_normalised, invert, matrix_from_parameters, warp
-from congeal.images import prepare
+from congeal.images import Stack, prepare
 from congeal.images.arrays import ArraySource
 from congeal.methods import guards
+from congeal.methods.appearance import blur
 from congeal.methods.deep.congealing import DeepCongealing
 from congeal.methods.deep.losses import complexity, distortion, self_supervision, without_common_mode
 from congeal.methods.deep.networks import AutoEncoder, DeSTNet, SmallAutoEncoder, positional_weights
@@ -112,6 +113,36 @@ def test_distortion_and_complexity_follow_the_printed_sums() -> None:
     torch.testing.assert_close(complexity(net, aligned, w, 0.7), expected)
 
 
+def test_a_joint_auto_encoder_learns_from_complexity_by_ink() -> None:
+    images, w = torch.rand(3, 1, 8, 8), positional_weights(4, 1.0)
+    learning, given = SmallAutoEncoder(1, (8, 8), 4), SmallAutoEncoder(1, (8, 8), 4)
+    complexity(learning, images, w, 1.0, by_ink=True).backward()
+    complexity(given, images, w, 1.0, by_ink=True, given=True).backward()
+    assert learning.template.grad is not None
+    assert learning.template.grad.abs().sum() > 0
+    assert given.template.grad is None
+
+
+def test_only_an_auto_encoder_that_learnt_first_tells_what_is_aligned() -> None:
+    images = torch.as_tensor(open_named("digits:1").batch(np.arange(100))[..., 0]).float()[:, None] / 255
+    moved, w = torch.roll(images, 5, -1), positional_weights(8, 1.0)
+    torch.manual_seed(0)
+    net = SmallAutoEncoder(1, (28, 28), 8)
+
+    def cost(shown: torch.Tensor) -> float:
+        return float(complexity(net, shown, w, 1.0).detach())
+
+    assert cost(torch.zeros(1, 1, 28, 28)) < 0.1 * cost(images)
+    assert cost(moved) == pytest.approx(cost(images), rel=0.05)
+    optimiser = torch.optim.Adam(net.parameters(), lr=2e-3)
+    for _ in range(100):
+        optimiser.zero_grad()
+        complexity(net, images, w, 1.0).backward()
+        optimiser.step()
+    assert cost(images) < 0.6 * cost(moved)
+    assert cost(images) < cost(torch.zeros(1, 1, 28, 28))
+
+
 def test_an_emptier_image_is_not_less_complex_by_ink() -> None:
     class Halving(torch.nn.Module):
         """Rebuilds half of whatever it is shown."""
@@ -187,7 +218,7 @@ def test_random_warps_have_the_asked_size_and_never_fold() -> None:
 
 def test_matcher_calls_an_emptied_image_no_match() -> None:
     image = prepare(open_named("digits:3")).images(np.arange(1))
-    matcher = Matcher(image[0], "homography", objects=True)
+    matcher = Matcher(image[0], objects=True)
     away = torch.eye(3)
     away[0, 2] = 60.0
     poses = torch.stack([torch.eye(3), away])
@@ -201,7 +232,7 @@ def test_a_narrow_digit_may_be_drawn_out() -> None:
     squeeze = torch.tensor([[2.5, 0.0, -20.25], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     narrow = warp(wide, squeeze[None])
     assert narrow.sum() < 0.45 * wide.sum()
-    score = Matcher(wide[0], "homography", objects=True).score(Views(narrow), invert(squeeze)[None])
+    score = Matcher(wide[0], objects=True).score(Views(narrow), invert(squeeze)[None])
     assert score > 0.8
 
 
@@ -275,12 +306,13 @@ def test_the_paper_preset_trains_as_printed() -> None:
     assert first["loss"] == pytest.approx(first["distortion"] + first["complexity"], rel=1e-4)
 
 
-@pytest.mark.parametrize(("off", "gone"), [("distortion_weight", None), ("complexity_weight", "complexity")])
-def test_each_term_can_be_switched_off(off: str, gone: str | None) -> None:
+@pytest.mark.parametrize("off", ["distortion", "complexity"])
+def test_each_term_can_be_switched_off(off: str) -> None:
     images = open_named("digits:1").batch(np.arange(20))[..., 0]
-    options = {"steps": 3, "batch_size": 8, "restarts": 0, "refine": False, off: 0.0}
-    model = DeepCongealing(**options).fit(images)
-    assert gone is None or gone not in model.history_[-1]
+    options = {"steps": 3, "batch_size": 8, "restarts": 0, "refine": False, "self_supervision": 0.0}
+    last = DeepCongealing(**options, complexity_ramp=(0.0, 0.0), **{f"{off}_weight": 0.0}).fit(images).history_[-1]
+    (left,) = {"distortion", "complexity"} - {off}
+    assert last["loss"] == pytest.approx(last[left], rel=1e-5)
 
 
 def test_the_gauge_keeps_refinement_from_shrinking_the_object() -> None:
@@ -325,12 +357,13 @@ def test_small_pictures_take_one_thread_and_give_the_others_back(monkeypatch: py
 def test_threads_side_by_side_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     images = open_named("digits:3").batch(np.arange(40))[..., 0]
     model = DeepCongealing(**QUICK | {"steps": 10}).fit(images)
-    monkeypatch.setattr(guards, "CHUNK_VALUES", 2500)  # three images at a time
+    monkeypatch.setattr(guards, "CHUNK_VALUES", 2500)  # four parts of ten images
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            found.append(model.transform(images))
+            model.transform(images)
+            found.append(model.stack_from_frame_)
     finally:
         torch.set_num_threads(before)
     assert np.array_equal(*found)
@@ -362,10 +395,15 @@ class _KilledWhileAligning(Checkpoint):
                 raise KeyboardInterrupt
 
 
-def test_a_large_set_is_aligned_in_one_pass_that_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tolerance", [0.001, 1.0], ids=["all steps", "stopped early"])
+def test_a_large_set_is_aligned_in_one_pass_that_resumes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tolerance: float
+) -> None:
     monkeypatch.setattr("congeal.methods.guards.CHUNK_VALUES", 28 * 28 * 10)  # eight parts of 25 images
-    source, options = open_named("digits:3"), QUICK | {"steps": 60, "fit_sample": 60}
+    options = QUICK | {"steps": 60, "fit_sample": 60, "refreshes": 5, "tolerance": tolerance}
+    source = open_named("digits:3")
     whole = DeepCongealing(**options).fit(source)
+    assert (len(whole.history_) < 60) == (tolerance == 1.0)
     assert whole.quality_.apsnr_after > whole.quality_.apsnr_before + 3
     assert not whole.quality_.collapsed
     with pytest.raises(KeyboardInterrupt):
@@ -379,11 +417,44 @@ def test_a_large_set_is_aligned_in_one_pass_that_resumes(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Settler, "settle", counting)
     resumed = DeepCongealing(**options).fit(source, checkpoint=Checkpoint(tmp_path / "c.pt"), save_every=0)
-    assert sum(looked) == 60 + 200 - 50, "the sample, and what was not aligned yet"
+    assert sum(looked) == 200 - 50, "what was not aligned yet, and nothing else"
     assert resumed.transforms_ == whole.transforms_
 
 
+def test_a_rejected_stage_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shrinking = torch.tensor([[2.0, 0.0, -13.5], [0.0, 2.0, -13.5], [0.0, 0.0, 1.0]])  # a quarter of the ink
+
+    def shrunk(
+        self: DeepCongealing, stack: Stack, settings: object, start: torch.Tensor, *rest: torch.Tensor
+    ) -> object:
+        return start @ shrinking, torch.zeros(1, 28, 28), None
+
+    monkeypatch.setattr(DeepCongealing, "_refine", shrunk)
+    images = open_named("digits:3").batch(np.arange(30))[..., 0]
+    with caplog.at_level("WARNING"):
+        model = DeepCongealing(**QUICK | {"steps": 20}).fit(images)
+    assert "going back" in caplog.text
+    assert not model.quality_.collapsed
+    assert float(model._template.sum()) > 0
+    assert not np.allclose(model.stack_from_frame_, np.eye(3)), "the net's stage, not the start"
+
+
 # ---- photographs
+
+
+def test_photographs_under_small_masks() -> None:
+    generator = np.random.default_rng(0)
+    scene = np.asarray(blur(torch.as_tensor(generator.random((1, 3, 60, 60))).float(), 1.5)[0]).transpose(1, 2, 0)
+    scene = (255 * (scene - scene.min()) / np.ptp(scene)).astype(np.uint8)
+    alpha = np.zeros((48, 48, 1), np.uint8)
+    alpha[10:38, 10:38] = 255  # a third of the picture
+    shifts = [(x, y) for x in (3, 6, 9) for y in (4, 6, 8)]
+    images = np.stack([np.concatenate([scene[y : y + 48, x : x + 48], alpha], 2) for x, y in shifts])
+    model = DeepCongealing(steps=10, restarts=2, motion="similarity").fit(images)
+    assert np.isfinite(model.stack_from_frame_).all()
+    assert {str(status) for status in model.transforms_.status} <= {"ok", "outlier"}
 
 
 def test_an_image_without_evidence_is_held_to_what_is_likely() -> None:
@@ -420,3 +491,30 @@ def test_an_odd_pose_must_match_much_better() -> None:
     usual, odd = discounted(0.5, 0.7)
     assert odd > usual
     assert discounted(NO_MATCH, NO_MATCH).tolist() == [NO_MATCH, NO_MATCH]
+
+
+@pytest.mark.parametrize("wrong", [{"schedule": "linear"}, {"device": "gpu"}, {"preset": "paper"}])
+def test_settings_that_do_not_exist_are_named(wrong: dict[str, str]) -> None:
+    with pytest.raises(CongealError, match=next(iter(wrong.values()))):
+        DeepCongealing(**wrong).fit(np.zeros((3, 8, 8), np.uint8))
+
+
+def test_the_paper_looks_at_faces_of_250_pixels() -> None:
+    photos = np.random.default_rng(0).integers(0, 255, (2, 250, 250, 3), dtype=np.uint8)
+    assert DeepCongealing(preset="paper-lfw")._prepare(photos, None).frame == (250, 250)
+    assert DeepCongealing()._prepare(photos, None).frame == (64, 64)
+
+
+def test_tensorboard_has_every_step_of_a_run_that_stopped(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from congeal.methods.tensorboard import TensorBoard
+
+    images = open_named("digits:1").batch(np.arange(20))[..., 0]
+    options = {"steps": 60, "batch_size": 8, "restarts": 0, "refine": False, "tolerance": 1.0}
+    model = DeepCongealing(**options).fit(images, callbacks=[TensorBoard(tmp_path)])
+    written = EventAccumulator(str(tmp_path)).Reload()
+    steps = [event.step for event in written.Scalars("deep/loss")]
+    assert steps == [row["step"] for row in model.history_]
+    assert len(steps) < 60

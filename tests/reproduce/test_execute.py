@@ -14,8 +14,9 @@ import pytest
 
 import congeal.reproduce
 from congeal import CongealError
+from congeal.methods.registry import methods as known_methods
 from congeal.reproduce.execute import check_any, reproduce
-from congeal.reproduce.plan import Cell, Experiment, Options, Row
+from congeal.reproduce.plan import Cell, Experiment, Options, Row, read_methods
 from congeal.reproduce.tables import Column, Table, fixed, grouped, judged, judged_mean, mean, spread, tally
 from congeal.run import RunFailed
 
@@ -161,12 +162,18 @@ def test_a_missing_extra_costs_the_figures_and_nothing_else(
         Options(limit=1),
         Options(time_limit=0.0),
         Options(methods=("nosuch",)),
+        Options(methods=("lsc@variant",)),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(toy: Toy, tmp_path: Path, options: Options) -> None:
     with pytest.raises(CongealError):
         reproduce("toy", tmp_path / "t", options)
     assert not (tmp_path / "t").exists()
+
+
+def test_all_stands_for_every_method() -> None:
+    assert read_methods("all") == tuple(known_methods())
+    assert read_methods(" lsc, rasl") == ("lsc", "rasl")
 
 
 def test_an_unknown_experiment_lists_the_known(tmp_path: Path) -> None:

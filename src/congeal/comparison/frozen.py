@@ -63,6 +63,12 @@ class FrozenStack(Stack):
         self.intensity = tuple(about["intensity"])
         self._images = folder / "images.npy"
         self._masks = folder / "masks.npy" if about["masks"] else None
+        self._stored = np.arange(len(self.kept))  # which rows of these files are the stack's
+
+    def some(self, rows: np.ndarray) -> FrozenStack:
+        few = super().some(rows)
+        few._stored = self._stored[rows]
+        return few
 
     @property
     def layout(self) -> Layout:
@@ -73,10 +79,13 @@ class FrozenStack(Stack):
         return self._masks is not None
 
     def images(self, indices: Indices | slice) -> torch.Tensor:
-        return _read_array(self._images, indices)
+        return _read_array(self._images, self._at(indices))
 
     def masks(self, indices: Indices | slice) -> torch.Tensor | None:
-        return None if self._masks is None else _read_array(self._masks, indices)
+        return None if self._masks is None else _read_array(self._masks, self._at(indices))
+
+    def _at(self, indices: Indices | slice) -> np.ndarray:
+        return self._stored[indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)]
 
 
 class _Names(ImageSource):
@@ -121,10 +130,10 @@ def _write_as(dtype: np.dtype, path: Path, read: Callable[[Any], torch.Tensor], 
     return True
 
 
-def _read_array(path: Path, indices: Indices | slice) -> torch.Tensor:
+def _read_array(path: Path, rows: np.ndarray) -> torch.Tensor:
     # Mapped anew for every batch: pages of a map that stays open would be counted as memory of the method.
     mapped = np.load(path, mmap_mode="r")
-    return torch.from_numpy(_unit(np.array(mapped[indices if isinstance(indices, slice) else as_slice(indices)])))
+    return torch.from_numpy(_unit(np.array(mapped[as_slice(rows)])))
 
 
 def _unit(values: np.ndarray) -> np.ndarray:

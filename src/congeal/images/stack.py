@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ class Stack:
             start[part] = normalise(compose(self.stack_from_source[part], source_from_aligned, aligned_from_frame))
         return start
 
-    def some(self, rows: np.ndarray) -> Stack:
+    def some(self, rows: np.ndarray) -> Self:
         """A smaller stack: these positions of this one, sharing its pixels."""
         few = copy.copy(self)
         for name in ("kept", "source_sizes", "stack_from_source", "start"):

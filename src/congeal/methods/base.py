@@ -154,8 +154,13 @@ class Method:
             )
         self._check_parameters()
 
+    @property
+    def working_size(self) -> int:
+        """The longer side of what the method works on."""
+        return self.size
+
     def _prepare(self, images: Any, init: Any, layout: Layout | None = None) -> Stack:
-        return prepare(open_images(images), size=self.size, init=init, align_on=self.align_on, layout=layout)
+        return prepare(open_images(images), size=self.working_size, init=init, align_on=self.align_on, layout=layout)
 
     def _measure(self, stack: Stack, stack_from_frame: torch.Tensor, quiet: bool = True) -> None:
         found = stack_from_frame.cpu().numpy()  # as precise as the method is: a million in float64 are 72 MB

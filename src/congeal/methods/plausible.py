@@ -34,6 +34,10 @@ class Plausible:
         spread = 1.4826 * (moved - centre).abs().median(0).values
         return cls(centre, (spread.square() + _LEAST**2).sqrt())
 
+    def tensor(self) -> torch.Tensor:
+        """(2, 8), to keep it in a file."""
+        return torch.stack([self.centre, self.spread])
+
     def pull(
         self, start: torch.Tensor, poses: torch.Tensor, frame: Size, count: int
     ) -> tuple[torch.Tensor, torch.Tensor]:

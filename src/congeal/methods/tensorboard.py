@@ -17,8 +17,7 @@ class TensorBoard:
     def __call__(self, event: Event) -> None:
         for name, value in event.values.items():
             self._writer.add_scalar(f"{event.method}/{name}", value, event.step)
-        if event.step == event.total:
-            self._writer.flush()
+        self._writer.flush()  # a run may stop early, or be ended: what is on disk can be looked at
 
     def close(self) -> None:
         self._writer.close()

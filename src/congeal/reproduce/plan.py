@@ -58,8 +58,6 @@ class Options:
 
     def check(self) -> None:
         """Raise `CongealError` for what cannot work."""
-        from congeal.comparison.entries import read_labels
-
         if self.digits is not None and (not self.digits.isdecimal() or len(set(self.digits)) < len(self.digits)):
             raise CongealError(
                 f"--digits takes digits without anything between, each once, such as 037, not {self.digits!r}"
@@ -69,7 +67,18 @@ class Options:
         if self.time_limit is not None and not self.time_limit > 0:
             raise CongealError(f"the time limit is a number of seconds above 0, not {self.time_limit}")
         if self.methods is not None:
-            read_labels(self.methods)
+            read_methods(self.methods)
+
+
+def read_methods(given: str | Sequence[str]) -> tuple[str, ...]:
+    """ "all", "lsc,rasl" or a list of names; variants of a method are for `congeal compare`."""
+    from congeal.comparison.entries import read_labels
+
+    names = tuple(read_labels(given))
+    for name in names:
+        if "@" in name:
+            raise CongealError(f"'{name}' is a variant, and experiments run methods as they are: write its name alone")
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,8 @@ from congeal.progress import Progress
 
 log = logging.getLogger("congeal")
 
+SCHEDULES = ("cosine", "constant")
+
 _SOUND_ENERGY = (0.9, 1.1)
 _ONE_SIZE = (0.95, 0.96)  # energy ratio after refinement: the same for every set of objects, wherever it starts
 
@@ -43,7 +45,7 @@ class DeepCongealing(Method):
     """DeSTNet with distortion D, complexity C and self-supervision, refined by Gauss-Newton.
 
     `preset="paper-mnist"` and `"paper-lfw"` build the paper's networks and train them as printed; every parameter you
-    set yourself still counts.
+    set to something else than its default still counts.
     """
 
     preset: str = "default"
@@ -77,8 +79,9 @@ class DeepCongealing(Method):
     max_misalignment: float = 0.35
     """Largest corner noise of those warps, as a share of the frame's side."""
     running_reference: bool = True
-    """The template is the mean of the images that match, renewed `refreshes` times; off keeps the reference image."""
+    """The template is the mean of the images that match, renewed as training goes on; off keeps the reference image."""
     refreshes: int = 6
+    """The template is renewed after every 1 / (refreshes + 1) of the steps."""
     tolerance: float = 0.001
     """Training stops early when the mean match changes by less than this between two looks, twice."""
     fit_sample: int = 6000
@@ -97,6 +100,13 @@ class DeepCongealing(Method):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         check_preset(self.preset)
+        if self.schedule not in SCHEDULES:
+            raise CongealError(f"unknown schedule '{self.schedule}': choose one of {', '.join(SCHEDULES)}")
+        _device(self.device)
+
+    @property
+    def working_size(self) -> int:
+        return self.effective().size
 
     @property
     def end_to_end_preset(self) -> bool:
@@ -125,8 +135,14 @@ class DeepCongealing(Method):
             if len(trainer.sample) == len(stack):
                 return self._align_learners(stack, settings)
             # A large set is aligned in one pass, each image alone, to the template that the sample settles on.
-            learners = self._align_learners(stack.some(trainer.sample), settings)
-            poses = self._settle(stack, settings, Saved(job, trainer.state(), state))[0]
+            if state is not None and "learners" in state:
+                learners = state["learners"]
+                self._template, self._plausible = state["template"], _plausible(state["plausible"])
+            else:
+                learners = self._align_learners(stack.some(trainer.sample), settings)
+            plausible = None if self._plausible is None else self._plausible.tensor()
+            done = {"learners": learners, "template": self._template, "plausible": plausible}
+            poses = self._settle(stack, settings, Saved(job, trainer.state() | done, state))[0]
             poses[trainer.sample] = learners
         return poses
 
@@ -136,7 +152,11 @@ class DeepCongealing(Method):
         if not settings.refine:
             return found
         with few_threads(stack.frame):
-            return self._last_sound(stack, [start, found, self._refine(stack, settings, start, found, scores)])
+            refined, template, plausible = self._refine(stack, settings, start, found, scores)
+            sound = self._last_sound(stack, [start, found, refined])
+        if sound is refined:
+            self._template, self._plausible = template, plausible
+        return sound
 
     def _learnt(self, trainer: Trainer) -> None:
         self.aligner_, self.autoencoder_ = trainer.aligner.cpu().eval(), trainer.autoencoder.cpu().eval()
@@ -151,7 +171,7 @@ class DeepCongealing(Method):
         """Every image's pose and its score, from where an interrupted run left off."""
         found, scores = torch.empty(len(stack), 3, 3), torch.empty(len(stack))
         done = 0 if saved is None else saved.fill(found, scores)
-        matcher = Matcher(self._template, settings.motion, objects=self._objects, plausible=self._plausible)
+        matcher = Matcher(self._template, objects=self._objects, plausible=self._plausible)
         settler = Settler(settings, self.aligner_, matcher, self._bars)
 
         @torch.no_grad()
@@ -172,12 +192,15 @@ class DeepCongealing(Method):
 
     def _refine(
         self, stack: Stack, settings: Self, start: torch.Tensor, found: torch.Tensor, scores: torch.Tensor
-    ) -> torch.Tensor:
-        """Joint Gauss-Newton towards the running mean of the images that match, in the gauge of the start."""
+    ) -> tuple[torch.Tensor, torch.Tensor, Plausible | None]:
+        """Joint Gauss-Newton towards the running mean of the images that match, in the gauge of the start.
+
+        Gives the poses, that mean, and for photographs which poses are plausible now.
+        """
         ink = total_ink(stack) if self._objects and can_scale(settings.motion) else None
         gauge = Gauge(start, stack.frame, ink, band=_ONE_SIZE) if settings.guards else None
         middle = float(scores.median())
-        keep = scores >= (min(self._bars.doubtful - 0.1, middle) if self._objects else 0.5 * middle)
+        keep = scores >= (min(self._bars.doubtful - 0.1, middle) if self._objects else min(0.5 * middle, middle))
         appearance = None if self._objects else oriented_gradients
         stages = [(settings.motion, 0.0)] if self._objects else _unlocked(settings.motion, stack.frame)
         for number, (motion, sigma) in enumerate(stages, 1):
@@ -195,12 +218,11 @@ class DeepCongealing(Method):
                 found, moved, _ = passes.step(found)
                 if moved < 0.01:
                     break
-        if not self._objects:
-            self._plausible = passes.likely(found)
-            passes = SetPass(stack, passes.newton, gauge=gauge, appearance=appearance, keep=keep)
-            passes.target = passes.look(found)
-        self._template = passes.target["mean"]
-        return found
+        if self._objects:
+            return found, passes.target["mean"], None
+        plausible = passes.likely(found)
+        passes = SetPass(stack, passes.newton, gauge=gauge, appearance=appearance, keep=keep)
+        return found, passes.look(found)["mean"], plausible
 
     def _last_sound(self, stack: Stack, stages: list[torch.Tensor]) -> torch.Tensor:
         """The last stage whose energy ratio is sound; if none is, the last one, which is then measured as collapsed."""
@@ -227,7 +249,7 @@ class DeepCongealing(Method):
         numbers = torch.tensor([self._bars.doubtful, self._bars.lost, float(self._objects)], dtype=torch.float64)
         state |= {"template": self._template, "numbers": numbers}
         if self._plausible is not None:
-            state["plausible"] = torch.stack([self._plausible.centre, self._plausible.spread])
+            state["plausible"] = self._plausible.tensor()
         return state
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -235,7 +257,7 @@ class DeepCongealing(Method):
         self._template = state["template"]
         doubtful, lost, objects = state["numbers"].tolist()
         self._bars, self._objects = Bars(doubtful, lost), bool(objects)
-        self._plausible = Plausible(*state["plausible"]) if "plausible" in state else None
+        self._plausible = _plausible(state.get("plausible"))
         channels = int(self._template.shape[0])
         networks = make_networks(settings.preset, channels, layout.frame, settings.motion, settings.code_size)
         for name, net in zip(("aligner", "autoencoder"), networks, strict=True):
@@ -292,9 +314,16 @@ def _ink(stack: Stack, poses: torch.Tensor) -> float:
     return sum(float(warp(stack.images(part), poses[part], stack.frame).sum()) for part in chunks(stack))
 
 
+def _plausible(saved: torch.Tensor | None) -> Plausible | None:
+    return None if saved is None else Plausible(*saved)
+
+
 def _device(name: str) -> torch.device:
     if name != "auto":
-        return torch.device(name)
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+            raise CongealError(f"there is no device '{name}' here: use auto, cpu, cuda or mps") from error
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

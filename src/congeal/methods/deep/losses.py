@@ -36,14 +36,16 @@ def complexity(
     weights: torch.Tensor | None = None,
     *,
     by_ink: bool = False,
+    given: bool = False,
 ) -> torch.Tensor:
     """C = ‖Dec(Enc(I∘p)) − I∘p‖₁ + γ wᵀ Enc(I∘p), mean over the batch; `position` is w.
 
-    by_ink divides it by the ink of both, as in `distortion`, and takes what was rebuilt as given: an image then comes
-    nearer to its own reconstruction, and wins nothing by becoming emptier, which is easier to rebuild.
+    by_ink divides it by the ink of both, as in `distortion`: an image wins nothing by becoming emptier, which is easier
+    to rebuild. given: what was rebuilt is taken as given, and the image comes nearer to its own reconstruction; for an
+    auto-encoder that learns elsewhere.
     """
     rebuilt, code = autoencoder(aligned)
-    if by_ink:
+    if given:
         rebuilt = rebuilt.detach()
     error, ink = (rebuilt - aligned).abs(), rebuilt.abs() + aligned.abs()
     if weights is not None:

@@ -86,10 +86,8 @@ class Matcher:
     an image started.
     """
 
-    def __init__(
-        self, template: torch.Tensor, motion: str, *, objects: bool, plausible: Plausible | None = None
-    ) -> None:
-        self.template, self.motion, self.objects, self.plausible = template, motion, objects, plausible
+    def __init__(self, template: torch.Tensor, *, objects: bool, plausible: Plausible | None = None) -> None:
+        self.template, self.objects, self.plausible = template, objects, plausible
         self.frame: Size = (template.shape[-2], template.shape[-1])
 
     def weights(
@@ -129,7 +127,8 @@ class Matcher:
             ink = shown.flatten(1).sum(1) / images.flatten(1).sum(1).clamp(min=1e-6)
             sound = (ink > _INK_RANGE[0]) & (ink < _INK_RANGE[1])
         else:
-            sound = torch.ones_like(value, dtype=torch.bool) if weight is None else weight.mean((1, 2, 3)) > 0.5
+            usual = 1.0 if views.masks is None else views.masks.mean((1, 2, 3))  # a mask may be small by itself
+            sound = torch.ones_like(value, dtype=torch.bool) if weight is None else weight.mean((1, 2, 3)) > 0.5 * usual
         return torch.where(sound & torch.isfinite(value), value, torch.full_like(value, NO_MATCH))
 
     def towards(
@@ -159,11 +158,10 @@ class Matcher:
                 poses = normalise(newton.compose(poses, newton.delta(shown, line, weights, prior)))
         return normalise(scaling(shrink) @ poses @ scaling(1 / shrink))
 
-    def better(self, views: Views, candidates: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each image the candidate pose with the higher score, and that score."""
-        scores = torch.stack([self.score(views, poses) for poses in candidates])
-        best, which = scores.max(0)
-        return torch.stack(list(candidates))[which, torch.arange(len(views))], best
+    def better(self, views: Views, candidates: Sequence[torch.Tensor]) -> torch.Tensor:
+        """For each image the candidate pose with the higher score."""
+        which = torch.stack([self.score(views, poses) for poses in candidates]).argmax(0)
+        return torch.stack(list(candidates))[which, torch.arange(len(views))]
 
 
 def shrunk(images: torch.Tensor, shrink: int) -> torch.Tensor:

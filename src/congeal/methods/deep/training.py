@@ -22,7 +22,7 @@ from congeal.methods.deep.losses import complexity, distortion, self_supervision
 from congeal.methods.deep.networks import SmallAutoEncoder, Softening, positional_weights
 from congeal.methods.deep.poses import Matcher, Views, at_size, random_warps, shrunk, taken
 from congeal.methods.deep.presets import make_networks
-from congeal.methods.guards import Gauge, set_kind
+from congeal.methods.guards import can_scale, set_kind
 from congeal.methods.job import Job
 from congeal.methods.plausible import Plausible
 from congeal.methods.reference import medoid, reference_image
@@ -63,8 +63,7 @@ class Trainer:
         self.optimiser = torch.optim.Adam(joint, lr=settings.learning_rate)
         self.rebuilder = torch.optim.Adam(self.autoencoder.parameters(), lr=2e-3) if apart else None
         self.step_number, self.refreshes, self.settled = 0, 0, 0
-        ink = float(self.images.sum()) if self.objects and stack.size == stack.frame else None
-        self.gauge = Gauge(self.start, self.frame, ink)
+        self.holds_ink = self.objects and stack.size == stack.frame and can_scale(settings.motion)
         self.template = self._reference(stack)
         self.poses = self.start.clone()
         self.scores = torch.zeros(len(self.images))
@@ -123,7 +122,7 @@ class Trainer:
         wanted = mean_matrix(self.start.double(), self.frame)
         found = mean_matrix(self.poses[self.good].double(), self.frame)
         poses = normalise(self.poses.double() @ torch.linalg.inv(found) @ wanted).float()
-        if self.gauge.source_ink is not None:
+        if self.holds_ink:
             images = self.images[self.good]
             ratio = float(warp(images, poses[self.good], self.frame).sum() / images.sum())
             z = math.sqrt(min(max(ratio, 0.5), 2.0))
@@ -140,13 +139,13 @@ class Trainer:
     def train(self, job: Job) -> None:
         settings = self.settings
         for _ in range(self.step_number, settings.steps):
+            if self.settled >= 2:  # nothing changes any more; also where a checkpoint says so
+                break
             values = self.step()
             self.step_number += 1
             job.step(self.step_number, settings.steps, **values)
             if self._refresh_due():
                 self.refresh()
-                if self.settled >= 2:
-                    break
             if job.due():
                 job.save(self.state())
 
@@ -204,7 +203,7 @@ class Trainer:
         pose = self.aligner.look(self._softened(rows), self.start[rows].to(self.device))[-1]
         aligned = warp(images, at_size(self.shrink, pose), size)
         masks = None if self.masks is None else shrunk(self.masks[rows], self.shrink).to(self.device)
-        matcher = Matcher(template, settings.motion, objects=self.objects)
+        matcher = Matcher(template, objects=self.objects)
         weights = matcher.weights(source_size, at_size(self.shrink, pose.detach()), masks)
         likeness = distortion(aligned, template, weights, by_ink=settings.normalise_ink)
         loss, values = settings.distortion_weight * likeness, {"distortion": float(likeness.detach())}
@@ -216,7 +215,13 @@ class Trainer:
             self.autoencoder.requires_grad_(not settings.train_apart)
             by_ink = settings.normalise_ink and self.objects
             cost = complexity(
-                self.autoencoder, aligned, self.position, settings.capacity_penalty, weights, by_ink=by_ink
+                self.autoencoder,
+                aligned,
+                self.position,
+                settings.capacity_penalty,
+                weights,
+                by_ink=by_ink,
+                given=by_ink and settings.train_apart,
             )
             self.autoencoder.requires_grad_(True)
             values["complexity"] = float(cost.detach())
@@ -252,7 +257,7 @@ class Trainer:
 
         def settle(matcher: Matcher, views: Views, start: torch.Tensor, pose: torch.Tensor) -> torch.Tensor:
             asked = matcher.towards(views, start, self.predict(views.images, start), 3, affine, unit)
-            return matcher.better(views, [matcher.towards(views, start, pose, 3, affine, unit), asked])[0]
+            return matcher.better(views, [matcher.towards(views, start, pose, 3, affine, unit), asked])
 
         self._take_stock(self._each(settle, self.poses), self.bar)
         self.scores = self._each(lambda m, views, start, pose: m.score(views, pose), self.poses)
@@ -280,7 +285,7 @@ class Trainer:
         )
 
     def _matcher(self, template: torch.Tensor) -> Matcher:
-        return Matcher(template, self.settings.motion, objects=self.objects, plausible=self.likely())
+        return Matcher(template, objects=self.objects, plausible=self.likely())
 
     def likely(self) -> Plausible | None:
         """Which poses the matching photographs make likely; objects on empty ground need no such help."""

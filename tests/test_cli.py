@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 import congeal
+from blobs import blob, save_folder
 from congeal import cli
 from congeal.cli import main
 from congeal.transforms import Transforms
@@ -28,21 +29,6 @@ KEYS = {
     *("seed", "version"),
 }
 LSC = ("--method", "lsc")
-
-
-def blob(n: int = 8, size: int = 24, seed: int = 0) -> np.ndarray:
-    """(n, size, size) uint8: one elongated blob at slightly different places."""
-    rng = np.random.default_rng(seed)
-    y, x = np.mgrid[:size, :size]
-    centres = size / 2 + rng.uniform(-2, 2, (n, 2))
-    return np.stack([255 * np.exp(-(((x - a) / 5) ** 2) - ((y - b) / 2.5) ** 2) for a, b in centres]).astype(np.uint8)
-
-
-def save_folder(folder: Path, images: np.ndarray) -> Path:
-    folder.mkdir()
-    for i, image in enumerate(images):
-        Image.fromarray(image).save(folder / f"{i}.png")
-    return folder
 
 
 @pytest.fixture

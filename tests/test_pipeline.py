@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import congeal.pipeline
+from blobs import blob, save_folder
 from congeal import CongealError, Transforms, align, apply
 from congeal.images import open_images, warp_pixels
 from congeal.methods import registry
@@ -20,21 +21,6 @@ from congeal.run import RunFolder
 from congeal.starts import read_start
 
 OPTIONS = {"method": "lsc", "quiet": True}
-
-
-def blob(n: int = 8, size: int = 24, seed: int = 0) -> np.ndarray:
-    """(n, size, size) uint8: one elongated blob at slightly different places."""
-    rng = np.random.default_rng(seed)
-    y, x = np.mgrid[:size, :size]
-    centres = size / 2 + rng.uniform(-2, 2, (n, 2))
-    return np.stack([255 * np.exp(-(((x - a) / 5) ** 2) - ((y - b) / 2.5) ** 2) for a, b in centres]).astype(np.uint8)
-
-
-def save_folder(folder: Path, images: np.ndarray) -> Path:
-    folder.mkdir()
-    for i, image in enumerate(images):
-        Image.fromarray(image).save(folder / f"{i}.png")
-    return folder
 
 
 # ---- pixels

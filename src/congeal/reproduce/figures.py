@@ -76,7 +76,7 @@ def curves(path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], x: st
     axes.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
     axes.grid(True, which="both", alpha=0.3)
     if axes.lines:
-        axes.legend()
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(axes.lines), frameon=False)  # over no point
     save(axes, path)
 
 

@@ -50,6 +50,8 @@ def freeze(stack: Stack, folder: Path) -> None:
 class FrozenStack(Stack):
     """The stack `freeze` wrote. Its source has names and no pixels: methods work on the stack alone."""
 
+    _per_image = (*Stack._per_image, "_stored")
+
     def __init__(self, folder: Path) -> None:
         with np.load(folder / "about.npz", allow_pickle=False) as saved:
             about = json.loads(str(saved["about"]))
@@ -64,11 +66,6 @@ class FrozenStack(Stack):
         self._images = folder / "images.npy"
         self._masks = folder / "masks.npy" if about["masks"] else None
         self._stored = np.arange(len(self.kept))  # which rows of these files are the stack's
-
-    def some(self, rows: np.ndarray) -> FrozenStack:
-        few = super().some(rows)
-        few._stored = self._stored[rows]
-        return few
 
     @property
     def layout(self) -> Layout:

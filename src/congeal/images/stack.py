@@ -38,6 +38,8 @@ class Stack:
     (n, 2); intensity is the (black, white) pixel values that became 0 and 1.
     """
 
+    _per_image: tuple[str, ...] = ("kept", "source_sizes", "stack_from_source", "start")
+
     def __init__(
         self, source: ImageSource, plan: Plan, *, reasons: dict[int, str], sizes: np.ndarray, align_on: AlignOn
     ) -> None:
@@ -74,7 +76,7 @@ class Stack:
     def some(self, rows: np.ndarray) -> Self:
         """A smaller stack: these positions of this one, sharing its pixels."""
         few = copy.copy(self)
-        for name in ("kept", "source_sizes", "stack_from_source", "start"):
+        for name in self._per_image:
             setattr(few, name, getattr(self, name)[rows])
         return few
 

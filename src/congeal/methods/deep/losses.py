@@ -14,18 +14,22 @@ from congeal.geometry.matrix import Size, corners, invert
 _FARTHEST = 0.1  # of the projective denominator at the frame's corner: beyond it a corner is as good as at infinity
 
 
+def _difference(
+    shown: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B,) how much two sets of images differ, and the ink of both, to divide by."""
+    error, ink = (shown - wanted).abs(), shown.abs() + wanted.abs()
+    if weights is not None:
+        error, ink = error * weights, ink * weights
+    return error.flatten(1).sum(1), ink.flatten(1).sum(1).clamp(min=1e-3)
+
+
 def distortion(
     aligned: torch.Tensor, reference: torch.Tensor, weights: torch.Tensor | None = None, *, by_ink: bool
 ) -> torch.Tensor:
     """D = ‖I∘p − I_ref‖₁ per image. by_ink divides it by the ink of both: shrinking the object then wins nothing."""
-    error = (aligned - reference).abs()
-    ink = aligned.abs() + reference.abs()
-    if weights is not None:
-        error, ink = error * weights, ink * weights
-    error = error.flatten(1).sum(1)
-    if by_ink:
-        error = error / ink.flatten(1).sum(1).clamp(min=1e-3)
-    return error.mean()
+    error, ink = _difference(aligned, reference, weights)
+    return (error / ink if by_ink else error).mean()
 
 
 def complexity(
@@ -47,13 +51,9 @@ def complexity(
     rebuilt, code = autoencoder(aligned)
     if given:
         rebuilt = rebuilt.detach()
-    error, ink = (rebuilt - aligned).abs(), rebuilt.abs() + aligned.abs()
-    if weights is not None:
-        error, ink = error * weights, ink * weights
-    cost = error.flatten(1).sum(1) + capacity_penalty * (code @ position)
-    if by_ink:
-        cost = cost / ink.flatten(1).sum(1).clamp(min=1e-3)
-    return cost.mean()
+    error, ink = _difference(aligned, rebuilt, weights)
+    cost = error + capacity_penalty * (code @ position)
+    return (cost / ink if by_ink else cost).mean()
 
 
 def without_common_mode(stack_from_frame: torch.Tensor, frame: Size) -> torch.Tensor:

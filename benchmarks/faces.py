@@ -19,8 +19,8 @@ from congeal.datasets import open_named
 from congeal.geometry import mean_matrix, normalise, warp
 from congeal.geometry.matrix import corners, map_points, rescale
 from congeal.images import Stack, prepare
-from congeal.methods.appearance import blur
 from congeal.methods.registry import method_class
+from congeal.solvers.filters import blur
 
 GROWN = 0.3
 

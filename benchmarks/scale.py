@@ -94,9 +94,9 @@ def child(options: argparse.Namespace) -> None:
     """One run, in this process; prints its stages as JSON."""
     import torch
 
-    from congeal import pipeline
     from congeal.cli import parse_settings
     from congeal.methods.base import Method
+    from congeal.pipeline import align as pipeline
 
     torch.set_num_threads(options.threads)
     add_none()

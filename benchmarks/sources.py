@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from congeal.datasets import open_named
-from congeal.methods.threads import in_order
+from congeal.solvers.threads import in_order
 
 SOURCES = ("perspective-baked:3@0.2", "affnist:3@{n}", "infimnist:3@{n}")
 _BATCH = 2000

@@ -21,10 +21,11 @@ from congeal.cli import main
 from congeal.comparison.compare import settled
 from congeal.comparison.entries import motion_for, read_labels
 from congeal.comparison.frozen import FrozenStack, freeze
-from congeal.comparison.table import markdown
-from congeal.images import open_images, prepare
+from congeal.images import prepare
 from congeal.methods.registry import method_class, methods
-from congeal.run import RunFolder
+from congeal.opening import open_images
+from congeal.report.tables import markdown
+from congeal.runs.folder import RunFolder
 
 KEYS = {
     *("n_images", "n_skipped", "method", "motion", "apsnr_before", "apsnr_after"),
@@ -120,7 +121,7 @@ def test_memory_is_that_of_the_child(compared: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel's own count is only on Linux")
 def test_memory_is_not_handed_down_from_the_parent() -> None:
     ballast = np.ones(60_000_000)  # 480 MB
-    code = "from congeal.pipeline import peak_memory_mb; print(peak_memory_mb())"
+    code = "from congeal.pipeline.align import peak_memory_mb; print(peak_memory_mb())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert float(told) < 400 < ballast.nbytes / 1e6
 

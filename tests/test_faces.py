@@ -13,12 +13,12 @@ from PIL import Image
 
 from congeal import CongealError, Transforms, align, apply
 from congeal.comparison.compare import compare
-from congeal.errors import MissingExtra
-from congeal.faces import FaceSource, cascade, find_faces, parse_grow
+from congeal.errors import MissingExtra, RunFailed
 from congeal.geometry import map_points
-from congeal.images import open_images
-from congeal.run import RunFailed, RunFolder
-from congeal.starts import at_faces, inherited, read_start
+from congeal.images.faces import FaceSource, cascade, find_faces, parse_grow
+from congeal.opening import open_images
+from congeal.pipeline.starts import at_faces, inherited, read_start
+from congeal.runs.folder import RunFolder
 from portraits import NO_FACE, SHOTS, Shot, name, save, take
 
 OPTIONS = {"method": "lsc", "motion": "similarity", "quiet": True}
@@ -67,7 +67,7 @@ def test_any_pixel_type_gives_the_same_boxes() -> None:
 
 
 def test_the_search_waits_until_it_is_needed(portraits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("congeal.faces.cascade", lambda: pytest.fail("searched"))
+    monkeypatch.setattr("congeal.images.faces.cascade", lambda: pytest.fail("searched"))
     source = FaceSource(open_images(portraits), 0.3)
     part = source.limit(2)
     assert isinstance(part, FaceSource)

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from congeal.ids import Ids
+from congeal.transforms.ids import Ids
 
 NAMES = ["a", "Größe/ü.png", "", b"caf\xe9".decode("utf-8", "surrogateescape"), "a" * 50]
 

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import congeal.pipeline
+import congeal.pipeline.align
 from blobs import blob, save_folder
 from congeal import CongealError, Transforms, align, apply
-from congeal.images import open_images, warp_pixels
+from congeal.images import warp_pixels
 from congeal.methods import registry
 from congeal.methods.base import Method
-from congeal.render import Look, png
-from congeal.run import RunFolder
-from congeal.starts import read_start
+from congeal.opening import open_images
+from congeal.pipeline.render import Look, png
+from congeal.pipeline.starts import read_start
+from congeal.runs.folder import RunFolder
 
 OPTIONS = {"method": "lsc", "quiet": True}
 
@@ -126,7 +127,7 @@ def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
             align(folder, tmp_path / "run", **OPTIONS)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "aligned").iterdir()}
     assert len(before) == 5
-    monkeypatch.setattr(congeal.pipeline, "prepare", None)  # the fit is done and must not be done again
+    monkeypatch.setattr(congeal.pipeline.align, "prepare", None)  # the fit is done and must not be done again
     align(folder, tmp_path / "run", **OPTIONS)
     assert len(list((tmp_path / "run" / "aligned").iterdir())) == 8
     assert before == {path: path.stat().st_mtime_ns for path in before}
@@ -136,7 +137,7 @@ def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
 def test_images_that_changed_are_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_folder(tmp_path / "photos", blob())
     with monkeypatch.context() as patch:
-        patch.setattr(congeal.pipeline, "prepare", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(congeal.pipeline.align, "prepare", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             align(folder, tmp_path / "run", **OPTIONS)
     Image.fromarray(blob()[0]).save(folder / "late.png")
@@ -154,13 +155,13 @@ def test_an_image_that_vanishes_before_writing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = save_folder(tmp_path / "photos", blob())
-    render = congeal.pipeline.render
+    render = congeal.pipeline.align.render
 
     def lose_one(*args: object, **options: object) -> object:
         (folder / "3.png").write_bytes(b"")
         return render(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(congeal.pipeline, "render", lose_one)
+    monkeypatch.setattr(congeal.pipeline.align, "render", lose_one)
     align(folder, tmp_path / "run", **OPTIONS)
     assert "3.png" in caplog.text
     assert "3.png" in (tmp_path / "run" / "skipped.csv").read_text()

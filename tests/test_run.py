@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from congeal import run as run_module
-from congeal.errors import CongealError
-from congeal.run import Checkpoint, History, RunFailed, RunFolder, failing_as_run, write_bytes, write_json, write_rows
+from congeal import files as run_module
+from congeal.errors import CongealError, RunFailed, failing_as_run
+from congeal.files import write_bytes, write_json, write_rows
+from congeal.runs.folder import Checkpoint, History, RunFolder
 
 CONFIG = {"source": "digits:3", "method": "lsc", "params": {"iterations": 3}, "seed": 0, "version": "1", "command": "a"}
 
@@ -104,7 +105,7 @@ def test_two_at_once_are_refused_with_the_pid(tmp_path: Path) -> None:
 
 def test_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
     hold = (
-        "import sys, time; from congeal.run import RunFolder; RunFolder(sys.argv[1]).begin({'a': 1}); "
+        "import sys, time; from congeal.runs.folder import RunFolder; RunFolder(sys.argv[1]).begin({'a': 1}); "
         "print('held', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)

@@ -13,15 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import congeal.pipeline
+import congeal.pipeline.align
 from congeal import Transforms, align, apply
 from congeal.export import export
-from congeal.images import ImageSource, open_images, prepare, store
-from congeal.originals import run_transforms
+from congeal.images import ImageSource, prepare, store
+from congeal.opening import open_images
+from congeal.pipeline.render import Batch
 from congeal.propagate import propagate_points
-from congeal.render import Batch
 from congeal.report import write_report
-from congeal.run import RunFolder
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import run_transforms
 
 QUICK = {"method": "lsc", "motion": "affine", "params": {"blurs": [0.0], "iterations": [1]}, "size": 28, "quiet": True}
 
@@ -59,7 +60,7 @@ def test_everything_reads_the_table_a_run_has(tmp_path: Path, kind: str) -> None
 
 
 def test_large_sets_get_a_compact_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(congeal.pipeline, "MOST_CSV_ROWS", 20)
+    monkeypatch.setattr(congeal.pipeline.align, "MOST_CSV_ROWS", 20)
     assert (align(digits(20), tmp_path / "small", **QUICK).folder / "transforms.csv").exists()
     large = align(digits(21), tmp_path / "large", **QUICK).folder
     assert not (large / "transforms.csv").exists()
@@ -73,8 +74,8 @@ def test_large_sets_get_a_compact_table(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("suffix", [".csv", ".json", ".npz", ".parquet"])
 @pytest.mark.parametrize("step", [1, 2, 3, 7])
 def test_every_so_many_rows(tmp_path: Path, suffix: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("congeal.transform_files._ROWS_AT_ONCE", 4)
-    monkeypatch.setattr("congeal.transform_files._ROWS_OF_A_GROUP", 5)
+    monkeypatch.setattr("congeal.transforms.files._ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("congeal.transforms.files._ROWS_OF_A_GROUP", 5)
     matrices = np.tile(np.eye(3), (23, 1, 1))
     matrices[:, 0, 2] = np.arange(23)
     whole = Transforms(map(str, range(23)), matrices, np.full((23, 2), 9), (9, 9))
@@ -88,7 +89,7 @@ def test_every_so_many_rows(tmp_path: Path, suffix: str, step: int, monkeypatch:
 
 SLOWLY = """
 import sys, time
-from congeal import render, pipeline
+from congeal.pipeline import align, render
 from congeal.images import writers
 render.SAVE_EVERY, render.CHUNK_VALUES, writers.SHARD_IMAGES = 0.0, 28 * 28 * 7, 20
 sample = render.Batch.sample
@@ -96,7 +97,7 @@ def slowly(batch, *arguments):
     time.sleep(0.05)
     return sample(batch, *arguments)
 render.Batch.sample = slowly
-pipeline.align(
+align.align(
     sys.argv[1], sys.argv[2], method="lsc", motion="affine", params={"blurs": [0.0], "iterations": [1]}, size=28,
     quiet=True, output_format=sys.argv[3], transforms_format="npz",
 )
@@ -119,7 +120,7 @@ def test_a_run_killed_while_it_writes_goes_on(
     process.wait()
     seen = position(notes)
 
-    monkeypatch.setattr("congeal.render.CHUNK_VALUES", 28 * 28 * 7)
+    monkeypatch.setattr("congeal.pipeline.render.CHUNK_VALUES", 28 * 28 * 7)
     monkeypatch.setattr("congeal.images.writers.SHARD_IMAGES", 20)
     sample, sampled = Batch.sample, []
 
@@ -179,12 +180,12 @@ def test_decoding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
 
 PEAK = """
 import sys
-import congeal.pipeline, congeal.methods.lsc
+import congeal.pipeline.align, congeal.methods.lsc
 from congeal.images import mapped
 mapped.KEPT = 1 << 20
 settings = {"blurs": [0.0], "iterations": [1]}
 options = {"method": "lsc", "motion": "affine", "params": settings, "size": 28, "quiet": True}
-congeal.align(sys.argv[1], sys.argv[1] + ".run", transforms_format="npz", output_format="npy", **options)
+congeal.pipeline.align.align(sys.argv[1], sys.argv[1] + ".run", transforms_format="npz", output_format="npy", **options)
 with open("/proc/self/status") as file:
     print(next(int(line.split()[1]) for line in file if line.startswith("VmHWM")))
 """

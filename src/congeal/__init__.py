@@ -13,12 +13,13 @@ from congeal.methods.registry import classes
 
 if TYPE_CHECKING:
     from congeal.comparison.compare import compare
-    from congeal.images import open_images, pack
+    from congeal.images import pack
     from congeal.methods.base import load
     from congeal.methods.deep.congealing import DeepCongealing as DeepCongealing
     from congeal.methods.lsc import LSC as LSC
     from congeal.methods.registry import methods as list_methods
-    from congeal.pipeline import align, apply
+    from congeal.opening import open_images
+    from congeal.pipeline.align import align, apply
     from congeal.propagate import collect_points, propagate_mask, propagate_overlay, propagate_points
     from congeal.transforms import Transforms
 
@@ -45,13 +46,13 @@ __all__ = [
 # public name: where it is defined
 _HOME = classes() | {
     "Transforms": "congeal.transforms.Transforms",
-    "align": "congeal.pipeline.align",
-    "apply": "congeal.pipeline.apply",
+    "align": "congeal.pipeline.align.align",
+    "apply": "congeal.pipeline.align.apply",
     "collect_points": "congeal.propagate.collect_points",
     "compare": "congeal.comparison.compare.compare",
     "list_methods": "congeal.methods.registry.methods",
     "load": "congeal.methods.base.load",
-    "open_images": "congeal.images.open_images",
+    "open_images": "congeal.opening.open_images",
     "pack": "congeal.images.pack",
     "propagate_mask": "congeal.propagate.propagate_mask",
     "propagate_overlay": "congeal.propagate.propagate_overlay",

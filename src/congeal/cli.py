@@ -25,7 +25,7 @@ from congeal import __version__
 from congeal.errors import CongealError
 
 if TYPE_CHECKING:
-    from congeal.pipeline import Result
+    from congeal.pipeline.align import Result
 
 log = logging.getLogger("congeal")
 
@@ -85,7 +85,7 @@ class Align:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
-        from congeal.pipeline import align
+        from congeal.pipeline.align import align
 
         result = align(
             self.source,
@@ -133,7 +133,7 @@ class Apply:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
-        from congeal.pipeline import apply
+        from congeal.pipeline.align import apply
 
         result = apply(
             self.run_folder,
@@ -187,8 +187,8 @@ class Compare:
 
     def run(self, command: str) -> None:
         from congeal.comparison.compare import compare, failed
-        from congeal.comparison.table import markdown
-        from congeal.run import RunFailed
+        from congeal.errors import RunFailed
+        from congeal.report.tables import markdown
 
         rows = compare(
             self.source,
@@ -323,7 +323,8 @@ class Pack:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
-        from congeal.images import open_images, pack
+        from congeal.images import pack
+        from congeal.opening import open_images
 
         packed = pack(open_images(self.source, limit=self.limit), self.output)
         print(f"packed {len(packed)} images into {Path(self.output).resolve()}")
@@ -337,7 +338,7 @@ class Methods:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
-        from congeal.pipeline import describe_methods
+        from congeal.pipeline.align import describe_methods
 
         print(describe_methods())
 
@@ -354,7 +355,7 @@ class Demo:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
-        from congeal.pipeline import align
+        from congeal.pipeline.align import align
 
         result = align("digits:3", self.output, size=28, quiet=self.quiet, command=command)
         tell(result, self.quiet)
@@ -426,7 +427,7 @@ class Report:
     def run(self, command: str) -> None:
         from congeal.report import write_report
         from congeal.report.compare import write_comparison
-        from congeal.run import RunFolder
+        from congeal.runs.folder import RunFolder
 
         run = RunFolder.existing(self.run_folder)
         write = write_comparison if (run / "table.json").is_file() else write_report
@@ -480,7 +481,7 @@ def perform(command: Any, as_typed: str) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 — else the interpreter complains again at exit
         return 0
     except CongealError as error:
-        from congeal.run import RunFailed
+        from congeal.errors import RunFailed
 
         log.error("congeal: %s", error)
         if command.debug:

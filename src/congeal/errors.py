@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 
 class CongealError(Exception):
     """Something the user can fix; the message names the thing that is wrong and what to do."""
+
+
+class RunFailed(CongealError):
+    """The request was right, the work failed (full disk, nothing readable): exit code 1 rather than 2."""
 
 
 class MissingExtra(CongealError):
@@ -23,3 +29,14 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingExtra(
             f"this needs the package '{name}', which is not installed: pip install 'congeal[{extra}]'"
         ) from error
+
+
+@contextmanager
+def failing_as_run() -> Iterator[None]:
+    """From here on the work has begun: a `CongealError` is a failure of the run, not wrong use."""
+    try:
+        yield
+    except RunFailed:
+        raise
+    except CongealError as error:
+        raise RunFailed(str(error)) from error

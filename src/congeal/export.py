@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.originals import run_transforms
-from congeal.run import RunFolder, write_text, writing
+from congeal.files import write_text, writing
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import run_transforms
 
 
 def export(run: str | os.PathLike[str], to: str | os.PathLike[str]) -> Path:

@@ -10,9 +10,9 @@ import pytest
 
 from congeal import CongealError, open_images
 from congeal.datasets import lfw
-from congeal.faces import FaceSource
 from congeal.geometry import map_points
 from congeal.images import prepare
+from congeal.images.faces import FaceSource
 from congeal.metrics import landmark_error
 
 BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -17,10 +17,11 @@ import torch
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError
-from congeal.images import UnreadableImage, open_images
+from congeal.images import UnreadableImage
 from congeal.images.files import expand_braces, natural_key
 from congeal.images.idx import read_idx
 from congeal.images.source import ImageSource
+from congeal.opening import open_images
 
 RNG = np.random.default_rng(1)
 GREY = RNG.integers(0, 256, (5, 8, 6), dtype=np.uint8)
@@ -332,7 +333,7 @@ def test_fingerprint_follows_the_set() -> None:
 
 def test_opening_images_needs_no_torch(tmp_path: Path) -> None:
     save(tmp_path / "a.png", GREY[0])
-    code = f"from congeal.images import open_images; open_images({str(tmp_path)!r}).read(0)"
+    code = f"from congeal.opening import open_images; open_images({str(tmp_path)!r}).read(0)"
     code += "; import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

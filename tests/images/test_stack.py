@@ -13,9 +13,10 @@ from PIL import Image as Pillow
 
 from congeal.errors import CongealError
 from congeal.geometry.sampling import warp
-from congeal.images import Image, ImageSource, Layout, Skipped, open_images, prepare
+from congeal.images import Image, ImageSource, Layout, Skipped, prepare
 from congeal.images import store as store_module
 from congeal.images.canvas import place, render
+from congeal.opening import open_images
 from congeal.transforms import Transforms
 
 RNG = np.random.default_rng(2)

@@ -14,8 +14,9 @@ import tifffile
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError
-from congeal.images import open_images, open_writer, pack, prepare, warp_image, warp_pixel_batch, warp_pixels
+from congeal.images import open_writer, pack, prepare, warp_image, warp_pixel_batch, warp_pixels
 from congeal.images.source import ImageSource
+from congeal.opening import open_images
 
 RNG = np.random.default_rng(3)
 SHIFT = np.array([[1.0, 0, 2], [0, 1, 1], [0, 0, 1]])  # source_from_aligned: look 2 right, 1 down

@@ -20,7 +20,7 @@ from congeal.methods.base import Method
 from congeal.methods.job import Event
 from congeal.methods.registry import method_class, methods
 from congeal.metrics import corner_error
-from congeal.run import Checkpoint
+from congeal.runs.folder import Checkpoint
 
 # How much work a method does, by the names methods give it: enough to exercise everything, little enough to be quick.
 EFFORT = {

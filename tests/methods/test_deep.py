@@ -17,18 +17,18 @@ from congeal.geometry import from_normalised, invert, matrix_from_parameters, wa
 from congeal.images import Stack, prepare
 from congeal.images.arrays import ArraySource
 from congeal.methods import guards
-from congeal.methods.appearance import blur
 from congeal.methods.deep.congealing import DeepCongealing
 from congeal.methods.deep.losses import complexity, distortion, self_supervision, without_common_mode
 from congeal.methods.deep.networks import AutoEncoder, DeSTNet, SmallAutoEncoder, positional_weights
-from congeal.methods.deep.poses import NO_MATCH, Matcher, Views, random_warps
 from congeal.methods.deep.presets import make_networks
 from congeal.methods.deep.settling import Settler
-from congeal.methods.gaussnewton import GaussNewton
-from congeal.methods.plausible import Plausible
-from congeal.methods.threads import in_order
 from congeal.metrics import corner_error
-from congeal.run import Checkpoint
+from congeal.runs.folder import Checkpoint
+from congeal.solvers.filters import blur
+from congeal.solvers.gaussnewton import GaussNewton
+from congeal.solvers.matching import NO_MATCH, Matcher, Views, random_warps
+from congeal.solvers.pose_prior import Plausible
+from congeal.solvers.threads import in_order
 
 QUICK = {"steps": 120, "batch_size": 128, "restarts": 6, "refreshes": 3}
 
@@ -399,7 +399,7 @@ class _KilledWhileAligning(Checkpoint):
 def test_a_large_set_is_aligned_in_one_pass_that_resumes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tolerance: float
 ) -> None:
-    monkeypatch.setattr("congeal.methods.guards.CHUNK_VALUES", 28 * 28 * 10)  # eight parts of 25 images
+    monkeypatch.setattr("congeal.solvers.gauge.CHUNK_VALUES", 28 * 28 * 10)  # eight parts of 25 images
     options = QUICK | {"steps": 60, "fit_sample": 60, "refreshes": 5, "tolerance": tolerance}
     source = open_named("digits:3")
     whole = DeepCongealing(**options).fit(source)

@@ -13,13 +13,13 @@ from known_warps import errors, warped_digit
 from congeal import CongealError, open_images
 from congeal.geometry import from_normalised, matrix_from_parameters, warp
 from congeal.images import prepare
-from congeal.methods.convfeatures import learn_layer, respond, ring_kmeans
 from congeal.methods.deepfeatures import DeepFeatures
-from congeal.methods.descriptors import dense_descriptors, kmeans
 from congeal.methods.entropy import Entropy, shares
 from congeal.methods.funnel import FunnelMethod, parameter_units
 from congeal.methods.sift import SIFT
 from congeal.metrics import corner_error
+from congeal.solvers.convfeatures import learn_layer, respond, ring_kmeans
+from congeal.solvers.descriptors import dense_descriptors, kmeans
 
 METHODS: list[type[FunnelMethod]] = [Entropy, SIFT, DeepFeatures]
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import congeal.methods.lowrank as lowrank
+import congeal.solvers.lowrank as lowrank
 from congeal.datasets import open_named
 from congeal.geometry import from_normalised, matrix_from_parameters
 from congeal.images import prepare
-from congeal.methods.lowrank import Linear, MotionGauge, Spectrum, decompose, linearise, soft
+from congeal.solvers.lowrank import Linear, MotionGauge, Spectrum, decompose, linearise, soft
 
 
 def random_matrix(n: int, m: int, rank: int) -> torch.Tensor:

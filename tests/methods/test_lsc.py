@@ -15,7 +15,7 @@ from congeal.geometry import MOTIONS, from_normalised, invert, matrix_from_param
 from congeal.images import prepare
 from congeal.methods.job import Event
 from congeal.metrics import corner_error
-from congeal.run import Checkpoint
+from congeal.runs.folder import Checkpoint
 
 SIZE = (48, 48)
 
@@ -188,7 +188,7 @@ def test_resuming_after_any_step_changes_nothing(digits: np.ndarray, tmp_path: P
 
 def test_a_stack_in_chunks_is_a_stack_at_once(digits: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     together = LSC(size=28).fit(digits).transforms_.matrices
-    monkeypatch.setattr("congeal.methods.guards.CHUNK_VALUES", 28 * 28 * 7)
+    monkeypatch.setattr("congeal.solvers.gauge.CHUNK_VALUES", 28 * 28 * 7)
     in_chunks = LSC(size=28).fit(digits).transforms_.matrices
     assert np.abs(together - in_chunks).max() < 0.02  # sums in another order
 

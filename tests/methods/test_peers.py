@@ -10,8 +10,8 @@ from known_warps import errors, warped_digit
 from congeal import LSC, open_images
 from congeal.geometry import from_normalised, map_points, matrix_from_parameters, n_parameters, warp
 from congeal.geometry.matrix import corners
-from congeal.methods.appearance import blur
 from congeal.methods.registry import method_class, methods
+from congeal.solvers.filters import blur
 
 PEERS = [name for name in methods() if name != "deep"]
 # What other files look at for every digit is not looked at again here.

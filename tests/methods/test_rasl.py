@@ -14,12 +14,13 @@ from congeal.datasets import open_named
 from congeal.errors import CongealError
 from congeal.geometry import from_normalised, matrix_from_parameters
 from congeal.geometry.matrix import Size, invert
-from congeal.images import Stack, open_images, prepare
-from congeal.methods.lowrank import Decomposition, Linear, Spectrum, decompose, linearise
+from congeal.images import Stack, prepare
 from congeal.methods.measure import measure
 from congeal.methods.pssv import PSSV
 from congeal.methods.rasl import RASL
 from congeal.metrics import corner_error
+from congeal.opening import open_images
+from congeal.solvers.lowrank import Decomposition, Linear, Spectrum, decompose, linearise
 
 PAD = 8
 

@@ -15,9 +15,9 @@ from congeal.errors import CongealError
 from congeal.geometry import from_normalised, matrix_from_parameters, warp
 from congeal.geometry.matrix import invert
 from congeal.images import Stack, prepare
-from congeal.methods.lowrank import linearise
 from congeal.methods.tgrasta import TGRASTA, Tracker, solve
 from congeal.metrics import corner_error
+from congeal.solvers.lowrank import linearise
 
 
 def digits(name: str, count: int) -> Stack:

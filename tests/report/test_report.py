@@ -13,13 +13,14 @@ import pytest
 from PIL import Image
 
 from congeal import Transforms, align
-from congeal.render import BEST, DRAWN, FLAGGED, WORST, choose_samples
+from congeal.files import write_json
+from congeal.pipeline.render import BEST, DRAWN, FLAGGED, WORST, choose_samples
 from congeal.report import write_report
 from congeal.report.advice import next_steps
 from congeal.report.charts import BINS, curve, curves, histogram, short
 from congeal.report.page import number, percent
 from congeal.report.pictures import picture
-from congeal.run import RunFolder, write_json
+from congeal.runs.folder import RunFolder
 
 QUICK = {"iterations": (1, 1, 1)}
 

@@ -14,11 +14,11 @@ import pytest
 
 import congeal.reproduce
 from congeal import CongealError
+from congeal.errors import RunFailed
 from congeal.methods.registry import methods as known_methods
 from congeal.reproduce.execute import check_any, reproduce
 from congeal.reproduce.plan import Cell, Experiment, Options, Row, read_methods
 from congeal.reproduce.tables import Column, Table, fixed, grouped, judged, judged_mean, mean, spread, tally
-from congeal.run import RunFailed
 
 
 class Toy:

@@ -105,7 +105,7 @@ def test_ablation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_every_variant_of_the_ablation_is_a_setting_of_the_method() -> None:
-    from congeal.pipeline import make_method
+    from congeal.pipeline.align import make_method
 
     settings = [make_method("deep", {}, params).get_params() for _, params in ablation.VARIANTS.values()]
     assert len({json.dumps(one) for one in settings}) == len(settings)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import congeal
-from congeal.run import RunFolder, read_json
+from congeal.files import read_json
+from congeal.runs.folder import RunFolder
 
 POLL = 0.02  # seconds
 

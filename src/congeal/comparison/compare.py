@@ -19,16 +19,18 @@ from congeal import __version__
 from congeal.comparison.child import fit_in_child
 from congeal.comparison.entries import Entry, make_entries, read_labels
 from congeal.comparison.frozen import freeze
-from congeal.comparison.table import KEYS, Row, fixed, verdict_words, write_tables
 from congeal.comparison.worker import in_words
-from congeal.errors import CongealError
-from congeal.images import ImageSource, Stack, open_images, prepare
+from congeal.errors import CongealError, RunFailed, failing_as_run
+from congeal.files import write_json
+from congeal.images import ImageSource, Stack, prepare
 from congeal.metrics import Quality, corner_error
-from congeal.pipeline import check_unchanged, finish, keep_answer, note_prepared, source_name, use_stack_position
+from congeal.opening import open_images
+from congeal.pipeline.align import check_unchanged, finish, keep_answer, note_prepared, source_name, use_stack_position
+from congeal.pipeline.starts import at_faces, init_name, read_start
 from congeal.report import write_report
 from congeal.report.compare import write_comparison
-from congeal.run import CONFIG, RunFailed, RunFolder, failing_as_run, write_json
-from congeal.starts import at_faces, init_name, read_start
+from congeal.report.tables import KEYS, Row, fixed, verdict_words, write_tables
+from congeal.runs.folder import CONFIG, RunFolder
 from congeal.transforms import Transforms
 
 log = logging.getLogger("congeal")

@@ -14,7 +14,7 @@ from congeal.geometry import MOTIONS
 from congeal.methods.base import Method
 from congeal.methods.registry import method_class
 from congeal.methods.registry import methods as known_methods
-from congeal.pipeline import make_method
+from congeal.pipeline.align import make_method
 
 LABEL = re.compile(r"[a-z0-9]+(@[A-Za-z0-9_+-]+)?")
 # What all methods of a comparison share, and the option that sets it.

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from congeal.files import allocate, writing
 from congeal.images import Image, ImageSource, Layout, Skipped, Stack
 from congeal.images.arrays import as_slice
-from congeal.images.disk import allocate, writing
 from congeal.images.source import Indices
 
 CHUNK_VALUES = 4_000_000

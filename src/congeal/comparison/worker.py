@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from congeal.errors import CongealError
-from congeal.run import History, RunFolder, read_json, write_json
+from congeal.files import read_json, write_json
+from congeal.runs.folder import History, RunFolder
 
 
 def work(run: RunFolder) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def fit(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
     """Fit a method to a frozen stack."""
     from congeal.comparison.frozen import FrozenStack
     from congeal.methods.registry import method_class
-    from congeal.pipeline import peak_memory_mb
+    from congeal.pipeline.align import peak_memory_mb
 
     model = method_class(job["method"])()
     params = {key: tuple(value) if isinstance(value, list) else value for key, value in job["params"].items()}
@@ -62,7 +63,7 @@ def fit(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
 
 def align_into(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
     """Everything from the source to the report; the limit counts all of it."""
-    from congeal.pipeline import align, peak_memory_mb
+    from congeal.pipeline.align import align, peak_memory_mb
 
     idle = peak_memory_mb()
     write_json(run.work / "phase.json", {"phase": "fitting", "seconds": 0.0})

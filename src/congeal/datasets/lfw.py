@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from congeal.errors import CongealError
-from congeal.faces import Faces, FaceSource, Search, parse_grow
+from congeal.images.faces import Faces, FaceSource, Search, parse_grow
 from congeal.images.files import open_folder
 from congeal.images.source import ImageSource
 

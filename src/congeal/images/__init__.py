@@ -1,4 +1,4 @@
-"""Pixels in and out: `open_images(anything)`, the stack methods work on, and writers that give back what came in.
+"""Pixels in and out: sources of images, the stack methods work on, and writers that give back what came in.
 
 Names are imported when they are first used: opening images needs no torch, warping them does.
 """
@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from congeal.images.open import open_images
     from congeal.images.packing import pack
     from congeal.images.plan import Layout
     from congeal.images.resample import warp_image, warp_pixel_batch, warp_pixels
@@ -25,7 +24,6 @@ __all__ = [
     "Stack",
     "UnreadableImage",
     "Writer",
-    "open_images",
     "open_writer",
     "pack",
     "prepare",
@@ -44,7 +42,6 @@ _HOME = {
     "prepare": "stack",
     "Writer": "writers",
     "open_writer": "writers",
-    "open_images": "open",
     "pack": "packing",
     "warp_image": "resample",
     "warp_pixel_batch": "resample",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.ids import Ids
 from congeal.images.mapped import MappedPages
 from congeal.images.source import Image, ImageSource, Indices, UnreadableImage
+from congeal.transforms.ids import Ids
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError
+from congeal.files import allocate, write_bytes, writing
 from congeal.images.arrays import NOT_FINITE, PACKED, open_npy, sidecar
 from congeal.images.canvas import place, render
-from congeal.images.disk import allocate, write_atomic, writing
 from congeal.images.plan import nothing_readable
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage
 from congeal.progress import Progress
@@ -115,7 +115,7 @@ def _publish(source: ImageSource, path: Path, packed: _Packed) -> None:
         if matrices is not None:
             buffer = io.BytesIO()
             np.save(buffer, matrices)
-            write_atomic(_beside(path, name), buffer.getvalue())
+            write_bytes(_beside(path, name), buffer.getvalue())
     about = {
         "format": PACKED,
         "ids": [source.id(i) for i in range(len(source))],
@@ -129,7 +129,7 @@ def _publish(source: ImageSource, path: Path, packed: _Packed) -> None:
     for array in (packed.array, packed.masks):
         if isinstance(array, np.memmap):
             array.flush()
-    write_atomic(sidecar(path), json.dumps(about).encode())
+    write_bytes(sidecar(path), json.dumps(about).encode())
     with writing(path):
         os.replace(packed.partial, path)
 

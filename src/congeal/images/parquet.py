@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError, require
-from congeal.ids import Ids
 from congeal.images.arrays import NOT_FINITE
 from congeal.images.decode import decode
 from congeal.images.source import Image, ImageSource, UnreadableImage, unique_ids
+from congeal.transforms.ids import Ids
 
 _IMAGE_NAMES = ("image", "img", "images", "picture", "bytes", "png", "jpg", "jpeg", "pixels")
 _ID_NAMES = ("id", "key", "name", "file_name", "filename", "path", "__key__")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,18 @@ class RemoteSource(ImageSource):
         return decode(data, self.id(i))
 
 
-def open_url(url: str) -> ImageSource:
-    """A folder, a glob or a single file behind a URL; containers (.npy, .tar, …) are copied to a temporary folder."""
+def open_url(url: str, open_path: Callable[[Path], ImageSource]) -> ImageSource:
+    """A folder, a glob or a single file behind a URL; containers (.npy, .tar, …) are copied to a temporary folder.
+
+    open_path: opens what turns out to be on this machine.
+    """
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
-
-    from congeal.images.open import open_images
 
     try:
         system, path = url_to_fs(url)
         if isinstance(system, LocalFileSystem):
-            return open_images(path)
+            return open_path(Path(path))
         if any(character in path for character in "*?["):
             found = [name for name in system.glob(path) if not _hidden(name)]
             return _files(system, found, base=os.path.commonpath([os.path.dirname(p) for p in found] or ["/"]), url=url)
@@ -56,7 +57,7 @@ def open_url(url: str) -> ImageSource:
             raise CongealError(f"no such file or folder: {url}")
         if _is_image(path) and not path.lower().endswith((".tif", ".tiff")):
             return _files(system, [path], base=os.path.dirname(path), url=url)
-        return _fetched(system, path)
+        return _fetched(system, path, open_path)
     except CongealError:
         raise
     except ImportError as error:
@@ -71,9 +72,7 @@ def _files(system: Any, paths: Sequence[str], *, base: str, url: str) -> RemoteS
     return RemoteSource(system, sorted(paths, key=natural_key), base=base, name=url)
 
 
-def _fetched(system: Any, path: str) -> ImageSource:
-    from congeal.images.open import open_path
-
+def _fetched(system: Any, path: str, open_path: Callable[[Path], ImageSource]) -> ImageSource:
     folder = tempfile.TemporaryDirectory(prefix="congeal-")
     local = Path(folder.name) / os.path.basename(path)
     system.get_file(path, str(local))

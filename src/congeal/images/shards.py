@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from congeal.errors import CongealError
-from congeal.ids import Ids
 from congeal.images.decode import EXTENSIONS, decode, probe
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage, unique_ids
+from congeal.transforms.ids import Ids
 
 
 class ShardSource(ImageSource):

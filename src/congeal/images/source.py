@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.ids import Ids
+from congeal.transforms.ids import Ids
 
 # Rows of a Python list, a range or an integer array: positions in a source.
 Indices = Sequence[int] | np.ndarray
@@ -160,7 +160,7 @@ class Subset(ImageSource):
         self.intensity, self.has_masks = source.intensity, source.has_masks
         self.truth = None if source.truth is None else source.truth[indices]
 
-    # A start may take long to find (see `congeal.faces`), so it is not asked for before it is needed.
+    # A start may take long to find (see `congeal.images.faces`), so it is not asked for before it is needed.
     @cached_property
     def initial(self) -> np.ndarray | None:  # type: ignore[override]
         whole = self.source.initial

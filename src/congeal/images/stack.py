@@ -12,7 +12,6 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.geometry.matrix import compose, invert, normalise, rescale
-from congeal.ids import Ids
 from congeal.images.arrays import NOT_FINITE, as_slice
 from congeal.images.canvas import placements
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
@@ -20,6 +19,7 @@ from congeal.images.plan import Layout, Plan, make_plan, nothing_readable
 from congeal.images.source import ImageSource, Indices, Skipped
 from congeal.images.store import AnotherKind, Store, fill_store
 from congeal.progress import Progress
+from congeal.transforms.ids import Ids
 
 if TYPE_CHECKING:
     from congeal.transforms import Transforms

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from congeal.files import allocate, writing
 from congeal.images.canvas import place, render
-from congeal.images.disk import allocate, writing
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
 from congeal.images.mapped import MappedPages
 from congeal.images.source import ImageSource, UnreadableImage

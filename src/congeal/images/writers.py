@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.ids import Ids
+from congeal.files import allocate, write_bytes, writing
 from congeal.images.arrays import as_slice
 from congeal.images.decode import EXTENSIONS
-from congeal.images.disk import allocate, write_atomic, writing
 from congeal.images.encode import encode, tiff_options
 from congeal.images.mapped import MappedPages
 from congeal.images.source import ImageSource
+from congeal.transforms.ids import Ids
 
 Size = tuple[int, int]
 FORMATS = ("auto", "files", "npy", "tiff", "shards")
@@ -104,7 +104,7 @@ class FileWriter(Writer):
         path = self._path(index, extension)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, data)
+        write_bytes(path, data)
 
     def done(self, index: int) -> bool:
         return any(self._path(index, extension).exists() for extension in (".png", ".tif"))

@@ -18,11 +18,12 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.geometry import MOTIONS
-from congeal.images import Layout, Stack, open_images, open_writer, prepare, warp_image
+from congeal.images import Layout, Stack, open_writer, prepare, warp_image
 from congeal.images.intensity import AlignOn
 from congeal.methods.job import Callback, Job, StateFile
 from congeal.methods.measure import measure
 from congeal.metrics import Quality
+from congeal.opening import open_images
 from congeal.transforms import Transforms
 
 FORMAT = 1  # of the model file
@@ -196,7 +197,7 @@ class Method:
         """Write the fitted model: weights in safetensors, everything else as JSON in its header."""
         from safetensors.torch import save
 
-        from congeal.run import write_bytes
+        from congeal.files import write_bytes
 
         if not hasattr(self, "layout_"):
             raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit before save")

@@ -15,9 +15,9 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.images import Stack
-from congeal.methods.convfeatures import Layer, learn_layer, respond
 from congeal.methods.funnel import FunnelMethod, Level
-from congeal.methods.reference import frames
+from congeal.solvers.convfeatures import Layer, learn_layer, respond
+from congeal.solvers.reference import frames
 
 _SAMPLE_VALUES = 1_000_000  # pixel values of the images the filters are learnt from
 

@@ -17,10 +17,10 @@ from congeal.errors import CongealError, require
 from congeal.geometry import coverage, parameters_from_matrix, to_normalised, warp
 from congeal.images import Stack
 from congeal.methods.base import Method
-from congeal.methods.best import Best
-from congeal.methods.gaussnewton import GaussNewton
-from congeal.methods.guards import Gauge, chunks, corner_motion, set_kind, total_ink
 from congeal.methods.job import Job
+from congeal.solvers.best import Best
+from congeal.solvers.gauge import Gauge, chunks, corner_motion, set_kind, total_ink
+from congeal.solvers.gaussnewton import GaussNewton
 
 _MARGIN = 0.25  # of the longer side: what an image shows beyond the frame, for a step to reach into
 

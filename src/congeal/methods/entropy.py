@@ -14,8 +14,8 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.images import Stack
-from congeal.methods.appearance import blur
 from congeal.methods.funnel import FunnelMethod, Level
+from congeal.solvers.filters import blur
 
 
 @dataclass(kw_only=True, eq=False)

@@ -35,9 +35,9 @@ from congeal.geometry import (
 from congeal.geometry.matrix import Size, corners
 from congeal.images import Stack
 from congeal.methods.base import Method
-from congeal.methods.best import Best
-from congeal.methods.guards import Gauge, chunks, corner_motion, set_kind, total_ink
 from congeal.methods.job import Job
+from congeal.solvers.best import Best
+from congeal.solvers.gauge import Gauge, chunks, corner_motion, set_kind, total_ink
 
 _CACHE_BYTES = 512 << 20  # of maps kept between sweeps; beyond it they are made anew, so that memory stays flat
 _MARGIN = 0.25  # of the longer side: what is shown beyond the frame, for steps to reach into

@@ -24,7 +24,7 @@ Callback = Callable[[Event], None]
 
 
 class StateFile(Protocol):
-    """Where state is kept between steps; `congeal.run.Checkpoint` is one."""
+    """Where state is kept between steps; `congeal.runs.folder.Checkpoint` is one."""
 
     def save(self, state: dict[str, Any]) -> None: ...
     def load(self) -> dict[str, Any] | None: ...

@@ -16,12 +16,12 @@ import torch
 from congeal.errors import CongealError
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
-from congeal.methods.appearance import blur
 from congeal.methods.base import Method
-from congeal.methods.best import Best
-from congeal.methods.gaussnewton import GaussNewton, steepest_descent
-from congeal.methods.guards import Gauge, chunks, corner_motion, set_kind, total_ink
 from congeal.methods.job import Job
+from congeal.solvers.best import Best
+from congeal.solvers.filters import blur
+from congeal.solvers.gauge import Gauge, chunks, corner_motion, set_kind, total_ink
+from congeal.solvers.gaussnewton import GaussNewton, steepest_descent
 
 
 @dataclass(kw_only=True, eq=False)

@@ -15,11 +15,11 @@ import torch
 from congeal.errors import CongealError
 from congeal.images import Stack
 from congeal.methods.base import Method
-from congeal.methods.gaussnewton import GaussNewton
-from congeal.methods.guards import Gauge, set_kind, total_ink
 from congeal.methods.job import Job
-from congeal.methods.passes import SetPass
-from congeal.methods.reference import reference_image
+from congeal.solvers.gauge import Gauge, set_kind, total_ink
+from congeal.solvers.gaussnewton import GaussNewton
+from congeal.solvers.reference import reference_image
+from congeal.solvers.setpass import SetPass
 
 
 @dataclass(kw_only=True, eq=False)

@@ -9,9 +9,9 @@ import torch
 
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
-from congeal.methods.guards import chunks, pixel_area, set_kind
 from congeal.metrics import Quality, QualityMeter, geometric_mean, scales, score_against_mean
 from congeal.progress import Progress
+from congeal.solvers.gauge import chunks, pixel_area, set_kind
 from congeal.transforms import STATUSES
 
 OK, BLANK, OUTLIER, FAILED = (STATUSES.index(word) for word in ("ok", "blank", "outlier", "failed"))

@@ -16,10 +16,10 @@ import torch
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.base import Method
-from congeal.methods.best import Best
-from congeal.methods.guards import set_kind
 from congeal.methods.job import Job
-from congeal.methods.lowrank import Decomposition, Linear, MotionGauge, Spectrum, decompose, linearise, move
+from congeal.solvers.best import Best
+from congeal.solvers.gauge import set_kind
+from congeal.solvers.lowrank import Decomposition, Linear, MotionGauge, Spectrum, decompose, linearise, move
 
 _ROUGH = 1e-3  # tolerance of the inner solver on blurred images: a third fewer steps, the same outcome
 _SMALL = 5e-4  # of the objective: with guards a step that lowers it by less is the last one

@@ -14,9 +14,9 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.images import Stack
-from congeal.methods.descriptors import DESCRIPTOR, dense_descriptors, kmeans, squared_distances
 from congeal.methods.funnel import FunnelMethod, Level
-from congeal.methods.guards import chunks
+from congeal.solvers.descriptors import DESCRIPTOR, dense_descriptors, kmeans, squared_distances
+from congeal.solvers.gauge import chunks
 
 _SAMPLE = 20_000  # descriptors that k-means sees
 

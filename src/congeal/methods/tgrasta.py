@@ -18,10 +18,10 @@ import torch
 from congeal.errors import CongealError
 from congeal.images import Stack
 from congeal.methods.base import Method
-from congeal.methods.best import Best
-from congeal.methods.guards import chunks, set_kind
 from congeal.methods.job import Job
-from congeal.methods.lowrank import Linear, MotionGauge, linearise, move, soft
+from congeal.solvers.best import Best
+from congeal.solvers.gauge import chunks, set_kind
+from congeal.solvers.lowrank import Linear, MotionGauge, linearise, move, soft
 
 MODES = ("batch", "online", "frozen")
 _WARM_UP = 20  # images an online subspace is learnt on before it goes on alone

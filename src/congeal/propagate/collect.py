@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError
+from congeal.files import write_rows, writing
 from congeal.geometry.matrix import map_points
-from congeal.originals import transforms_of
 from congeal.propagate.tables import coordinates, kept, read_table
-from congeal.run import RunFolder, log, write_rows, writing
+from congeal.runs.folder import RunFolder, log
+from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
 
 

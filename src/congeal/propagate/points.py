@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from congeal.errors import CongealError
-from congeal.originals import transforms_of
+from congeal.files import write_json, write_rows, writing
 from congeal.propagate.tables import kept, read_points
-from congeal.run import write_json, write_rows, writing
+from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
 
 COCO_VISIBLE, COCO_ABSENT = 2, 0

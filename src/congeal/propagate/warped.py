@@ -13,17 +13,18 @@ import torch
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError
+from congeal.files import write_bytes, writing
 from congeal.geometry.matrix import rescale
 from congeal.geometry.sampling import coverage
 from congeal.images import ImageSource, UnreadableImage, warp_pixels
 from congeal.images.decode import EXTENSIONS
 from congeal.images.encode import encode
 from congeal.images.writers import safe_name
-from congeal.originals import open_originals, run_transforms, transforms_of
+from congeal.pipeline.render import Look, run_look
 from congeal.progress import Progress
 from congeal.propagate.tables import kept
-from congeal.render import Look, run_look
-from congeal.run import RunFolder, log, write_bytes, writing
+from congeal.runs.folder import RunFolder, log
+from congeal.runs.originals import open_originals, run_transforms, transforms_of
 from congeal.transforms import Transforms
 
 Size = tuple[int, int]

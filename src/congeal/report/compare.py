@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from congeal.comparison.table import best, motion_words, verdict_words
+from congeal.files import read_json, write_text
 from congeal.report.page import render
 from congeal.report.pictures import picture
-from congeal.run import RunFolder, read_json, write_text
+from congeal.report.tables import best, motion_words, verdict_words
+from congeal.runs.folder import RunFolder
 
 LONGEST = 360  # pixels of one of many pictures on a page
 MOST_SKIPPED = 100

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from congeal.files import read_json
 from congeal.geometry.decompose import decompose
 from congeal.geometry.matrix import invert
 from congeal.report.advice import next_steps
 from congeal.report.charts import curves, histogram
 from congeal.report.pictures import picture
-from congeal.run import RunFolder, read_json
+from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 MOST_SKIPPED = 200

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from congeal.files import write_text
 from congeal.report.data import gather
 from congeal.report.page import render
-from congeal.run import RunFolder, write_text
+from congeal.runs.folder import RunFolder
 
 
 def write_report(run: RunFolder) -> Path:

@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from congeal.comparison.table import fixed
 from congeal.datasets import open_named
 from congeal.errors import CongealError
-from congeal.originals import transforms_of
+from congeal.report.tables import fixed
 from congeal.reproduce.aligning import Alignment
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.seen import apsnr_at_energy
 from congeal.reproduce.tables import Column, Table, grouped, mean, tally
+from congeal.runs.originals import transforms_of
 
 ENERGY = 0.95
 """All variants are compared at this energy ratio, because a smaller object scores more decibels."""

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from congeal.comparison.compare import true_error
-from congeal.comparison.table import fixed, share
 from congeal.datasets import open_named
+from congeal.report.tables import fixed, share
 from congeal.reproduce import paper
 from congeal.reproduce.aligning import Alignment
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.tables import Column, Table, count, judged, judged_mean, mean, tenths
-from congeal.run import RunFolder
+from congeal.runs.folder import RunFolder
 
 DIGITS = "2348"  # as many as the paper shows; it does not name them
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from congeal.comparison.child import fit_in_child
-from congeal.pipeline import align
+from congeal.files import write_json
+from congeal.pipeline.align import align
 from congeal.reproduce.plan import Row
-from congeal.run import RunFolder, write_json
+from congeal.runs.folder import RunFolder
 
 log = logging.getLogger("congeal")
 

@@ -20,10 +20,11 @@ from typing import Any
 from congeal import __version__
 from congeal.comparison.compare import begin
 from congeal.comparison.worker import in_words
-from congeal.errors import CongealError, MissingExtra
+from congeal.errors import CongealError, MissingExtra, RunFailed, failing_as_run
+from congeal.files import read_json, write_json
 from congeal.reproduce.plan import Cell, Experiment, Options, Row, load_experiment
 from congeal.reproduce.tables import write_tables
-from congeal.run import RunFailed, RunFolder, failing_as_run, read_json, write_json
+from congeal.runs.folder import RunFolder
 
 log = logging.getLogger("congeal")
 

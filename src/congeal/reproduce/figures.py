@@ -10,11 +10,12 @@ import numpy as np
 from PIL import Image as Pillow
 
 from congeal.errors import require
-from congeal.images import open_images, warp_image
-from congeal.originals import transforms_of
+from congeal.images import warp_image
+from congeal.opening import open_images
 from congeal.reproduce.plan import Row
 from congeal.reproduce.seen import starts_of
-from congeal.run import RunFolder
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import transforms_of
 
 TILE = 56  # side of one picture, in pixels
 GAP = 4

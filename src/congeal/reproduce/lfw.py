@@ -16,22 +16,23 @@ import torch
 from PIL import Image as Pillow
 
 from congeal import __version__
-from congeal.comparison.table import fixed, share
 from congeal.datasets.lfw import LANDMARKS, landmarks
 from congeal.geometry import map_points
-from congeal.images import Stack, open_images, prepare
+from congeal.images import Stack, prepare
 from congeal.methods.base import Method
 from congeal.methods.job import Job
 from congeal.metrics import landmark_error
-from congeal.originals import transforms_of
-from congeal.pipeline import finish, keep_answer, note_prepared
+from congeal.opening import open_images
+from congeal.pipeline.align import finish, keep_answer, note_prepared
+from congeal.report.tables import fixed, share
 from congeal.reproduce import paper
 from congeal.reproduce.aligning import KEPT, Alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.ratios import ratio_table
 from congeal.reproduce.seen import starts_of
 from congeal.reproduce.tables import Column, Table, grouped, judged, mean, spread, tally, tenths
-from congeal.run import RunFolder
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import transforms_of
 
 METHODS = ("deep", "rasl", "pssv", "ecc", "sift", "deepfeatures")
 FUNNELED = "deep-funneled"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from congeal.comparison.table import fixed, share
+from congeal.report.tables import fixed, share
 from congeal.reproduce import paper
 from congeal.reproduce.aligning import Alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row

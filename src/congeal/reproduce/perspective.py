@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from congeal.comparison.compare import true_error
-from congeal.comparison.table import fixed, share
 from congeal.datasets.perspective import open_perspective
-from congeal.originals import transforms_of
+from congeal.report.tables import fixed, share
 from congeal.reproduce import paper
 from congeal.reproduce.aligning import Alignment
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.seen import kept_numbers
 from congeal.reproduce.tables import Column, Table, grouped, judged_mean, mean, spread, tally, tenths
-from congeal.run import RunFolder
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import transforms_of
 
 METHODS = ("deep", "lsc")
 SIGMAS = (0.1, 0.2, 0.3)

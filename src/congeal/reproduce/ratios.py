@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from congeal.comparison.table import fixed
+from congeal.report.tables import fixed
 from congeal.reproduce.plan import Row
 from congeal.reproduce.tables import Column, Table, sound
 

@@ -16,7 +16,7 @@ from congeal.geometry import invert, warp
 from congeal.images import ImageSource
 from congeal.metrics import RunningStats, apsnr_from_variance
 from congeal.reproduce.plan import Row
-from congeal.run import RunFolder
+from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 CHUNK = 1000

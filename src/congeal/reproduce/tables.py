@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from congeal.comparison.table import fixed, flat
-from congeal.pipeline import versions
+from congeal.pipeline.align import versions
+from congeal.report.tables import fixed, flat
 from congeal.reproduce.plan import Experiment, Row
-from congeal.run import RunFolder
+from congeal.runs.folder import RunFolder
 
 QUICK = "**--quick**: few images and little training. This shows that everything runs, not what it reaches."
 

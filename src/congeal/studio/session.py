@@ -15,13 +15,14 @@ import numpy as np
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError
+from congeal.files import write_bytes, write_rows, writing
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import UnreadableImage
-from congeal.originals import open_originals, run_transforms
+from congeal.pipeline.render import run_look, smaller
 from congeal.propagate.tables import read_points, read_table
-from congeal.render import run_look, smaller
 from congeal.report.pictures import encode
-from congeal.run import RunFolder, write_bytes, write_rows, writing
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import open_originals, run_transforms
 
 THUMBNAIL = 224  # longer side of the originals in the gallery, in pixels
 MASK_SIDE = 512  # the mask is painted at a multiple of the aligned size that reaches about this

@@ -18,19 +18,19 @@ from congeal.errors import CongealError
 from congeal.geometry import MOTIONS, warp
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
-from congeal.methods.appearance import EDGE_NOISE, oriented_gradients
 from congeal.methods.base import Method
-from congeal.methods.deep.poses import Matcher, Views
 from congeal.methods.deep.presets import PRESETS, check_preset, make_networks
 from congeal.methods.deep.settling import Bars, Settler, photo_blur
 from congeal.methods.deep.training import Trainer, look
-from congeal.methods.gaussnewton import GaussNewton
-from congeal.methods.guards import Gauge, can_scale, chunks, total_ink
 from congeal.methods.job import Job
-from congeal.methods.passes import SetPass
-from congeal.methods.plausible import Plausible
-from congeal.methods.threads import few_threads, in_order
 from congeal.progress import Progress
+from congeal.solvers.filters import EDGE_NOISE, oriented_gradients
+from congeal.solvers.gauge import Gauge, can_scale, chunks, total_ink
+from congeal.solvers.gaussnewton import GaussNewton
+from congeal.solvers.matching import Matcher, Views
+from congeal.solvers.pose_prior import Plausible
+from congeal.solvers.setpass import SetPass
+from congeal.solvers.threads import few_threads, in_order
 
 log = logging.getLogger("congeal")
 

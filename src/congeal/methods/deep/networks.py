@@ -13,15 +13,9 @@ import torch
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
-from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, rescale, warp
+from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, warp
 from congeal.geometry.matrix import Size
-from congeal.methods.appearance import blur
-
-
-def scaling(factor: float) -> torch.Tensor:
-    """The matrix that makes a picture `factor` times as large, outer edges on outer edges."""
-    return torch.as_tensor(rescale((1, 1), (factor, factor))).float()  # type: ignore[arg-type]
-
+from congeal.solvers.filters import blur, scaling
 
 Softening = tuple[int, float]  # shrunk how many times, then blurred with what sigma
 

@@ -64,6 +64,6 @@ def write_onnx(model: DeepCongealing, path: str | os.PathLike[str]) -> None:
         proto = onnx.load(str(written))
     entry = proto.metadata_props.add()
     entry.key, entry.value = "congeal", json.dumps(layout.as_dict())
-    from congeal.run import write_bytes
+    from congeal.files import write_bytes
 
     write_bytes(path, proto.SerializeToString())

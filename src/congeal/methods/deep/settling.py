@@ -12,7 +12,7 @@ import torch
 
 from congeal.geometry.matrix import Size
 from congeal.methods.deep.networks import DeSTNet
-from congeal.methods.deep.poses import Matcher, Views, random_warps
+from congeal.solvers.matching import Matcher, Views, random_warps
 
 if TYPE_CHECKING:
     from congeal.methods.deep.congealing import DeepCongealing

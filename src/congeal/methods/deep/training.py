@@ -17,15 +17,15 @@ import torch
 
 from congeal.geometry import mean_matrix, normalise, warp
 from congeal.images import Stack
-from congeal.methods.appearance import oriented_gradients
 from congeal.methods.deep.losses import complexity, distortion, self_supervision, without_common_mode
 from congeal.methods.deep.networks import SmallAutoEncoder, Softening, positional_weights
-from congeal.methods.deep.poses import Matcher, Views, at_size, random_warps, shrunk, taken
 from congeal.methods.deep.presets import make_networks
-from congeal.methods.guards import can_scale, set_kind
 from congeal.methods.job import Job
-from congeal.methods.plausible import Plausible
-from congeal.methods.reference import medoid, reference_image
+from congeal.solvers.filters import oriented_gradients
+from congeal.solvers.gauge import can_scale, set_kind
+from congeal.solvers.matching import Matcher, Views, at_size, random_warps, shrunk, taken
+from congeal.solvers.pose_prior import Plausible
+from congeal.solvers.reference import medoid, reference_image
 
 if TYPE_CHECKING:
     from congeal.methods.deep.congealing import DeepCongealing

@@ -11,7 +11,7 @@ import torch
 from congeal.errors import CongealError
 from congeal.geometry import warp
 from congeal.images import Stack
-from congeal.methods.appearance import blur
+from congeal.solvers.filters import blur
 
 _CANDIDATES = 400
 _BLUR = 0.07  # of the longer side: two pixels of an MNIST digit
@@ -57,7 +57,8 @@ def reference_image(reference: Any, stack: Stack, random_state: int = 0) -> torc
 
 
 def _from_file(path: Path, stack: Stack) -> torch.Tensor:
-    from congeal.images import open_images, prepare
+    from congeal.images import prepare
+    from congeal.opening import open_images
 
     if not path.exists():
         raise CongealError(f"reference '{path}' is neither 'auto', a position in the set, nor a file")

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from congeal.errors import CongealError
 from congeal.geometry import matrix
-from congeal.ids import Ids
+from congeal.transforms.ids import Ids
 
 STATUSES = ("ok", "blank", "outlier", "failed", "skipped")
 MATRIX_COLUMNS = tuple(f"m{row}{column}" for row in range(3) for column in range(3))
@@ -251,14 +251,14 @@ class Transforms:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write .csv, .json, .npz or .parquet (extra `parquet`), by suffix, all or nothing."""
-        from congeal.transform_files import save
+        from congeal.transforms.files import save
 
         save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], step: int = 1) -> Transforms:
         """Read what `save` wrote; with `step`, only every step-th row."""
-        from congeal.transform_files import load
+        from congeal.transforms.files import load
 
         return load(path, step)
 

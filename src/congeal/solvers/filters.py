@@ -6,6 +6,8 @@ from functools import lru_cache
 
 import torch
 
+from congeal.geometry import rescale
+
 
 def blur(images: torch.Tensor, sigma: float) -> torch.Tensor:
     """Gaussian blur with zeros outside, as two dense products: for frames of this size faster than a convolution."""
@@ -58,3 +60,8 @@ def oriented_gradients(images: torch.Tensor) -> torch.Tensor:
     scale = strength + 0.3 * strength.mean((-2, -1), keepdim=True) + 1e-4
     parts = torch.cat([dx, -dx, dy, -dy], 1).clamp(min=0) / scale
     return (parts / 4).clamp(max=1.0)
+
+
+def scaling(factor: float) -> torch.Tensor:
+    """The matrix that makes a picture `factor` times as large, outer edges on outer edges."""
+    return torch.as_tensor(rescale((1, 1), (factor, factor))).float()  # type: ignore[arg-type]

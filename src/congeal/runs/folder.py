@@ -9,24 +9,20 @@ checkpoint.pt     the method's own state in the middle of fitting
 from __future__ import annotations
 
 import csv
-import errno
-import io
-import json
 import logging
-import math
 import os
 import pickle
 import shutil
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from congeal.errors import CongealError
+from congeal.files import plain, read_json, replacing, write_bytes, write_json, write_rows, write_text, writing
 
 try:
     import fcntl
@@ -39,100 +35,8 @@ STAGES = ("prepared", "fitted", "rendered", "measured", "reported")
 CONFIG = "config.json"
 # Written down for the reader; a difference in them does not make it another run.
 NOT_COMPARED = ("version", "command", "created")
-FULL = (errno.ENOSPC, errno.EDQUOT)
 # What torch.load raises, depending on where a file was cut.
 DAMAGE = (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError, zipfile.BadZipFile)
-
-
-class RunFailed(CongealError):
-    """The question was right, the work failed (full disk, nothing readable): exit code 1 rather than 2."""
-
-
-@contextmanager
-def failing_as_run() -> Iterator[None]:
-    """From here on the work has begun: a `CongealError` is a failure of the run, not wrong use."""
-    try:
-        yield
-    except RunFailed:
-        raise
-    except CongealError as error:
-        raise RunFailed(str(error)) from error
-
-
-@contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn the operating system's refusals to write at `path` into one sentence."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in FULL:
-            raise RunFailed(
-                f"the disk is full: could not write {path}; free some space and run the same command again to resume"
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
-            reason = os.strerror(error.errno).lower()
-            raise CongealError(f"cannot write to {path} ({reason}); choose another folder with -o") from error
-        raise
-
-
-@contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` when it is whole: a temporary file beside it, then a rename."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(path):
-        try:
-            with open(temporary, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write the whole file or nothing."""
-    with replacing(path) as file:
-        file.write(data)
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    write_bytes(path, text.encode("utf-8", "surrogateescape"))  # file names that are not UTF-8 come back as they were
-
-
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    write_text(path, json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read_json(path: str | os.PathLike[str]) -> Any:
-    return json.loads(Path(path).read_text(encoding="utf-8", errors="surrogateescape"))
-
-
-def write_rows(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
-    """Write a table; its columns are `columns` and then whatever keys the rows bring, in order of appearance."""
-    names = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
-    text = io.StringIO()
-    table = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_text(path, text.getvalue())
-
-
-def _plain(value: Any) -> Any:
-    """The value in JSON's own words: NumPy numbers and arrays unpacked, paths as text, NaN and infinity as null."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence):
-        return [_plain(item) for item in value]
-    return str(value)
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +145,7 @@ class RunFolder:
 
     def begin(self, config: Mapping[str, Any]) -> RunFolder:
         """Create the folder, or reopen it if it holds the same question; then lock it."""
-        config = _plain(config)
+        config = plain(config)
         self._check_belongs()
         with writing(self.path):
             self.work.mkdir(parents=True, exist_ok=True)

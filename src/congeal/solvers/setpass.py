@@ -13,10 +13,10 @@ import torch
 
 from congeal.geometry import coverage, warp
 from congeal.images import Stack
-from congeal.methods.appearance import blur, centre_window
-from congeal.methods.gaussnewton import GaussNewton, steepest_descent
-from congeal.methods.guards import Gauge, chunks, corner_motion, set_kind
-from congeal.methods.plausible import Plausible
+from congeal.solvers.filters import blur, centre_window
+from congeal.solvers.gauge import Gauge, chunks, corner_motion, set_kind
+from congeal.solvers.gaussnewton import GaussNewton, steepest_descent
+from congeal.solvers.pose_prior import Plausible
 
 _KEPT_BYTES = 512 << 20
 

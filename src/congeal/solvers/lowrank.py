@@ -16,9 +16,9 @@ import torch
 from congeal.geometry import normalise, sampling_grid
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
-from congeal.methods.appearance import blur
-from congeal.methods.gaussnewton import GaussNewton, motion_field
-from congeal.methods.guards import Gauge, can_scale, chunks, pixel_area
+from congeal.solvers.filters import blur
+from congeal.solvers.gauge import Gauge, can_scale, chunks, pixel_area
+from congeal.solvers.gaussnewton import GaussNewton, motion_field
 
 LARGE = 1500
 """Where both sides of the matrix exceed this, singular values are found by random projection."""

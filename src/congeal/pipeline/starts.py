@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.faces import REMARK, FaceSource, cascade, parse_grow
 from congeal.geometry.boxes import fit_boxes
 from congeal.images import ImageSource
-from congeal.run import RunFolder
+from congeal.images.faces import REMARK, FaceSource, cascade, parse_grow
+from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 log = logging.getLogger("congeal")

@@ -18,7 +18,7 @@ from congeal.geometry import from_normalised, map_points, matrix_from_parameters
 from congeal.geometry.matrix import Size, corners
 from congeal.geometry.motion import GENERATORS
 from congeal.geometry.sampling import from_units, one_at_centre, sample_in_units, to_units
-from congeal.methods.appearance import gradient
+from congeal.solvers.filters import gradient
 
 
 def point_motion(points: torch.Tensor, frame: Size, motion: str) -> torch.Tensor:

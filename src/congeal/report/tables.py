@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from congeal.run import RunFolder
+from congeal.runs.folder import RunFolder
 
 Row = dict[str, Any]
 

@@ -51,7 +51,7 @@ def _open_text(text: str) -> ImageSource:
     if _URL.match(text):
         from congeal.images.remote import open_url
 
-        return open_url(text)
+        return open_url(text, lambda path: _open_text(str(path)))
     if os.path.exists(text):
         return open_path(Path(text))
     if _NAMED.match(text):

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from PIL import Image as Pillow
 
+from congeal.files import replacing, write_bytes, write_json
 from congeal.geometry.matrix import invert, rescale
 from congeal.geometry.sampling import coverage
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, open_writer, warp_pixel_batch, warp_pixels
 from congeal.images.intensity import range_name
 from congeal.metrics import RunningStats
 from congeal.progress import Progress
-from congeal.run import RunFolder, replacing, write_bytes, write_json
+from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 Size = tuple[int, int]

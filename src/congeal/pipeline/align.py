@@ -24,18 +24,19 @@ from typing import Any
 import numpy as np
 
 from congeal import __version__
-from congeal.errors import CongealError, require
-from congeal.faces import FaceSource
-from congeal.images import ImageSource, Skipped, Stack, open_images, prepare
+from congeal.errors import CongealError, failing_as_run, require
+from congeal.images import ImageSource, Skipped, Stack, prepare
+from congeal.images.faces import FaceSource
 from congeal.images.writers import FORMATS
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
-from congeal.render import Look, render
+from congeal.opening import open_images
+from congeal.pipeline.render import Look, render
+from congeal.pipeline.starts import at_faces, inherited, init_name, note_faces, read_start
 from congeal.report import write_report
-from congeal.run import History, RunFolder, failing_as_run
-from congeal.starts import at_faces, inherited, init_name, note_faces, read_start
-from congeal.transform_files import load_matrices
+from congeal.runs.folder import History, RunFolder
 from congeal.transforms import Transforms
+from congeal.transforms.files import load_matrices
 
 log = logging.getLogger("congeal")
 

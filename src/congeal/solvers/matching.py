@@ -16,11 +16,10 @@ from congeal.geometry import (
     warp,
 )
 from congeal.geometry.matrix import Size, corners
-from congeal.methods.appearance import EDGE_NOISE, blur, centre_window
-from congeal.methods.deep.networks import scaling
-from congeal.methods.gaussnewton import GaussNewton, point_motion
-from congeal.methods.guards import CHUNK_VALUES
-from congeal.methods.plausible import Plausible
+from congeal.solvers.filters import EDGE_NOISE, blur, centre_window, scaling
+from congeal.solvers.gauge import CHUNK_VALUES
+from congeal.solvers.gaussnewton import GaussNewton, point_motion
+from congeal.solvers.pose_prior import Plausible
 
 NO_MATCH = -1.0
 _INK_RANGE = (1 / 3, 3.0)  # a narrow or flat two needs more than twice its ink to become a typical one

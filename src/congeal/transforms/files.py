@@ -10,7 +10,6 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -19,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from congeal.errors import CongealError, require
-from congeal.ids import Ids
-from congeal.transforms import COLUMNS, MATRIX_COLUMNS, STATUSES, Transforms
+from congeal.files import replacing
+from congeal.transforms.ids import Ids
+from congeal.transforms.transforms import COLUMNS, MATRIX_COLUMNS, STATUSES, Transforms
 
 _ROWS_AT_ONCE = 10_000
 _ROWS_OF_A_GROUP = 50_000  # of Parquet, which compresses and reads by groups
@@ -31,7 +31,7 @@ def save(transforms: Transforms, path: str | os.PathLike[str]) -> None:
     target = Path(path)
     write = _format(target, _WRITERS)
     try:
-        with _atomic(target) as file:
+        with replacing(target) as file:
             write(transforms, file)
     except OSError as error:
         raise CongealError(f"cannot write '{target}': {error.strerror or error}") from error
@@ -65,20 +65,6 @@ def load_matrices(path: str | os.PathLike[str]) -> NDArray[np.float64]:
             if one is not None and not (known == one).all():
                 return _collect(_read_member(archive, "matrices", 1))
     return np.broadcast_to(np.eye(3) if one is None else one, (rows, 3, 3))
-
-
-@contextmanager
-def _atomic(target: Path) -> Iterator[IO[bytes]]:
-    """A file next to the target that takes its place only when everything was written."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _parts(t: Transforms) -> Iterator[Transforms]:

@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 from congeal.errors import CongealError
-from congeal.images import ImageSource, open_images
-from congeal.run import RunFolder
+from congeal.images import ImageSource
+from congeal.opening import open_images
+from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 TABLES = ("transforms.csv", "transforms.npz", "transforms.parquet")

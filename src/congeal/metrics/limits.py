@@ -1,0 +1,41 @@
+"""Every threshold on how much of an object an alignment may lose or gain, in one place.
+
+*Ink* is the sum of an image's values in [0, 1]: what there is of an object on empty ground. The *energy ratio* is the
+ink of the aligned images against that of the sources; 1 is right. Chosen on MNIST digits, where the bands were widened
+until no sound alignment of any digit, clean or perturbed by up to 30 %, fell outside them.
+"""
+
+from __future__ import annotations
+
+Band = tuple[float, float]
+
+# ---- objects on empty ground: what a whole set may do
+
+COLLAPSE_ENERGY: Band = (0.9, 1.1)
+"""An energy ratio outside it is a collapse, and is called one."""
+EMPTIED_ENERGY = 0.5
+"""Below it the object was not shrunk but pushed out of the frame."""
+COMPARABLE_ENERGY: Band = (0.93, 1.07)
+"""Costs of two iterates may be compared while both are inside: shrinking lowers any cost, and is no progress."""
+HELD_ENERGY: Band = (0.95, 1.0)
+"""Where the gauge holds the set: well inside what counts as a collapse, and never larger than what came in."""
+REFINED_ENERGY: Band = (0.95, 0.96)
+"""Where the deep method's refinement ends, wherever it began, so that results of different sets can be compared."""
+
+# ---- objects: what one image may do
+
+MATCH_INK: Band = (1 / 3, 3.0)
+"""Ink of one image against its own source while its pose is searched; a narrow two needs more than twice its ink."""
+LOST_INK = 0.5
+"""An aligned image with less of its ink than this has failed."""
+BLANK_INK = 0.02
+"""A source image with less than this share of the set's median ink is blank."""
+
+# ---- photographs, where ink means nothing
+
+COLLAPSE_SCALE: Band = (0.85, 1.15)
+"""Mean scale against the start: outside it the set was shrunk or enlarged as a whole."""
+EMPTIED_RISE = 0.25
+"""Rise of the mean out-of-frame share beyond which the object was pushed out of the frame."""
+LOST_OUTSIDE = 0.9
+"""A photograph that covers less than a tenth of the frame has failed."""

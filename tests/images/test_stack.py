@@ -358,3 +358,30 @@ def test_new_images_are_scaled_as_the_fitted_were(tmp_path: Path, dtype: type, s
         assert new.layout == layout
     other_type = prepare(open_images(np.full((2, 16, 16), 255, np.uint8) * np.eye(16, dtype=np.uint8)), layout=layout)
     assert float(other_type.images([0]).max()) <= 1
+
+
+def test_the_kind_of_a_set_is_looked_at_once_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = np.stack([bump(28, 28, 14, 14, 2.5)] * 6)
+    stack = prepare(open_images(objects))
+    looks: list[int] = []
+    monkeypatch.setattr(stack, "images", lambda rows, read=stack.images: looks.append(len(rows)) or read(rows))
+    assert [stack.kind, stack.some(np.array([1, 2])).kind, stack.kind] == ["object"] * 3
+    assert looks == [6]
+    layout = Layout(**json.loads(json.dumps(stack.layout.as_dict())))
+    assert layout.kind == "object"
+    assert prepare(open_images(255 - objects)).kind == "photo"
+    assert prepare(open_images(255 - objects), layout=layout).kind == "object", "new images are what the fitted were"
+
+
+def test_the_source_knows_its_kind_best() -> None:
+    source = open_images(np.stack([bump(28, 28, 14, 14, 2.5)] * 2))
+    source.kind = "photo"
+    assert prepare(source).kind == "photo"
+
+
+def test_a_layout_from_before_kinds_were_kept() -> None:
+    about = prepare(open_images(DIGITS)).layout.as_dict()
+    del about["kind"]
+    layout = Layout(**about)
+    assert layout.kind is None
+    assert prepare(open_images(DIGITS), layout=layout).kind == "photo"

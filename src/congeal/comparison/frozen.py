@@ -60,6 +60,8 @@ class FrozenStack(Stack):
         self._layout = Layout(**about["layout"])
         self.size, self.frame, self.aligned_size = self._layout.size, self._layout.frame, self._layout.aligned_size
         self.align_on = self._layout.align_on
+        if self._layout.kind is not None:
+            self.kind = self._layout.kind
         self.source = _Names(about["name"], about["kind"], about["source_ids"])
         self.skipped = [Skipped(*one) for one in about["skipped"]]
         self.intensity = tuple(about["intensity"])

@@ -30,6 +30,7 @@ class Layout:
     """What a fitted method remembers of its stack, so that new images reach it at the same sizes (height, width).
 
     `ranges` are the values that became 0 and 1, by dtype: new 16-bit or float images are scaled as the fitted were.
+    `kind` is what the fitted set was, "object" or "photo"; None in model files from before it was kept.
     """
 
     size: Size
@@ -38,6 +39,7 @@ class Layout:
     channels: int
     align_on: AlignOn = None
     ranges: Ranges = field(default_factory=dict)
+    kind: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("size", "frame", "aligned_size"):  # JSON knows lists only

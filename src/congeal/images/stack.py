@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -18,6 +19,7 @@ from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_nam
 from congeal.images.plan import Layout, Plan, make_plan, nothing_readable
 from congeal.images.source import ImageSource, Indices, Skipped
 from congeal.images.store import AnotherKind, Store, fill_store
+from congeal.metrics import looks_like_objects
 from congeal.progress import Progress
 from congeal.transforms.ids import Ids
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 Size = tuple[int, int]
 _SCAN_VALUES = 16 << 20
 _ROWS_AT_ONCE = 50_000
+_KIND_SAMPLE = 500  # images that are looked at to tell objects from photographs
 NO_START = "no starting transform was given for it"
 
 
@@ -74,7 +77,8 @@ class Stack:
         return start
 
     def some(self, rows: np.ndarray) -> Self:
-        """A smaller stack: these positions of this one, sharing its pixels."""
+        """A smaller stack: these positions of this one, sharing its pixels and its kind."""
+        _ = self.kind  # a part of a set is of the kind of the set, whatever these few images look like
         few = copy.copy(self)
         for name in self._per_image:
             setattr(few, name, getattr(self, name)[rows])
@@ -93,10 +97,19 @@ class Stack:
     def channels(self) -> int:
         return int(self.images([0]).shape[1])
 
+    @cached_property
+    def kind(self) -> str:
+        """ "object" on empty ground or "photo": what the source says, else told from up to 500 images of the set."""
+        if self.source.kind is not None:
+            return self.source.kind
+        sample = np.unique(np.linspace(0, len(self) - 1, min(len(self), _KIND_SAMPLE)).astype(int))
+        return looks_like_objects(self.images(sample), self.masks(sample))
+
     @property
     def layout(self) -> Layout:
+        """What a method fitted on this stack has to remember of it."""
         ranges = self._ranges if self._store is None else self._store.ranges
-        return Layout(self.size, self.frame, self.aligned_size, self.channels, self.align_on, ranges)
+        return Layout(self.size, self.frame, self.aligned_size, self.channels, self.align_on, ranges, self.kind)
 
     def _rows(self, indices: Indices | slice) -> np.ndarray:
         """Positions in the source."""
@@ -189,6 +202,8 @@ def prepare(
             f"{source.name} has {stack.channels} channel(s) to align on, the model was fitted on {layout.channels}: "
             "convert the images, or fit with align_on='grey'"
         )
+    if layout is not None and layout.kind is not None:
+        stack.kind = layout.kind
     return stack
 
 

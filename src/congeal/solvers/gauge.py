@@ -1,4 +1,4 @@
-"""What keeps a congealing method from zooming out until the frame is empty, shared by all of them.
+"""What holds the pose that a whole set shares.
 
 Aligning a set has one freedom that no cost can pin down: moving, turning and scaling everything together. Left alone,
 most costs use it to shrink the object, because a smaller object has less to disagree about.
@@ -9,37 +9,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from congeal.geometry import mean_matrix, normalise
+from congeal.geometry import invert, mean_matrix, normalise
 from congeal.geometry.matrix import Size, corners, map_points
 from congeal.images import Stack
-from congeal.metrics import looks_like_objects
+from congeal.metrics.limits import HELD_ENERGY, Band
+from congeal.solvers.streaming import total_ink
 
-ENERGY_BAND = (0.95, 1.0)
-"""Ink of the aligned images against ink of the sources, for objects on empty ground: outside it the common scale is
-put back. Well inside the 0.9–1.1 that counts as a collapse, and never a larger object than the one that came in."""
-
-CHUNK_VALUES = 400_000
-"""Pixel values a method holds at once, so that memory stays flat and batches stay in cache."""
-
-
-def chunks(stack: Stack, times: int = 1, multiple: int = 1) -> list[np.ndarray]:
-    """Positions in the stack, in runs of a size that suits its images, or `times` as long.
-
-    multiple: if there is more than one run there are so many, or twice as many, …, so that threads finish together.
-    """
-    pixels = stack.channels * max(stack.size[0] * stack.size[1], stack.frame[0] * stack.frame[1])
-    parts = -(-len(stack) * pixels // (times * CHUNK_VALUES))
-    parts = -(-parts // multiple) * multiple if parts > 1 else parts
-    parts = min(len(stack), parts)  # large images go one by one
-    return list(np.array_split(np.arange(len(stack)), max(1, parts)))
-
-
-def set_kind(stack: Stack) -> str:
-    """ "object" on empty ground or "photo", from up to 500 images spread over the set."""
-    if stack.source.kind is not None:
-        return stack.source.kind
-    sample = np.unique(np.linspace(0, len(stack) - 1, min(len(stack), 500)).astype(int))
-    return looks_like_objects(stack.images(sample), stack.masks(sample))
+ZOOM_STEP = 1.02
+"""The common scale changes by at most this factor at a time: ink follows a step late, and larger ones overshoot."""
 
 
 def can_scale(motion: str) -> bool:
@@ -47,53 +24,131 @@ def can_scale(motion: str) -> bool:
     return motion not in ("translation", "rigid")
 
 
-def pixel_area(stack: Stack) -> float:
-    """Stack pixels per frame pixel in the initial gauge: 1 unless the start zooms."""
-    return 1.0 if stack.size == stack.frame else float(np.median(np.abs(np.linalg.det(stack.start[:, :2, :2]))))
-
-
-def total_ink(stack: Stack) -> float:
-    """The ink of all source images, in units of the frame's pixels."""
-    return sum(float(stack.images(part).sum()) for part in chunks(stack)) / pixel_area(stack)
-
-
 class Gauge:
-    """Fixes the freedom to move everything together: the mean transform stays that of the start.
+    """Keeps the mean transform of a set at that of its start, by one correction G that the motion itself contains.
 
-    For objects on empty ground the common scale has a better witness than the mean matrix, the ink itself. Where the
-    energy ratio leaves the band, the scale of the whole set is corrected, by 2% a step at most; `zoom` remembers it.
+    For objects on empty ground the common scale has a better witness than the mean matrix: the ink itself. Where the
+    energy ratio leaves the band, the scale of the whole set is corrected, a little at a time; `zoom` remembers it.
+
+    Parameters
+    ----------
+    start : (N, 3, 3) tensor
+        stack_from_frame where the images started.
+    frame : (height, width)
+    motion : str
+        G is a member of it: taking out the mean of many rotations must not leave a change of scale.
+    source_ink : float, optional
+        Ink of the sources in frame pixels; None where ink means nothing or the motion cannot scale.
+    zoom : float
+        The correction so far, from a checkpoint.
+    band : (low, high)
+        Energy ratios that are left alone.
     """
 
     def __init__(
         self,
         start: torch.Tensor,
-        size: Size,
+        frame: Size,
+        motion: str,
         source_ink: float | None = None,
         zoom: float = 1.0,
-        band: tuple[float, float] = ENERGY_BAND,
+        band: Band = HELD_ENERGY,
     ) -> None:
-        self.size, self.source_ink, self.zoom, self.band = size, source_ink, zoom, band
-        self._wanted = mean_matrix(start.double(), size)
+        self.frame, self.motion, self.zoom, self.band = frame, motion, zoom, band
+        self.source_ink = source_ink if can_scale(motion) else None
+        self._wanted = mean_matrix(start.double(), frame)
+
+    @classmethod
+    def of_stack(
+        cls,
+        stack: Stack,
+        motion: str,
+        *,
+        holds_ink: bool,
+        zoom: float = 1.0,
+        band: Band = HELD_ENERGY,
+        rows: np.ndarray | None = None,
+    ) -> Gauge:
+        """The gauge of a stack's images, or of some `rows`. holds_ink: whether ink is a quantity to keep."""
+        start = torch.as_tensor(stack.start if rows is None else stack.start[rows])
+        ink = total_ink(stack, rows) if holds_ink and can_scale(motion) else None
+        return cls(start, stack.frame, motion, ink, zoom, band)
+
+    def energy(self, ink: float) -> float | None:
+        """The energy ratio at this ink; None where it means nothing."""
+        return ink / self.source_ink if self.source_ink else None
+
+    def correction(
+        self, stack_from_frame: torch.Tensor, ink: float | None = None, keep: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """G (3, 3) float64, by which every stack_from_frame is to be multiplied from the right.
+
+        ink: what the set shows now, in frame pixels. keep (N,) bool: whose mean counts, where some transforms are known
+        to be wrong.
+        """
+        energy = None if ink is None else self.energy(ink)
+        if energy is not None and not self.band[0] <= energy <= self.band[1]:
+            # Ink grows with area: a frame that looks at a smaller region shows the object larger.
+            wanted = np.sqrt(energy / np.clip(energy, *self.band))
+            self.zoom *= float(np.clip(wanted, 2 - ZOOM_STEP, ZOOM_STEP))
+        counted = stack_from_frame if keep is None else stack_from_frame[keep]
+        found = mean_matrix(counted.double(), self.frame)
+        common = torch.linalg.inv(found) @ self._wanted @ zoom_matrix(self.zoom, self.frame)
+        return within_motion(common[None], self.motion, self.frame)[0]
 
     def fix(
         self, stack_from_frame: torch.Tensor, ink: float | None = None, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """H_i · mean(H)⁻¹ · mean(start) · zoom, given the ink (in frame pixels) the set shows now.
+        """All poses times G: the mean is that of the start again, and the ink a step nearer to its band."""
+        fixed = stack_from_frame.double() @ self.correction(stack_from_frame, ink, keep)
+        return normalise(fixed).to(stack_from_frame.dtype)
 
-        keep (N,) bool: whose mean counts, where some transforms are known to be wrong.
-        """
-        if ink is not None and self.source_ink:
-            ratio, (low, high) = ink / self.source_ink, self.band
-            if not low <= ratio <= high:
-                # Ink grows with area: a frame that looks at a smaller region shows the object larger.
-                self.zoom *= float(np.clip(np.sqrt(ratio / np.clip(ratio, low, high)), 0.98, 1.02))
-        x, y = (self.size[1] - 1) / 2, (self.size[0] - 1) / 2
-        z = self.zoom
-        zoom = self._wanted.new_tensor([[z, 0, x - z * x], [0, z, y - z * y], [0, 0, 1]])
-        counted = stack_from_frame if keep is None else stack_from_frame[keep]
-        found = mean_matrix(counted.double(), self.size)
-        gauge = torch.linalg.inv(found) @ self._wanted @ zoom
-        return normalise(stack_from_frame.double() @ gauge).to(stack_from_frame.dtype)
+
+def zoom_matrix(zoom: float, frame: Size) -> torch.Tensor:
+    """(3, 3) float64 about the frame's centre; above 1 the frame looks at a larger region."""
+    x, y = (frame[1] - 1) / 2, (frame[0] - 1) / 2
+    rows = [[zoom, 0, x - zoom * x], [0, zoom, y - zoom * y], [0, 0, 1]]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def within_motion(matrices: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:
+    """The members of a motion nearest to warps of the frame (N, 3, 3), in pixels: the same at its centre.
+
+    Translation keeps where the centre goes; rigid and similarity also how the centre's surroundings turn (and scale);
+    affine their whole derivative; a homography is left as it is.
+    """
+    matrices = normalise(matrices)
+    if motion == "homography":
+        return matrices
+    centre = matrices.new_tensor([(frame[1] - 1) / 2, (frame[0] - 1) / 2, 1.0])
+    x, y, depth = (matrices @ centre).unbind(-1)
+    target = torch.stack([x / depth, y / depth], -1)
+    linear = (matrices[:, :2, :2] - target[:, :, None] * matrices[:, 2:, :2]) / depth[:, None, None]
+    if motion == "translation":
+        linear = torch.eye(2).to(matrices).expand(len(matrices), 2, 2)
+    elif motion != "affine":
+        cosine = (linear[:, 0, 0] + linear[:, 1, 1]) / 2
+        sine = (linear[:, 1, 0] - linear[:, 0, 1]) / 2
+        if motion == "rigid":
+            length = torch.hypot(cosine, sine).clamp(min=1e-12)
+            cosine, sine = cosine / length, sine / length
+        linear = torch.stack([torch.stack([cosine, -sine], -1), torch.stack([sine, cosine], -1)], -2)
+    result = torch.eye(3).to(matrices).repeat(len(matrices), 1, 1)
+    result[:, :2, :2] = linear
+    result[:, :2, 2] = target - linear @ centre[:2]
+    return result
+
+
+def on_motion(start: np.ndarray, stack_from_frame: np.ndarray, motion: str, frame: Size) -> np.ndarray:
+    """Poses (N, 3, 3) of which start⁻¹ · pose is a member of the motion to float64's precision.
+
+    Many small steps in single precision leave a rotation that is not quite one.
+    """
+    if motion == "homography":
+        return stack_from_frame
+    begin = torch.as_tensor(np.asarray(start, dtype=np.float64))
+    moved = invert(begin) @ torch.as_tensor(stack_from_frame).double()
+    return normalise(begin @ within_motion(moved, motion, frame)).numpy()
 
 
 def corner_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> torch.Tensor:

@@ -24,7 +24,7 @@ from congeal.transforms import Transforms
 
 KEYS = {
     *("n_images", "n_skipped", "method", "motion", "apsnr_before", "apsnr_after"),
-    *("apsnr_uint8_wrap_before", "apsnr_uint8_wrap_after", "energy_ratio", "mean_scale", "blank_share"),
+    *("energy_ratio", "mean_scale", "blank_share"),
     *("out_of_frame_share", "collapsed", "fit_seconds", "align_seconds", "images_per_second", "peak_memory_mb"),
     *("seed", "version"),
 }

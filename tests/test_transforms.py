@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from congeal.errors import CongealError
-from congeal.transforms import COLUMNS, Transforms
+from congeal.transforms import Transforms
+from congeal.transforms.transforms import COLUMNS
 
 SUFFIXES = [".csv", ".json", ".npz", ".parquet"]
 
@@ -144,7 +145,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(json, "dumps", fails)
-    with pytest.raises(CongealError, match="No space left"):
+    with pytest.raises(CongealError, match="disk is full"):
         some(3).save(path)
     assert path.read_bytes() == old
     assert [p.name for p in tmp_path.iterdir()] == ["t.json"]

@@ -13,7 +13,8 @@ import pytest
 from congeal.datasets import mnist as module
 from congeal.datasets import open_named
 from congeal.errors import CongealError
-from congeal.metrics import apsnr, apsnr_uint8_wrap
+from congeal.metrics import apsnr
+from congeal.reproduce.wrapped import apsnr_uint8_wrap
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:

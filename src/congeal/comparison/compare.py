@@ -185,7 +185,7 @@ def fit(
     part.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
     outcome = fit_in_child(part, time_limit)
     if "error" not in outcome:
-        model.quality_ = Quality(**outcome["quality"])
+        model.quality_ = Quality.from_dict(outcome["quality"])
         model.transforms_ = Transforms.load(part.work / "answer.npz")
         part.remember(**{key: outcome[key] for key in ("peak_memory_mb", "idle_memory_mb")})
         keep_answer(part, stack, model, outcome["fit_seconds"])

@@ -1,3 +1,44 @@
-"""Numbers of an alignment. limits.py holds every threshold; the rest is in quality.py."""
+"""Numbers that say how well a set is aligned, and whether the alignment cheated.
 
-from congeal.metrics.quality import *  # noqa: F403
+arrays.py       what is taken: NumPy arrays or torch tensors, image index first
+statistics.py   mean and variance of a stream of images
+decibels.py     APSNR, the average peak signal-to-noise ratio to the mean image
+energy.py       what there is of an object on empty ground (ink), and the energy ratio
+poses.py        scale, and the share of the frame outside the source image
+likeness.py     one image against the mean
+truth.py        errors against known transforms or landmarks
+verdict.py      what the numbers mean
+quality.py      all of it for one alignment, in one pass
+limits.py       every threshold
+"""
+
+from congeal.metrics.arrays import as_numpy
+from congeal.metrics.decibels import apsnr, apsnr_from_variance
+from congeal.metrics.energy import blank, energy_ratio, ink, looks_like_objects
+from congeal.metrics.likeness import score_against_mean
+from congeal.metrics.poses import geometric_mean, mean_scale, out_of_frame, scales
+from congeal.metrics.quality import Quality, QualityMeter
+from congeal.metrics.statistics import RunningStats
+from congeal.metrics.truth import corner_error, landmark_error
+from congeal.metrics.verdict import judge
+
+__all__ = [
+    "Quality",
+    "QualityMeter",
+    "RunningStats",
+    "apsnr",
+    "apsnr_from_variance",
+    "as_numpy",
+    "blank",
+    "corner_error",
+    "energy_ratio",
+    "geometric_mean",
+    "ink",
+    "judge",
+    "landmark_error",
+    "looks_like_objects",
+    "mean_scale",
+    "out_of_frame",
+    "scales",
+    "score_against_mean",
+]

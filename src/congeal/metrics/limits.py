@@ -1,13 +1,25 @@
-"""Every threshold on how much of an object an alignment may lose or gain, in one place.
+"""Every threshold on the numbers of an alignment, in one place.
 
-*Ink* is the sum of an image's values in [0, 1]: what there is of an object on empty ground. The *energy ratio* is the
-ink of the aligned images against that of the sources; 1 is right. Chosen on MNIST digits, where the bands were widened
+*Ink* is the sum of an image's pixel values: what there is of an object on empty ground. The *energy ratio* is the ink
+of the aligned images divided by that of the sources; 1 is right. The bands were chosen on MNIST digits and widened
 until no sound alignment of any digit, clean or perturbed by up to 30 %, fell outside them.
 """
 
 from __future__ import annotations
 
 Band = tuple[float, float]
+"""(lowest, highest) value allowed."""
+
+# ---- which kind of set it is: objects on empty dark ground, or photographs
+
+WHITE_QUANTILE = 0.999
+"""The brightest value of a set is this quantile of its pixels: a few hot pixels must not decide."""
+DARK = 0.1
+"""A pixel is dark up to this share of the brightest value."""
+EMPTY_BORDER = 0.75
+"""Images of objects have at least this share of dark pixels along the border …"""
+EMPTY_GROUND = 0.4
+"""… and at least this share in the whole image."""
 
 # ---- objects on empty ground: what a whole set may do
 
@@ -39,3 +51,8 @@ EMPTIED_RISE = 0.25
 """Rise of the mean out-of-frame share beyond which the object was pushed out of the frame."""
 LOST_OUTSIDE = 0.9
 """A photograph that covers less than a tenth of the frame has failed."""
+
+# ---- either
+
+UNCHANGED_DECIBELS = 0.05
+"""A change of APSNR smaller than this, in dB, is none."""

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 # Of every row, also of one without an answer.
 KEYS = (
     *("method", "motion", "motion_asked", "n_images", "n_skipped", "apsnr_before", "apsnr_after"),
-    *("apsnr_uint8_wrap_before", "apsnr_uint8_wrap_after", "energy_ratio", "mean_scale", "blank_share"),
+    *("energy_ratio", "mean_scale", "blank_share"),
     *("out_of_frame_share", "kind", "collapsed", "verdict", "advice", "fit_seconds", "align_seconds"),
     *("images_per_second", "peak_memory_mb", "idle_memory_mb", "seed", "version", "status"),
 )

@@ -14,6 +14,7 @@ from congeal.reproduce.aligning import Alignment
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.tables import Column, Table, count, judged, judged_mean, mean, tenths
+from congeal.reproduce.wrapped import wrapped_numbers
 from congeal.runs.folder import RunFolder
 
 DIGITS = "2348"  # as many as the paper shows; it does not name them
@@ -48,6 +49,7 @@ def measuring(what: Alignment) -> Any:
         if "error" not in row:
             source = open_named(what.source)
             row["corner_error"] = None if source.truth is None else true_error(RunFolder.existing(folder), source)
+            row |= wrapped_numbers(source, folder)
         return row
 
     return measure

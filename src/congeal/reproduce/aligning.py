@@ -23,9 +23,9 @@ log = logging.getLogger("congeal")
 
 # Of metrics.json, what tables may want.
 KEPT = (
-    *("n_images", "n_skipped", "motion", "apsnr_before", "apsnr_after", "apsnr_uint8_wrap_before"),
-    *("apsnr_uint8_wrap_after", "energy_ratio", "mean_scale", "blank_share", "out_of_frame_share", "collapsed"),
-    *("verdict", "fit_seconds", "align_seconds", "images_per_second", "seed", "version"),
+    *("n_images", "n_skipped", "motion", "apsnr_before", "apsnr_after", "energy_ratio", "mean_scale", "blank_share"),
+    *("out_of_frame_share", "collapsed", "verdict", "fit_seconds", "align_seconds", "images_per_second", "seed"),
+    "version",
 )
 
 

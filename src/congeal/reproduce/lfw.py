@@ -18,7 +18,7 @@ from PIL import Image as Pillow
 from congeal import __version__
 from congeal.datasets.lfw import LANDMARKS, landmarks
 from congeal.geometry import map_points
-from congeal.images import Stack, prepare
+from congeal.images import ImageSource, Stack, prepare
 from congeal.methods.base import Method
 from congeal.methods.job import Job
 from congeal.metrics import landmark_error
@@ -31,8 +31,10 @@ from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.ratios import ratio_table
 from congeal.reproduce.seen import starts_of
 from congeal.reproduce.tables import Column, Table, grouped, judged, mean, spread, tally, tenths
+from congeal.reproduce.wrapped import wrapped_numbers
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import transforms_of
+from congeal.solvers.appearance import Appearance
 
 METHODS = ("deep", "rasl", "pssv", "ecc", "sift", "deepfeatures")
 FUNNELED = "deep-funneled"
@@ -74,12 +76,15 @@ def face_cell(method: str, subject: str, grow: float, limit: int | None, options
 def measure(what: Alignment, folder: Path) -> Row:
     """The alignment, and then where its landmarks are."""
     row = what.run(folder)
-    return row if "error" in row else row | landmark_numbers(folder, what.source, what.limit)
+    if "error" in row:
+        return row
+    images = open_images(what.source, limit=what.limit)
+    return row | landmark_numbers(images, folder) | wrapped_numbers(images, folder)
 
 
-def landmark_numbers(folder: Path, source: str, limit: int | None) -> Row:
+def landmark_numbers(images: ImageSource, folder: Path) -> Row:
     """Error in % of the aligned eye distance, before and after: mean, median, and the mean of each landmark."""
-    images, found, start = open_images(source, limit=limit), transforms_of(folder), starts_of(folder)
+    found, start = transforms_of(folder), starts_of(folder)
     points = landmarks(images)
     after, before = (landmark_error(map_points(one.matrices, points)) for one in (found, start))
     row: Row = {"landmark": after["mean"], "landmark_median": after["median"], "landmark_before": before["mean"]}
@@ -98,7 +103,7 @@ class AsTheyAre(Method):
 
     name: ClassVar[str] = FUNNELED
 
-    def _align(self, stack: Stack, job: Job) -> torch.Tensor:
+    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
         return torch.from_numpy(stack.start)
 
 
@@ -124,7 +129,8 @@ def measure_funneled(folder: Path, source: str, limit: int | None, seed: int) ->
         metrics = finish(run, images, quiet=True).metrics
     where = {"run": f"{folder.parent.name}/{folder.name}"}
     # Its start is one box for all: what moved the images happened elsewhere, so there is no "before".
-    row = {**where, **{key: metrics[key] for key in KEPT}, **landmark_numbers(folder, source, limit)}
+    row = {**where, **{key: metrics[key] for key in KEPT}, **landmark_numbers(images, folder)}
+    row |= wrapped_numbers(images, folder)
     return row | {"apsnr_before": None, "apsnr_uint8_wrap_before": None, "landmark_before": None, "n_faceless": None}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from congeal.opening import open_images
 from congeal.report.tables import fixed, share
 from congeal.reproduce import paper
 from congeal.reproduce.aligning import Alignment
@@ -22,6 +23,7 @@ from congeal.reproduce.tables import (
     tally,
     tenths,
 )
+from congeal.reproduce.wrapped import wrapped_numbers
 
 METHODS = ("deep", "rasl", "tgrasta", "pssv", "lsc", "ecc")
 
@@ -50,7 +52,14 @@ def alignment(source: str, method: str, limit: int | None, options: Options, iso
 
 
 def digit_cell(name: str, digit: str, what: Alignment) -> Cell:
-    return Cell(name=name, facts={"digit": digit, **what.facts}, measure=what.run)
+    """The cell of one digit aligned with one method."""
+    return Cell(name=name, facts={"digit": digit, **what.facts}, measure=lambda folder: measure(what, folder))
+
+
+def measure(what: Alignment, folder: Path) -> Row:
+    """The alignment, and its APSNR in the paper's supposed arithmetic."""
+    row = what.run(folder)
+    return row if "error" in row else row | wrapped_numbers(open_images(what.source, limit=what.limit), folder)
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

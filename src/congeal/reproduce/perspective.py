@@ -20,6 +20,7 @@ from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.seen import kept_numbers
 from congeal.reproduce.tables import Column, Table, grouped, judged_mean, mean, spread, tally, tenths
+from congeal.reproduce.wrapped import wrapped_numbers
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import transforms_of
 
@@ -57,6 +58,7 @@ def measure(what: Alignment, folder: Path) -> Row:
     whole = open_perspective(rest, baked=family == VARIANTS["baked"])
     source = whole.limit(what.limit)
     row["corner_error"] = true_error(RunFolder.existing(folder), source)
+    row |= wrapped_numbers(source, folder)
     return row | kept_numbers(source, transforms_of(folder), np.asarray(whole.lost_half()[: len(source)]))
 
 

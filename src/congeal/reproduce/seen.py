@@ -1,4 +1,4 @@
-"""Sets of small 8-bit images as an alignment shows them: numbers that metrics.json does not have.
+"""Sets of 8-bit images of one size as an alignment shows them: numbers that metrics.json does not have.
 
 Images are (B,C,H,W) in [0, 1]; `found` is `aligned_from_source`, one row per image of the source.
 """
@@ -19,8 +19,13 @@ from congeal.reproduce.plan import Row
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
-CHUNK = 1000
+CHUNK_VALUES = 1 << 20  # pixel values at a time: a thousand digits, a few photographs
 TRIES = 20  # halvings of the zoom's range: to a millionth
+
+
+def known_rows(found: Transforms) -> NDArray[np.int64]:
+    """Positions of the images that have a matrix: those that were not skipped."""
+    return np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
 
 
 def starts_of(folder: Path) -> Transforms:
@@ -37,7 +42,9 @@ def batches(
         raise ValueError("transforms of a run know the size of the aligned picture")
     x, y = (size[1] - 1) / 2, (size[0] - 1) / 2
     wider = np.array([[zoom, 0, x - zoom * x], [0, zoom, y - zoom * y], [0, 0, 1]])
-    for part in np.array_split(rows, max(1, -(-len(rows) // CHUNK))):
+    first = source.probe(int(rows[0]))
+    chunk = max(1, CHUNK_VALUES // (first.height * first.width * first.channels))
+    for part in np.array_split(rows, -(-len(rows) // chunk)):
         images = torch.from_numpy(np.moveaxis(source.batch(part), -1, 1).astype(np.float32) / 255)
         source_from_shown = torch.as_tensor(np.asarray(invert(found.matrices[part])) @ wider).float()
         yield images, warp(images, source_from_shown, size)
@@ -67,7 +74,7 @@ def apsnr_at_energy(source: ImageSource, found: Transforms, energy: float) -> fl
     A smaller object scores more decibels, so variants can only be compared at one energy. None where no zoom between
     a half and two gives that energy: the object is gone.
     """
-    rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
+    rows = known_rows(found)
     low, high = 0.5, 2.0  # a wider view shows a smaller object: energy falls from low to high
     for _ in range(TRIES):
         middle = (low * high) ** 0.5

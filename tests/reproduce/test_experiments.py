@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from congeal.reproduce import EXPERIMENTS, ablation, paper
+from congeal.reproduce import EXPERIMENTS, ablation, printed
 from congeal.reproduce.plan import Options, load_experiment
 
 Run = Callable[..., int]
@@ -49,9 +49,9 @@ def test_mnist(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     rows = check_folder(tmp_path / "mnist", 2)
     assert all(row["n_images"] == 40 and row["apsnr_after"] > row["apsnr_before"] + 3 for row in rows)
     assert all(row["peak_memory_mb"] > row["idle_memory_mb"] * 0.9 for row in rows)
-    printed = capsys.readouterr().out
-    assert paper.CAVEAT in printed
-    assert "| method | 3 | 7 | mean | uint8 wrap, mean | paper prints |" in printed
+    shown = capsys.readouterr().out
+    assert printed.CAVEAT in shown
+    assert "| method | 3 | 7 | mean | uint8 wrap, mean | paper prints |" in shown
     resumes(run, tmp_path / "mnist", *options)
 
 
@@ -146,8 +146,8 @@ def test_large_sets(run: Run, tmp_path: Path, name: str) -> None:
     assert row["n_images"] == 40
     assert (row["corner_error"] is None) == (name == "infimnist")
     assert row["total_seconds"] >= row["fit_seconds"]
-    printed = ", ".join(f"{value:.2f}" for value in (paper.AFFNIST if name == "affnist" else paper.INFIMNIST))
-    assert printed in (tmp_path / name / "table.md").read_text()
+    values = ", ".join(f"{value:.2f}" for value in (printed.AFFNIST if name == "affnist" else printed.INFIMNIST))
+    assert values in (tmp_path / name / "table.md").read_text()
 
 
 def test_originals_that_are_not_there_are_a_row_that_says_so(run: Run, tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from congeal.reproduce import lfw, paper
+from congeal.reproduce import lfw, printed
 from congeal.reproduce.lfw import EXPERIMENT, FUNNELED
 from congeal.reproduce.plan import Options, Row
 from congeal.reproduce.ratios import ratio_table
 
 BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data"
-SUBJECTS = paper.LFW_SUBJECTS
+SUBJECTS = printed.LFW_SUBJECTS
 
 
 def row(method: str, grow: float, subject: str, error: float, **more: Any) -> Row:

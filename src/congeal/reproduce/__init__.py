@@ -3,7 +3,7 @@
 plan.py       what an experiment is: a list of cells, and tables and figures of their rows
 execute.py    run the cells that are not done, then write tables and figures
 aligning.py   the usual cell: one set aligned by one method in a run folder, in a process of its own if that matters
-tables.py     rows as Markdown, CSV and JSON;  figures.py  pictures and curves;  paper.py  what the paper prints
+tables.py     rows as Markdown, CSV and JSON;  figures.py  pictures and curves;  printed.py  what the paper prints
 seen.py       images as an alignment shows them, for numbers that metrics.json does not have
 wrapped.py    one of these: APSNR in the arithmetic that the paper may have used
 

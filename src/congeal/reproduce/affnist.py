@@ -9,7 +9,7 @@ from typing import Any
 from congeal.comparison.compare import true_error
 from congeal.datasets import open_named
 from congeal.report.tables import fixed, share
-from congeal.reproduce import paper
+from congeal.reproduce import printed
 from congeal.reproduce.aligning import Alignment
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
@@ -55,7 +55,7 @@ def measuring(what: Alignment) -> Any:
     return measure
 
 
-def large_table(rows: Sequence[Row], printed: Sequence[float]) -> Table:
+def large_table(rows: Sequence[Row], from_paper: Sequence[float]) -> Table:
     """One row per digit, the mean, and what the paper prints."""
     lines: list[Row] = [{**row, "set": row["source"], "after": judged(row)} for row in rows]
     keys = ("apsnr_before", "apsnr_uint8_wrap_before", "apsnr_uint8_wrap_after", "energy_ratio", "mean_scale")
@@ -63,8 +63,8 @@ def large_table(rows: Sequence[Row], printed: Sequence[float]) -> Table:
         key: mean(rows, key) for key in (*keys, "corner_error", "fit_seconds", "align_seconds", "total_seconds")
     }
     lines.append({"set": "mean", "after": judged_mean(rows), **means})
-    values = ", ".join(f"{value:.2f}" for value in printed)
-    lines.append({"set": f"paper, {len(printed)} digits, not named", "paper": values})
+    values = ", ".join(f"{value:.2f}" for value in from_paper)
+    lines.append({"set": f"paper, {len(from_paper)} digits, not named", "paper": values})
     columns = [
         Column("set", "set"),
         Column("method", "method"),
@@ -88,7 +88,7 @@ def large_table(rows: Sequence[Row], printed: Sequence[float]) -> Table:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    return [large_table(rows, paper.AFFNIST)]
+    return [large_table(rows, printed.AFFNIST)]
 
 
 def draw(folder: Path, rows: Sequence[Row]) -> None:
@@ -107,7 +107,7 @@ EXPERIMENT = Experiment(
     notes=(
         "affnist:… are images generated in affNIST's style, affnist-original:… the original files (--originals).",
         COST,
-        paper.CAVEAT,
-        paper.HONEST,
+        printed.CAVEAT,
+        printed.HONEST,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from congeal.reproduce import paper
+from congeal.reproduce import printed
 from congeal.reproduce.affnist import COST, draw, large_cells, large_table
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.tables import Table
@@ -18,7 +18,7 @@ def plan(options: Options) -> list[Cell]:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    return [large_table(rows, paper.INFIMNIST)]
+    return [large_table(rows, printed.INFIMNIST)]
 
 
 EXPERIMENT = Experiment(
@@ -31,7 +31,7 @@ EXPERIMENT = Experiment(
         "infimnist:… are images made in infiMNIST's style while they are read, infimnist-original:… are made from the "
         "original files (--originals).",
         COST,
-        paper.CAVEAT,
-        paper.HONEST,
+        printed.CAVEAT,
+        printed.HONEST,
     ),
 )

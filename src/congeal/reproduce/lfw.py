@@ -25,7 +25,7 @@ from congeal.metrics import landmark_error
 from congeal.opening import open_images
 from congeal.pipeline.align import finish, keep_answer, note_prepared
 from congeal.report.tables import fixed, share
-from congeal.reproduce import paper
+from congeal.reproduce import printed
 from congeal.reproduce.aligning import KEPT, Alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.ratios import ratio_table
@@ -44,7 +44,7 @@ TILE = 112  # side of a mean in the figure, in pixels
 
 
 def plan(options: Options) -> list[Cell]:
-    subjects = QUICK_SUBJECTS if options.quick else paper.LFW_SUBJECTS
+    subjects = QUICK_SUBJECTS if options.quick else printed.LFW_SUBJECTS
     grown = QUICK_GROWN if options.quick else tuple(GROWN)
     limit = options.limit or (QUICK_LIMIT if options.quick else None)
     cells = [
@@ -161,9 +161,9 @@ def error_table(rows: Sequence[Row]) -> Table:
             seen.add(grow)
             start = {r["subject"]: r for r in rows if r["grow"] == grow and r.get("landmark_before") is not None}
             lines.append(error_line(grow, "before", list(start.values()), "landmark_before"))
-        printed = paper.LFW_LANDMARKS[grow].get(method)
+        from_paper = printed.LFW_LANDMARKS[grow].get(method)
         line = error_line(grow, method, group, "landmark")
-        lines.append(line | {"paper": None if printed is None else " / ".join(fixed(value) for value in printed)})
+        lines.append(line | {"paper": None if from_paper is None else " / ".join(fixed(value) for value in from_paper)})
     columns = [
         Column("start", "start"),
         Column("method", "method"),
@@ -202,7 +202,7 @@ def apsnr_table(rows: Sequence[Row]) -> Table:
         line["motion"] = next((row["motion"] for row in group if row.get("motion")), None)
         for key in ("apsnr_before", "apsnr_after", "apsnr_uint8_wrap_after", "energy_ratio", "out_of_frame_share"):
             line[key] = mean(group, key)
-        lines.append(line | {"paper": paper.LFW[grow].get(method), "seconds": mean(group, "fit_seconds")})
+        lines.append(line | {"paper": printed.LFW[grow].get(method), "seconds": mean(group, "fit_seconds")})
     columns = [
         Column("start", "start"),
         Column("method", "method"),
@@ -255,7 +255,7 @@ EXPERIMENT = Experiment(
     tables=tables,
     draw=draw,
     notes=(
-        paper.CAVEAT,
+        printed.CAVEAT,
         "Landmark error: outer eye corners and nose tip of every image mapped into the aligned picture; distance to "
         "their centroid over images, in % of the distance between the two mean eye corners. The landmarks are found by "
         "a 68-point predictor; unreliable ones are left out. They are read after an alignment is done, never before.",

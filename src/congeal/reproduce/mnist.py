@@ -7,7 +7,7 @@ from pathlib import Path
 
 from congeal.opening import open_images
 from congeal.report.tables import fixed, share
-from congeal.reproduce import paper
+from congeal.reproduce import printed
 from congeal.reproduce.aligning import Alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.tables import (
@@ -73,7 +73,7 @@ def apsnr_table(rows: Sequence[Row]) -> Table:
     for (method,), group in grouped(rows, "method").items():
         line: Row = {row["digit"]: judged(row) for row in group}
         line |= {"method": method, "mean": judged_mean(group), "tally": tally(group)}
-        line |= {"wrap": judged_mean(group, "apsnr_uint8_wrap_after"), "paper": paper.MNIST.get(method)}
+        line |= {"wrap": judged_mean(group, "apsnr_uint8_wrap_after"), "paper": printed.MNIST.get(method)}
         lines.append(line)
     columns = [
         Column("method", "method"),
@@ -138,5 +138,9 @@ EXPERIMENT = Experiment(
     plan=plan,
     tables=tables,
     draw=draw,
-    notes=(paper.CAVEAT, paper.HONEST, "Each method ran in a process of its own, with its own motion and defaults."),
+    notes=(
+        printed.CAVEAT,
+        printed.HONEST,
+        "Each method ran in a process of its own, with its own motion and defaults.",
+    ),
 )

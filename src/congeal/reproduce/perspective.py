@@ -14,7 +14,7 @@ import numpy as np
 from congeal.comparison.compare import true_error
 from congeal.datasets.perspective import open_perspective
 from congeal.report.tables import fixed, share
-from congeal.reproduce import paper
+from congeal.reproduce import printed
 from congeal.reproduce.aligning import Alignment
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
@@ -75,7 +75,7 @@ def variant_table(variant: str, rows: Sequence[Row]) -> Table:
             "tally": tally(group),
             "energy": spread(group, "energy_ratio"),
             # The paper does not say which variant it used; its line of work gives the warp as a start.
-            "paper": paper.PERSPECTIVE[sigma].get(method) if variant == "initial" else None,
+            "paper": printed.PERSPECTIVE[sigma].get(method) if variant == "initial" else None,
         }
         for key in ("apsnr_after", "apsnr_kept", "apsnr_uint8_wrap_after"):
             line[key] = judged_mean(group, key)
@@ -117,8 +117,8 @@ EXPERIMENT = Experiment(
     tables=tables,
     draw=draw,
     notes=(
-        paper.CAVEAT,
-        paper.HONEST,
+        printed.CAVEAT,
+        printed.HONEST,
         "“kept” are the images that keep at least half of their ink in the perturbed frame; “all” has the others too.",
         "Corner error is the median distance of the frame's corners from where the known warp puts them, in pixels, "
         "after one transform common to all; people write digits differently, which is in it as well: 0 is not the aim.",

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from congeal.report.tables import fixed
-from congeal.reproduce import paper
+from congeal.reproduce import printed
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.tables import Column, Table, count, grouped, judged, sound, tenths
@@ -144,6 +144,6 @@ EXPERIMENT = Experiment(
         "what Python and torch hold before there is an image; “in all” is from opening the set to the report.",
         "Beyond MNIST's 6,000 the images are infiMNIST-style, made while they are read.",
         "The paper prints no numbers for this experiment, only curves.",
-        paper.HONEST,
+        printed.HONEST,
     ),
 )

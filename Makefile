@@ -1,15 +1,20 @@
-# Two commands, each doing all of its own set-up: `make demo` and `make test`.
+# Each command does all of its own set-up: `make demo`, `make test`, `make docs`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types browser clean
+.PHONY: demo test docs lint types browser clean
 
 demo: $(VENV)/.installed
 	$(BIN)/congeal demo -o demo
 
 test: $(VENV)/.installed-dev browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The manual and the API reference; a broken link fails. The tests build them too (tests/test_docs.py).
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -36,4 +41,4 @@ browser:
 	  || echo "no Chromium here: the browser tests will be skipped"
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo site

@@ -1,0 +1,171 @@
+"""The manual builds, its links lead somewhere, and what it shows of the package exists.
+
+The site is built here, not in a step of its own, so that `make test` and the CI are one and the same thing; it takes
+seconds, because the reference is read from the source without importing torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import html
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_layers import LAYERS
+
+import congeal
+from congeal.cli import COMMANDS
+from congeal.methods.registry import method_class, methods
+from congeal.reproduce import EXPERIMENTS
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(DOCS.rglob("*.md"))
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+LONGEST = 100
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, on code-hosting sites and in the manual alike."""
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
+
+
+def anchors(page: Path) -> set[str]:
+    prose = FENCED.sub("", page.read_text())
+    return {slug(heading) for heading in re.findall(r"^#+ (.+)$", prose, re.MULTILINE)}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+# ---- the pages as files
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in LINK.findall(FENCED.sub("", page.read_text())):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lines_of_prose_are_short(page: Path) -> None:
+    """Tables, code and addresses may be longer."""
+    prose = FENCED.sub("", page.read_text()).splitlines()
+    long = [line for line in prose if len(line) > LONGEST and not line.startswith(("|", "    ")) and "://" not in line]
+    assert not long
+
+
+def test_the_floors_of_the_house_are_those_the_tests_hold() -> None:
+    rows = re.findall(r"^\| (\d+) \| `(\w+)(?:/|\.py)` \|", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    assert {room: int(floor) for floor, room in rows} == {
+        room: floor for floor, rooms in enumerate(LAYERS, 1) for room in rooms
+    }
+
+
+# ---- what the pages show
+
+
+def shown_names(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(module of congeal, name in it) for every one that a block imports or takes from `congeal`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "congeal":
+            yield from ((str(node.module), alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "congeal":
+            yield "congeal", node.attr
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
+def test_python_blocks_use_names_that_exist(page: Path) -> None:
+    for block in blocks(page, "python"):
+        for module, name in shown_names(ast.parse(block)):
+            assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+def shown_commands(text: str) -> list[str]:
+    """Every command of congeal in a text: in blocks of shell, indented, or between backticks."""
+    lines = re.findall(r"^(?:    )?(congeal [a-z].*)$", text, re.MULTILINE)
+    return lines + [" ".join(span.split()) for span in re.findall(r"`(congeal [a-z][^`]*)`", FENCED.sub("", text))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_have_the_options_they_are_shown_with(page: Path) -> None:
+    text = page.read_text()
+    for line in shown_commands(text):
+        _, name, *words = shlex.split(line.split("   ")[0].replace("…", ""), comments=True)
+        if name not in COMMANDS:
+            assert name.isupper(), f"no command: {line}"  # `congeal COMMAND --help`
+            continue
+        known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(COMMANDS[name])} | {"--help"}
+        options = {word.strip("[]") for word in words if word.strip("[]").startswith("--")}
+        assert options <= known, line
+        if name == "reproduce" and words and words[0].strip("[").islower() and "|" not in words[0]:
+            assert words[0] in EXPERIMENTS, line
+
+
+# ---- the manual as a site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The manual, built as `make docs` builds it: a broken link or a missing name fails."""
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def text_of(page: Path) -> str:
+    return html.unescape(re.sub(r"<[^>]+>", " ", page.read_text()))
+
+
+def test_every_estimator_is_in_the_reference_with_its_parameters(site: Path) -> None:
+    page = (site / "reference" / "estimators.html").read_text()
+    common = {field.name for field in dataclasses.fields(method_class("lsc").__mro__[1])}
+    for name in methods():
+        cls = method_class(name)
+        section = page.split(f'id="{cls.__module__}.{cls.__name__}"')
+        assert len(section) == 2, f"{cls.__name__} is not in docs/reference/estimators.md"
+        words = html.unescape(re.sub(r"<[^>]+>", " ", section[1].split("<h2")[0])).split()
+        missing = {field.name for field in dataclasses.fields(cls)} - common - set(words)
+        assert not missing, f"{cls.__name__} has no words for {missing}"
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    words = " ".join(text_of(page) for page in (site / "reference").glob("*.html")).split()
+    public = set(congeal.__all__) - {"__version__", "list_methods"}
+    assert not public - set(words)
+
+
+def test_every_command_is_in_the_reference_with_its_options(site: Path) -> None:
+    page = (site / "reference" / "command-line.html").read_text()
+    for name, command in COMMANDS.items():
+        words = html.unescape(re.sub(r"<[^>]+>", " ", page.split(f'id="{name}"')[1].split("<h2")[0]))
+        for field in dataclasses.fields(command):
+            flag, positional = f"--{field.name.replace('_', '-')}", field.name.split("_")[0].upper()
+            assert flag in words or positional in words.split(), f"{name} {flag}"
+
+
+def test_the_site_loads_nothing_from_outside(site: Path) -> None:
+    outside = re.compile(r'<(?:script|link|img)[^>]+(?:src|href)="(?:https?:)?//[^"]*"')
+    assert not [found for page in site.rglob("*.html") for found in outside.findall(page.read_text())]

@@ -1,10 +1,15 @@
-"""Settings of the whole test run, and photographs that tests of several folders use."""
+"""Settings of the whole test run, and data that tests of several folders use.
+
+Data sets are tested on small files in the original formats, made by made_data.py. A few tests want the original files.
+They look in `$CONGEAL_DATA` or, where that is not set, in the data folder beside the repository; else they are skipped.
+"""
 
 import os
 import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Idle threads that spin make a busy machine many times slower, not just twice; must be set before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -13,6 +18,55 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one core each
 # A test run in the background of a shell ignores Ctrl-C, and so would the programs that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test looks at the clock: a deadline fails on a busy machine. Few examples, because each is run every time.
+settings.register_profile("congeal", deadline=None, max_examples=25)
+settings.load_profile("congeal")
+
+BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def originals(kind: str) -> Path:
+    """The folder that has the original files of "mnist" or "lfw" in it, or skip."""
+    folder = Path(os.environ.get("CONGEAL_DATA") or BESIDE)
+    if not (folder / kind).is_dir():
+        pytest.skip(f"the original files of {kind} are not at hand: set CONGEAL_DATA")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def original_mnist() -> Path:
+    """The data folder with the four original files of MNIST in its folder `mnist`."""
+    return originals("mnist")
+
+
+@pytest.fixture(scope="session")
+def original_lfw() -> Path:
+    """The data folder with lfw, lfw_deepfunneled and the landmarks."""
+    pytest.importorskip("cv2", reason="OpenCV is not installed: pip install 'congeal[faces]'")
+    return originals("lfw")
+
+
+@pytest.fixture(scope="session")
+def made_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with a small MNIST in the original format, see made_data.py."""
+    from made_data import write_mnist
+
+    folder = tmp_path_factory.mktemp("data")
+    write_mnist(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made_lfw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with one person of an LFW, see made_data.py."""
+    pytest.importorskip("skimage.data", reason="scikit-image, which brings a portrait, is not installed")
+    pytest.importorskip("cv2", reason="OpenCV is not installed: pip install 'congeal[faces]'")
+    from made_data import write_lfw
+
+    folder = tmp_path_factory.mktemp("lfw")
+    write_lfw(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

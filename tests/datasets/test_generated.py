@@ -17,17 +17,17 @@ from congeal.geometry import warp
 
 @pytest.mark.parametrize("family", ["affnist:2", "infimnist:7"])
 def test_an_image_depends_on_its_index_alone(mnist: Path, family: str) -> None:
-    few, many = open_named(f"{family}@100"), open_named(f"{family}@20000")
-    assert (len(few), len(many)) == (100, 20000)
+    few, many = open_named(f"{family}@100"), open_named(f"{family}@2000")
+    assert (len(few), len(many)) == (100, 2000)
     np.testing.assert_array_equal(few.batch([99, 5, 5]), many.batch([99, 5, 5]))
-    np.testing.assert_array_equal(many.batch(np.arange(15000, 15300))[[7]], many.batch([15007]))
-    np.testing.assert_array_equal(many.read(-1).pixels, many.batch([19999])[0])
+    np.testing.assert_array_equal(many.batch(np.arange(1500, 1530))[[7]], many.batch([1507]))
+    np.testing.assert_array_equal(many.read(-1).pixels, many.batch([1999])[0])
     assert few.id(99) == many.id(99)
-    assert len({many.id(i) for i in range(20000)}) == 20000
+    assert len({many.id(i) for i in range(2000)}) == 2000
     assert many.dtype == np.uint8
     assert many.batch([0]).shape == (1, *many.shape)
     with pytest.raises(IndexError):
-        many.read(20000)
+        many.read(2000)
 
 
 def test_affnist_default_count_and_size(mnist: Path) -> None:
@@ -47,18 +47,18 @@ def test_affnist_draws(mnist: Path) -> None:
         np.testing.assert_allclose([values.min(), values.max(), values.mean()], [low, high, (low + high) / 2], atol=0.3)
     shear = (m[:, 0, 0] * m[:, 0, 1] + m[:, 1, 0] * m[:, 1, 1]) / determinant
     np.testing.assert_allclose([shear.min(), shear.max()], [-0.2, 0.2], atol=1e-3)
-    ink = source.batch(np.arange(3000))[..., 0] > 0
+    ink = source.batch(np.arange(500))[..., 0] > 0
     centres = np.stack([np.average(np.arange(40), weights=image.sum(0)) for image in ink])
     assert centres.std() > 3, "digits are all over the place"
 
 
 def test_affnist_keeps_the_ink(mnist: Path) -> None:
-    source = open_named("affnist:2@2000")
+    source = open_named("affnist:2@500")
     assert isinstance(source, AffnistStyle)
-    rows = np.arange(2000)
+    rows = np.arange(500)
     area = np.linalg.det(source.source_from_digit(rows)[:, :2, :2])
     ink = source.batch(rows).sum((1, 2, 3), dtype=np.float64)
-    before = source.digits.images[rows].sum((1, 2), dtype=np.float64) * area
+    before = source.digits.images[rows % len(source.digits.images)].sum((1, 2), dtype=np.float64) * area
     np.testing.assert_allclose(ink / before, 1, atol=0.04)
 
 
@@ -72,9 +72,9 @@ def test_affnist_truth_brings_the_digit_to_the_middle(mnist: Path) -> None:
 
 
 def test_infimnist_numbers_follow_the_scheme(mnist: Path) -> None:
-    source = open_named("infimnist:7@20000")
+    source = open_named("infimnist:7@2000")
     _, labels = load("train")
-    numbers = np.array([int(source.id(i).removeprefix("infi-")) for i in range(20000)])
+    numbers = np.array([int(source.id(i).removeprefix("infi-")) for i in range(2000)])
     assert numbers.min() >= 70000
     assert (np.diff(numbers) > 0).all()
     assert (labels[(numbers - 10000) % 60000] == 7).all()
@@ -100,10 +100,10 @@ def test_infimnist_deforms_but_keeps_the_digit(mnist: Path) -> None:
     source = open_named("infimnist:7@100000")
     images, labels = load("train")
     sevens = images[labels == 7].astype(np.float64)
-    turn = source.batch(np.arange(2 * len(sevens), 2 * len(sevens) + 500))[..., 0].astype(np.float64)
-    change = np.abs(turn - sevens[:500]).sum((1, 2)) / sevens[:500].sum((1, 2))
+    turn = source.batch(np.arange(2 * len(sevens), 3 * len(sevens)))[..., 0].astype(np.float64)
+    change = np.abs(turn - sevens).sum((1, 2)) / sevens.sum((1, 2))
     assert 0.1 < change.mean() < 1.2
-    assert abs(turn.sum() / sevens[:500].sum() - 1) < 0.15
+    assert abs(turn.sum() / sevens.sum() - 1) < 0.15
 
 
 def test_fields_are_smooth_and_one_pixel_large() -> None:

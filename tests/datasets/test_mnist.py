@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import shutil
+import hashlib
 import socket
 from pathlib import Path
 
@@ -15,14 +15,10 @@ from congeal.datasets import open_named
 from congeal.errors import CongealError
 from congeal.metrics import apsnr
 from congeal.reproduce.wrapped import apsnr_uint8_wrap
+from made_data import N_TRAIN, write_idx
 
 
-def write_idx(path: Path, values: np.ndarray) -> None:
-    raw = b"\0\0\x08" + bytes([values.ndim]) + np.array(values.shape, ">i4").tobytes() + values.tobytes()
-    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
-
-
-def small_mnist(folder: Path, suffix: str = ".gz") -> None:
+def tiny_mnist(folder: Path, suffix: str = ".gz") -> None:
     """Every image of digit d is filled with d; 30 training and 20 test images."""
     folder.mkdir(parents=True, exist_ok=True)
     for part, n in (("train", 30), ("t10k", 20)):
@@ -56,7 +52,7 @@ def test_offline_is_one_sentence_with_the_way_out(offline: Path, monkeypatch: py
 @pytest.mark.parametrize("place", ["", "mnist"])
 @pytest.mark.parametrize("suffix", [".gz", ""])
 def test_own_files_are_found(offline: Path, monkeypatch: pytest.MonkeyPatch, place: str, suffix: str) -> None:
-    small_mnist(offline / "own" / place, suffix)
+    tiny_mnist(offline / "own" / place, suffix)
     monkeypatch.setenv("CONGEAL_DATA", str(offline / "own"))
     source = open_named("mnist:4")
     assert [source.id(i) for i in range(len(source))] == [
@@ -69,20 +65,21 @@ def test_own_files_are_found(offline: Path, monkeypatch: pytest.MonkeyPatch, pla
     assert (source.batch(np.arange(5)) == 4).all()
 
 
-def test_the_cache_is_used_only_with_the_right_checksum(offline: Path, mnist_folder: Path) -> None:
+def test_the_cache_is_used_only_with_the_right_checksum(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = offline / "cache"
-    cache.mkdir()
-    for name in module.SHA256:
-        shutil.copy(mnist_folder / "mnist" / name, cache / name)
-    assert len(open_named("mnist:0/test")) == 980
-    small_mnist(cache)
+    tiny_mnist(cache)
+    right = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in cache.iterdir()}
+    assert set(right) == set(module.SHA256)
+    monkeypatch.setattr(module, "SHA256", right)
+    assert len(open_named("mnist:0/test")) == 2
+    monkeypatch.setattr(module, "SHA256", right | {"t10k-labels-idx1-ubyte.gz": "0" * 64})
     with pytest.raises(CongealError, match="neither on this machine"):
         open_named("mnist:0/test")
 
 
 @pytest.mark.parametrize("damage", [b"", b"hello", gzip.compress(b"\0\0\x08\x03\0\0\0\x01"), None])
 def test_a_damaged_file_is_named(offline: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None) -> None:
-    small_mnist(offline)
+    tiny_mnist(offline)
     path = offline / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-20] if damage is None else damage)
     monkeypatch.setenv("CONGEAL_DATA", str(offline))
@@ -91,15 +88,15 @@ def test_a_damaged_file_is_named(offline: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_files_that_do_not_belong_together(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_mnist(offline)
+    tiny_mnist(offline)
     write_idx(offline / "t10k-labels-idx1-ubyte.gz", np.zeros(3, np.uint8))
     monkeypatch.setenv("CONGEAL_DATA", str(offline))
     with pytest.raises(CongealError, match="do not belong together"):
         open_named("mnist:3")
 
 
-@pytest.mark.parametrize(("name", "count"), [("mnist:3", 6131), ("mnist:5", 6000), ("mnist:5/test", 892)])
-def test_counts_and_ids(mnist: Path, name: str, count: int) -> None:
+def check_rows(name: str, count: int) -> None:
+    """So many images, all of the digit, each where its id says it is."""
     source = open_named(name)
     assert len(source) == count
     assert source.kind == "object"
@@ -113,8 +110,24 @@ def test_counts_and_ids(mnist: Path, name: str, count: int) -> None:
         np.testing.assert_array_equal(source.read(i).pixels[..., 0], images[int(number)])
 
 
-def test_raw_mnist_scores_what_is_known(mnist: Path) -> None:
-    """12.8 dB by the paper's formula, 31.4 in wrapping uint8: the range the paper prints."""
+def test_counts_and_ids(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_train, n_test = ((module.load(part)[1] == 5).sum() for part in ("train", "t10k"))
+    check_rows("mnist:5", n_train + n_test)  # fewer than 6,000: all there are
+    check_rows("mnist:5/test", n_test)
+    monkeypatch.setattr(module, "PER_DIGIT", n_train + 7)
+    check_rows("mnist:5", n_train + 7)
+    monkeypatch.setattr(module, "PER_DIGIT", n_train - 7)
+    check_rows("mnist:5", n_train)
+    assert len(open_named("mnist:all")) == N_TRAIN
+
+
+def test_the_original_files(original_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONGEAL_DATA", str(original_mnist))
+    for name, checksum in module.SHA256.items():
+        assert hashlib.sha256(module.find(name).read_bytes()).hexdigest() == checksum
+    for name, count in (("mnist:3", 6131), ("mnist:5", 6000), ("mnist:5/test", 892)):
+        check_rows(name, count)
+    # 12.8 dB by the paper's formula, 31.4 in wrapping uint8: the range the paper prints
     sets = [open_named(f"mnist:{digit}").batch(np.arange(6000)) for digit in range(10)]
     assert np.mean([apsnr(images) for images in sets]) == pytest.approx(12.79, abs=0.02)
     assert np.mean([apsnr_uint8_wrap(images) for images in sets]) == pytest.approx(31.4, abs=0.1)

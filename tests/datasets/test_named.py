@@ -51,9 +51,8 @@ def test_wrong_names_are_quoted_with_an_example(name: str) -> None:
         open_named(name)
 
 
-@pytest.mark.parametrize("digit", range(10))
-def test_bundled_digits(digit: int) -> None:
-    source = open_named(f"digits:{digit}")
+def test_bundled_digits() -> None:
+    source = open_named("digits:3")
     assert len(source) == 200
     assert source.shape == (28, 28, 1)
     assert source.dtype == np.uint8
@@ -64,13 +63,14 @@ def test_bundled_digits(digit: int) -> None:
 
 def test_all_bundled_digits_are_the_ten_sets_in_order() -> None:
     everything = open_named("digits:all")
-    assert len(everything) == 2000
+    assert len(everything) == 2000 == len({everything.id(i) for i in range(2000)})
     sevens = open_named("digits:7")
     np.testing.assert_array_equal(everything.batch(np.arange(1400, 1600)), sevens.batch(np.arange(200)))
     assert everything.id(1400) == sevens.id(0)
 
 
-def test_the_bundled_file_is_the_start_of_the_test_set(mnist: Path) -> None:
+def test_the_bundled_file_is_the_start_of_the_test_set(original_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONGEAL_DATA", str(original_mnist))
     images, labels = load("t10k")
     for digit in range(10):
         source = open_named(f"digits:{digit}")

@@ -56,8 +56,8 @@ def test_initial_variant(mnist: Path) -> None:
     source = open_named("perspective:3@0.2")
     assert isinstance(source, Perspective)
     plain = open_named("mnist:3")
-    assert len(source) == len(plain) == 6131
-    np.testing.assert_array_equal(source.batch([5, 6130]), plain.batch([5, 6130]))
+    assert len(source) == len(plain) == 200
+    np.testing.assert_array_equal(source.batch([5, 199]), plain.batch([5, 199]))
     assert source.id(5) == plain.id(5)
     assert source.initial is not None
     assert source.initial_size == (28, 28)
@@ -71,7 +71,7 @@ def test_initial_variant(mnist: Path) -> None:
 def test_baked_pixels_are_what_the_initial_warp_shows(mnist: Path) -> None:
     baked, source = open_named("perspective-baked:3@0.2"), open_named("perspective:3@0.2")
     assert isinstance(source, Perspective)
-    rows = np.array([4000, 1, 17])
+    rows = np.array([150, 1, 17])
     pixels = torch.from_numpy(source.batch(rows)[..., 0].astype(np.float32))[:, None]
     shown = warp(pixels, torch.from_numpy(np.linalg.inv(source.initial[rows])).float())
     np.testing.assert_allclose(baked.batch(rows)[..., 0], shown[:, 0].numpy(), atol=0.51)
@@ -91,7 +91,7 @@ def test_baked_truth_undoes_the_warp(mnist: Path) -> None:
     assert np.abs(undone - original).mean() < 0.3 * warped_error
 
 
-@pytest.mark.parametrize(("sigma", "low", "high"), [(0.1, 0, 0.005), (0.2, 0.1, 0.25), (0.3, 0.4, 0.5)])
+@pytest.mark.parametrize(("sigma", "low", "high"), [(0.1, 0, 0.005), (0.2, 0.1, 0.25), (0.3, 0.35, 0.55)])
 def test_share_of_images_that_lose_half_their_ink(mnist: Path, sigma: float, low: float, high: float) -> None:
     source = open_named(f"perspective:3@{sigma}")
     assert isinstance(source, Perspective)

@@ -1,8 +1,7 @@
-"""The experiment on faces: its plan, its tables from rows that are known, and two cells on real files."""
+"""The experiment on faces: its plan, its tables from rows that are known, and two cells on files."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from congeal.reproduce import lfw, printed
 from congeal.reproduce.lfw import EXPERIMENT, FUNNELED
 from congeal.reproduce.plan import Options, Row
 from congeal.reproduce.ratios import ratio_table
+from made_data import NO_FACE, PERSON
 
-BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data"
 SUBJECTS = printed.LFW_SUBJECTS
 
 
@@ -71,28 +70,24 @@ def test_missing_rows_leave_gaps() -> None:
     assert all("holds" not in line for line in ratio_table(alone, FUNNELED).rows)
 
 
-def test_cells_on_real_faces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cv2", reason="OpenCV is not installed: pip install 'congeal[faces]'")
-    data = Path(os.environ.get("CONGEAL_DATA", BESIDE))
-    data = data if (data / "lfw").is_dir() else BESIDE
-    if not (data / "lfw" / "Jennifer_Capriati").is_dir():
-        pytest.skip("the faces of LFW are not at hand: set CONGEAL_DATA")
-    monkeypatch.setenv("CONGEAL_DATA", str(data))
-    options = Options(limit=8, methods=("ecc",), quiet=True)
-    cells = {cell.name: cell for cell in EXPERIMENT.plan(options)}
-    wanted = [cells["ecc-0.0-Jennifer_Capriati"], cells["deep-funneled-Jennifer_Capriati"]]
+def test_cells_on_files(made_lfw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONGEAL_DATA", str(made_lfw))
+    monkeypatch.setattr(printed, "LFW_SUBJECTS", (PERSON,))
+    cells = {cell.name: cell for cell in EXPERIMENT.plan(Options(methods=("ecc",), quiet=True))}
     rows = []
-    for cell in wanted:
+    for cell in (cells[f"ecc-0.0-{PERSON}"], cells[f"deep-funneled-{PERSON}"]):
         folder = tmp_path / "runs" / cell.name
         folder.parent.mkdir(exist_ok=True)
         rows.append({"cell": cell.name, **cell.facts, **cell.measure(folder)})
         assert (tmp_path / rows[-1]["run"] / "mean.png").is_file()
     aligned, funneled = rows
     assert aligned["n_faceless"] == 1
-    assert aligned["n_landmarks"] == 8
-    assert 3 < funneled["landmark"] < 10
-    assert funneled["mean_scale"] == pytest.approx(1)
+    assert aligned["n_landmarks"] == NO_FACE
     assert aligned["landmark"] == pytest.approx(sum(aligned[f"landmark_{name}"] for name in lfw.LANDMARKS) / 3)
+    assert aligned["apsnr_uint8_wrap_after"] != aligned["apsnr_uint8_wrap_before"]
+    assert funneled["landmark"] == pytest.approx(0, abs=1e-6)
+    assert funneled["mean_scale"] == pytest.approx(1)
+    assert funneled["apsnr_uint8_wrap_before"] is None
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'congeal[figures]'")
     (tmp_path / "figures").mkdir()
     EXPERIMENT.draw(tmp_path, rows)

@@ -27,13 +27,13 @@ def threes() -> np.ndarray:
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6])
-@pytest.mark.parametrize("parts", [1, 7, 1000])
-def test_statistics_of_a_million_values(offset: float, parts: int) -> None:
-    values = offset + np.random.default_rng(1).standard_normal(1_000_000)
+@pytest.mark.parametrize("parts", [1, 100])
+def test_statistics_of_many_values(offset: float, parts: int) -> None:
+    values = offset + np.random.default_rng(1).standard_normal(100_000)
     stats = metrics.RunningStats()
     for part in np.array_split(values, parts):
         stats.update(part)
-    assert stats.count == 1_000_000
+    assert stats.count == 100_000
     assert abs(stats.mean - values.mean()) < 1e-9
     assert abs(stats.variance / values.var() - 1) < 1e-9
 

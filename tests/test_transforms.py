@@ -58,13 +58,13 @@ def test_round_trip_over_several_parts(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("suffix", [".csv", ".json"])
 def test_writing_holds_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr("congeal.transforms.files._ROWS_AT_ONCE", 1000)
-    many = some(6_000)
+    monkeypatch.setattr("congeal.transforms.files._ROWS_AT_ONCE", 200)
+    many = some(1_500)
     tracemalloc.start()
     many.save(tmp_path / f"t{suffix}")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 3e6  # all 6,000 rows as Python objects take more than twice that
+    assert peak < 8e5  # all 1,500 rows as Python objects take more than twice that
 
 
 def test_csv_is_the_contract(tmp_path: Path) -> None:

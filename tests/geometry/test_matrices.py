@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from congeal.errors import CongealError
@@ -96,7 +96,6 @@ def test_inverse_of_the_identity_is_exact() -> None:
 
 
 @given(numbers(8, 0.3), SIZES)
-@settings(max_examples=50)
 def test_homography_through_four_points(moves: list[float], size: tuple[int, int]) -> None:
     source = corners(size)
     target = source + np.array(moves).reshape(4, 2) * size[::-1]

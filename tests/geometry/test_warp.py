@@ -10,7 +10,6 @@ from skimage.transform import warp as skimage_warp
 
 from congeal.errors import CongealError
 from congeal.geometry import (
-    MOTIONS,
     compose,
     coverage,
     from_normalised,
@@ -18,7 +17,6 @@ from congeal.geometry import (
     invert,
     map_points,
     matrix_from_parameters,
-    n_parameters,
     rescale,
     sampling_grid,
     warp,
@@ -58,10 +56,9 @@ def homographies(n: int, size: tuple[int, int], amount: float, seed: int = 0) ->
 @pytest.mark.parametrize("padding", BORDERS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (28, 28), (64, 48), (250, 251)])
-@pytest.mark.parametrize("motion", MOTIONS)
-def test_identity_is_exact(motion: str, size: tuple[int, int], mode: str, padding: str) -> None:
-    images = noise(size, channels=2, batch=3)
-    identity = from_normalised(matrix_from_parameters(torch.zeros(3, n_parameters(motion))), size)
+def test_identity_is_exact(size: tuple[int, int], mode: str, padding: str) -> None:
+    images = noise(size, channels=2, batch=2)
+    identity = from_normalised(matrix_from_parameters(torch.zeros(2, 8)), size)  # of every motion, see test_matrices
     assert torch.equal(warp(images, identity, mode=mode, padding=padding), images)
 
 
@@ -109,7 +106,7 @@ def test_equals_opencv_at_its_own_resolution(matrix: list[list[float]], mode: st
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_equals_opencv_for_homographies(mode: str, seed: int) -> None:
     image = smooth((120, 140))
     matrix = homographies(1, (90, 100), 0.08, seed)[0]
@@ -119,7 +116,7 @@ def test_equals_opencv_for_homographies(mode: str, seed: int) -> None:
     assert np.abs(ours[0, 0].numpy() - by_opencv(image, matrix, (90, 100), mode, "border")).max() < 1e-4
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_equals_scikit_image_for_homographies_on_noise(seed: int) -> None:
     """A second oracle that does not round coordinates, so the picture may be as rough as it likes."""
     image = noise((40, 50), seed=seed).double()
@@ -241,23 +238,23 @@ def test_a_matrix_of_nothing_gives_no_nan() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("padding", BORDERS)
 def test_gradients_are_those_of_finite_differences(mode: str, padding: str) -> None:
-    images = noise((6, 7), channels=2, batch=2).double().requires_grad_()
+    images = noise((4, 5), batch=2).double().requires_grad_()
     # Off the grid: bilinear sampling has a kink where a sample crosses a pixel centre.
     offset = torch.tensor([[0, 0, 0.31], [0, 0, -0.23], [0, 0, 0]], dtype=torch.float64)
-    matrices = (torch.from_numpy(homographies(2, (6, 7), 0.03, seed=3)) + offset).requires_grad_()
+    matrices = (torch.from_numpy(homographies(2, (4, 5), 0.03, seed=3)) + offset).requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda i, m: warp(i, m, (5, 6), mode=mode, padding=padding), (images, matrices), eps=1e-7, atol=1e-4
+        lambda i, m: warp(i, m, (3, 4), mode=mode, padding=padding), (images, matrices), eps=1e-7, atol=1e-4
     )
 
 
 def test_gradient_reaches_the_parameters() -> None:
-    parameters = torch.full((2, 8), 0.03, dtype=torch.float64, requires_grad=True)
-    image = noise((7, 7)).double()
+    parameters = torch.full((1, 8), 0.03, dtype=torch.float64, requires_grad=True)
+    image = noise((5, 5)).double()
 
-    def look(p: torch.Tensor) -> torch.Tensor:
-        return warp(image, from_normalised(matrix_from_parameters(p), (7, 7)), mode="bicubic")
+    def warped(p: torch.Tensor) -> torch.Tensor:
+        return warp(image, from_normalised(matrix_from_parameters(p), (5, 5)), mode="bicubic")
 
-    assert torch.autograd.gradcheck(look, parameters, eps=1e-7, atol=1e-4)
+    assert torch.autograd.gradcheck(warped, parameters, eps=1e-7, atol=1e-4)
 
 
 @pytest.mark.parametrize(

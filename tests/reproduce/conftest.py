@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from congeal.cli import main
+from congeal.comparison.worker import in_words, work
+from congeal.errors import CongealError
+from congeal.reproduce import aligning
+from congeal.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -19,3 +24,16 @@ def run(made_mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
         return main(["reproduce", experiment, "-o", str(tmp_path / experiment), "--quick", *options])
 
     return call
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells that want a process of their own get none, which saves loading torch; other tests have a real one."""
+
+    def fit_here(job: RunFolder, time_limit: float | None) -> dict[str, Any]:
+        try:
+            return work(job)
+        except CongealError as error:
+            return {"error": in_words(error)}
+
+    monkeypatch.setattr(aligning, "fit_in_child", fit_here)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from congeal.reproduce import EXPERIMENTS, ablation, printed
+from congeal.datasets import open_named
+from congeal.reproduce import EXPERIMENTS, ablation, perspective, plan, printed, scaling
 from congeal.reproduce.plan import Options, load_experiment
+from congeal.reproduce.wrapped import apsnr_uint8_wrap
 
 Run = Callable[..., int]
 
@@ -44,36 +46,44 @@ def resumes(run: Run, folder: Path, *options: str) -> None:
 
 
 def test_mnist(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("mnist", "--digits", "37", "--limit", "40", "--methods", "lsc")
+    options = ("mnist", "--digits", "3", "--limit", "30", "--methods", "lsc")
     assert run(*options) == 0
-    rows = check_folder(tmp_path / "mnist", 2)
-    assert all(row["n_images"] == 40 and row["apsnr_after"] > row["apsnr_before"] + 3 for row in rows)
-    assert all(row["peak_memory_mb"] > row["idle_memory_mb"] * 0.9 for row in rows)
+    (row,) = check_folder(tmp_path / "mnist", 1)
+    assert row["n_images"] == 30
+    assert row["apsnr_after"] > row["apsnr_before"] + 3
+    assert row["apsnr_uint8_wrap_before"] == pytest.approx(apsnr_uint8_wrap(open_named("mnist:3").batch(range(30))))
+    assert row["apsnr_uint8_wrap_after"] > row["apsnr_uint8_wrap_before"]
+    assert row["peak_memory_mb"] > row["idle_memory_mb"] * 0.9
     shown = capsys.readouterr().out
     assert printed.CAVEAT in shown
-    assert "| method | 3 | 7 | mean | uint8 wrap, mean | paper prints |" in shown
+    assert "| method | 3 | mean | uint8 wrap, mean | paper prints |" in shown
+    two = load_experiment("mnist").tables([row, {**row, "digit": "7", "apsnr_after": row["apsnr_after"] + 2}])[0]
+    assert f"| lsc | {row['apsnr_after']:.2f} | {row['apsnr_after'] + 2:.2f} | {row['apsnr_after'] + 1:.2f} |" in (
+        two.markdown()
+    )
     resumes(run, tmp_path / "mnist", *options)
 
 
 def test_a_method_that_takes_too_long_is_a_row(run: Run, tmp_path: Path) -> None:
-    assert run("mnist", "--digits", "3", "--limit", "40", "--methods", "sift", "--time-limit", "0.05") == 1
+    assert run("mnist", "--digits", "3", "--limit", "20", "--methods", "sift", "--time-limit", "0.01") == 1
     (row,) = rows_of(tmp_path / "mnist")
-    assert "time limit of 0.05 s" in row["error"]
-    assert row["out_of_time"] == 0.05
+    assert "time limit of 0.01 s" in row["error"]
+    assert row["out_of_time"] == 0.01
     text = (tmp_path / "mnist" / "table.md").read_text()
     assert "| sift | failed |" in text
     assert "| sift-3 | not finished within the time limit" in text
 
 
-def test_perspective(run: Run, tmp_path: Path) -> None:
-    options = ("perspective", "--digits", "3", "--limit", "30", "--methods", "lsc")
+def test_perspective(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perspective, "SIGMAS", (0.1, 0.3))
+    options = ("perspective", "--digits", "3", "--limit", "20", "--methods", "lsc")
     assert run(*options) == 0
-    rows = check_folder(tmp_path / "perspective", 6)
+    rows = check_folder(tmp_path / "perspective", 4)
     assert [(row["variant"], row["sigma"]) for row in rows] == [
-        (variant, sigma) for variant in ("initial", "baked") for sigma in (0.1, 0.2, 0.3)
+        (variant, sigma) for variant in ("initial", "baked") for sigma in (0.1, 0.3)
     ]
     lost = [row["lost_share"] for row in rows]
-    assert lost[:3] == lost[3:] == sorted(lost[:3])
+    assert lost[:2] == lost[2:] == sorted(lost[:2])
     for row in rows:
         assert row["corner_error"] > 0
         if row["lost_share"] == 0:  # then all are kept, and the two ways of measuring must agree
@@ -90,12 +100,12 @@ def test_perspective(run: Run, tmp_path: Path) -> None:
     assert f"| {name} | {tmp_path}" in (tmp_path / "perspective" / "table.md").read_text()
 
 
-@pytest.mark.slow
 def test_ablation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: ablation.VARIANTS[name] for name in ("D", "+ refinement")}
     monkeypatch.setattr(ablation, "VARIANTS", few)
     monkeypatch.setattr(ablation, "SETS", {"clean": ablation.SETS["clean"]})
-    options = ("ablation", "--digits", "3", "--limit", "30")
+    monkeypatch.setattr(plan, "QUICK_PARAMS", {"deep": {"steps": 10, "batch_size": 16}})
+    options = ("ablation", "--digits", "3", "--limit", "20")
     assert run(*options) == 0
     rows = check_folder(tmp_path / "ablation", 2)
     assert {row["variant"] for row in rows} == set(few)
@@ -128,29 +138,30 @@ def test_growth_is_told_from_one_large_set_to_the_next() -> None:
     assert growth_tables(rows[:1]) == []
 
 
-@pytest.mark.slow
-def test_scaling(run: Run, tmp_path: Path) -> None:
-    options = ("scaling", "--limit", "90", "--methods", "lsc")
+def test_scaling(run: Run, in_this_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "SMALL_STEPS", (1, 3))
+    options = ("scaling", "--limit", "60", "--methods", "lsc")
     assert run(*options) == 0
-    rows = check_folder(tmp_path / "scaling", 3)
-    assert [row["n_images"] for row in rows] == [15, 45, 90]
+    rows = check_folder(tmp_path / "scaling", 2)
+    assert [row["n_images"] for row in rows] == [10, 30]
     assert {path.name for path in (tmp_path / "scaling" / "figures").iterdir()} == {"time.png", "memory.png"}
-    assert "| mnist:3 | lsc | 15 |" in (tmp_path / "scaling" / "table.md").read_text()
+    assert "| mnist:3 | lsc | 10 |" in (tmp_path / "scaling" / "table.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["affnist", "infimnist"])
-def test_large_sets(run: Run, tmp_path: Path, name: str) -> None:
-    assert run(name, "--digits", "3", "--limit", "40", "--methods", "lsc") == 0
+def test_large_sets(run: Run, in_this_process: None, tmp_path: Path, name: str) -> None:
+    assert run(name, "--digits", "3", "--limit", "20", "--methods", "lsc") == 0
     (row,) = check_folder(tmp_path / name, 1)
-    assert row["source"] == f"{name}:3@40"
-    assert row["n_images"] == 40
+    assert row["source"] == f"{name}:3@20"
+    assert row["n_images"] == 20
+    assert row["apsnr_uint8_wrap_after"] > row["apsnr_uint8_wrap_before"]
     assert (row["corner_error"] is None) == (name == "infimnist")
-    assert row["total_seconds"] >= row["fit_seconds"]
+    assert row["total_seconds"] is not None
     values = ", ".join(f"{value:.2f}" for value in (printed.AFFNIST if name == "affnist" else printed.INFIMNIST))
     assert values in (tmp_path / name / "table.md").read_text()
 
 
-def test_originals_that_are_not_there_are_a_row_that_says_so(run: Run, tmp_path: Path) -> None:
+def test_originals_that_are_not_there_are_a_row_that_says_so(run: Run, in_this_process: None, tmp_path: Path) -> None:
     assert run("infimnist", "--digits", "3", "--limit", "40", "--originals") == 1
     (row,) = rows_of(tmp_path / "infimnist")
     assert "set CONGEAL_DATA" in row["error"]

@@ -70,7 +70,7 @@ def test_missing_rows_leave_gaps() -> None:
     assert all("holds" not in line for line in ratio_table(alone, FUNNELED).rows)
 
 
-def test_cells_on_files(made_lfw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_on_files(made_lfw: Path, in_this_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONGEAL_DATA", str(made_lfw))
     monkeypatch.setattr(printed, "LFW_SUBJECTS", (PERSON,))
     cells = {cell.name: cell for cell in EXPERIMENT.plan(Options(methods=("ecc",), quiet=True))}

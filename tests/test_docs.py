@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_layers import LAYERS
 
 import congeal
 from congeal.cli import COMMANDS
 from congeal.methods.registry import method_class, methods
 from congeal.reproduce import EXPERIMENTS
+from test_layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -36,6 +36,7 @@ class AffnistStyle(GeneratedSource):
         return self._count
 
     def id(self, i: int) -> str:
+        """Id of the digit it shows, and which turn through the digits it is."""
         i = range(self._count)[i]
         return f"{self._names[i % len(self._names)]}-{i // len(self._names):05d}"
 
@@ -58,6 +59,7 @@ class AffnistStyle(GeneratedSource):
         return result
 
     def make(self, indices: np.ndarray) -> np.ndarray:
+        """(B,) positions → (B,40,40) uint8."""
         digit_from_source = np.asarray(matrix.invert(self.source_from_digit(indices)))
         return warp_uint8(self.digits.images[indices % len(self._names)], digit_from_source, SIDE)
 

@@ -24,18 +24,22 @@ class GeneratedSource(ImageSource):
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of every image."""
         return self.side, self.side, 1
 
     @property
     def dtype(self) -> np.dtype:
+        """uint8."""
         return np.dtype(np.uint8)
 
     def batch(self, indices: Indices) -> np.ndarray:
+        """(B, side, side, 1) uint8 of these positions; a mask of booleans and negative positions work too."""
         rows = np.asarray(indices)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
         return self.make(np.where(rows < 0, rows + len(self), rows))[..., None]
 
     def read(self, i: int) -> Image:
+        """Image i, made alone."""
         return Image(self.id(i), self.batch([range(len(self))[i]])[0])
 
 

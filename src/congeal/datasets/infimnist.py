@@ -46,9 +46,11 @@ class InfimnistStyle(GeneratedSource):
         return 10000 + self._rows[place] + TRAIN_IMAGES * (turn + 1)
 
     def id(self, i: int) -> str:
+        """ "infi-" and the number i of the scheme."""
         return f"infi-{int(self.number(np.array(range(self._count)[i]))):08d}"
 
     def make(self, indices: np.ndarray) -> np.ndarray:
+        """(B,) positions → (B,28,28) uint8."""
         i = self.number(indices)
         k1 = (i * 131071) % 2**32 % (FIELDS - 1)
         k2 = (k1 + 1 + 2 * i) % FIELDS

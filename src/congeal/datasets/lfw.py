@@ -54,6 +54,7 @@ class OneBox(FaceSource):
 
     @cached_property
     def faces(self) -> Faces:
+        """The median box for every readable image; `found` as detected in each."""
         each = super().faces
         return Faces(np.where(np.isfinite(each.boxes), np.nanmedian(each.boxes, axis=0), np.nan), each.found)
 

@@ -44,6 +44,7 @@ class Digits(NamedTuple):
     numbers: NDArray[np.int64]
 
     def ids(self) -> list[str]:
+        """ "train-00007" or "test-00007" for each image: its place in the original file."""
         return [f"train-{n:05d}" if n < TRAIN_IMAGES else f"test-{n - TRAIN_IMAGES:05d}" for n in self.numbers]
 
 
@@ -93,6 +94,7 @@ def find(name: str) -> Path:
 
 
 def cache_folder() -> Path:
+    """Where downloaded files are kept, in the user's cache."""
     import pooch
 
     return Path(pooch.os_cache("congeal")) / "mnist"

@@ -63,9 +63,11 @@ class Perspective(GeneratedSource):
         return len(self._ids)
 
     def id(self, i: int) -> str:
+        """Id of the untouched MNIST image."""
         return self._ids[i]
 
     def make(self, indices: np.ndarray) -> np.ndarray:
+        """(B,) positions → (B,28,28) uint8, untouched."""
         return self.digits.images[indices]
 
     def lost_half(self) -> NDArray[np.bool_]:
@@ -86,6 +88,7 @@ class PerspectiveBaked(Perspective):
         self.truth = self.source_from_frame
 
     def make(self, indices: np.ndarray) -> np.ndarray:
+        """(B,) positions → (B,28,28) uint8, warped."""
         return warp_uint8(self.digits.images[indices], self.source_from_frame[indices], SIDE)
 
 

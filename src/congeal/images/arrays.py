@@ -55,25 +55,31 @@ class ArraySource(ImageSource):
         return len(self.array)
 
     def id(self, i: int) -> str:
+        """Name of image i: as given, or its number."""
         return str(range(len(self))[i]) if self._ids is None else self._ids[i]
 
     def ids(self) -> Ids:
+        """All names."""
         return super().ids() if self._ids is None else self._ids
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of every image."""
         return (*self.array.shape[1:3], 1 if self.grey else self.array.shape[3])
 
     @property
     def dtype(self) -> np.dtype:
+        """Type of the pixels."""
         # float16 and the like are kept; only a foreign byte order is turned into the machine's.
         return self.array.dtype.newbyteorder("=")
 
     @property
     def unreadable(self) -> dict[int, str]:
+        """Position → why that image cannot be used."""
         return self._bad
 
     def read(self, i: int) -> Image:
+        """Image i as pixels (H, W, C), with its mask if there is one."""
         if i in self._bad:
             raise UnreadableImage(self._bad[i])
         pixels = self.batch([i])[0]
@@ -83,6 +89,7 @@ class ArraySource(ImageSource):
         return Image(self.id(i), pixels, mask)
 
     def batch(self, indices: Indices) -> np.ndarray:
+        """(B, H, W, C) pixels of these positions."""
         pixels = np.asarray(self.array[as_slice(indices)])
         self._pages.touched(pixels.nbytes)
         if not pixels.dtype.isnative:
@@ -90,6 +97,7 @@ class ArraySource(ImageSource):
         return pixels[..., None] if self.grey else pixels
 
     def masks(self, indices: Indices) -> np.ndarray:
+        """(B, H, W) float32 masks of these positions."""
         if self.mask_array is None:
             raise CongealError(f"{self.name} has no masks")
         masks = np.asarray(self.mask_array[as_slice(indices)], dtype=np.float32) / np.float32(255)
@@ -107,9 +115,11 @@ class ListSource(ImageSource):
         return len(self.items)
 
     def id(self, i: int) -> str:
+        """Name of image i."""
         return str(range(len(self))[i])
 
     def read(self, i: int) -> Image:
+        """Image i as pixels (H, W, C)."""
         item = self.items[i]
         if hasattr(item, "getexif"):
             from congeal.images.decode import from_pillow

@@ -58,6 +58,7 @@ class Faces:
         return np.flatnonzero(~self.found & np.isfinite(self.boxes).all(1))
 
     def grown(self, share: float) -> Faces:
+        """The same with sides longer by this share, about the same centres."""
         return Faces(grow_boxes(self.boxes, share), self.found)
 
 
@@ -166,10 +167,12 @@ class FaceSource(Subset):
 
     @cached_property
     def initial(self) -> np.ndarray | None:  # type: ignore[override]
+        """(N,3,3) `aligned_from_source`: every box fills the aligned frame."""
         return self._start[0]
 
     @cached_property
     def initial_size(self) -> Size | None:  # type: ignore[override]
+        """(height, width) of that frame: the median box."""
         return self._start[1]
 
     def subset(self, indices: Indices) -> ImageSource:

@@ -27,18 +27,23 @@ class FileSource(ImageSource):
         return len(self.relative)
 
     def id(self, i: int) -> str:
+        """Path of file i below the folder."""
         return self._ids[i]
 
     def ids(self) -> Ids:
+        """All of them."""
         return self._ids
 
     def path(self, i: int) -> Path:
+        """Where file i is."""
         return self.base / self.relative[i]
 
     def read(self, i: int) -> Image:
+        """Decode file i."""
         return decode(self._bytes(i), self.id(i))
 
     def probe(self, i: int) -> Header:
+        """Size and type of file i, from its header where that is possible."""
         if self.relative[i].lower().endswith((".tif", ".tiff")):
             from congeal.images.tiff import probe_tiff
 

@@ -25,6 +25,7 @@ class MappedPages:
             self.add(array)
 
     def add(self, array: np.ndarray | None) -> None:
+        """Count this array too, if a mapped file is behind it."""
         found = _map_behind(array)
         if found is not None:
             self._maps.append(found)
@@ -36,6 +37,7 @@ class MappedPages:
             self.release()
 
     def release(self) -> None:
+        """Give back all pages now."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for one in self._maps:
                 one.madvise(mmap.MADV_DONTNEED)

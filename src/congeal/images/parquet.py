@@ -79,9 +79,11 @@ class ParquetSource(ImageSource):
         return int(self._starts[-1])
 
     def id(self, i: int) -> str:
+        """Name of row i."""
         return self._ids[i]
 
     def read(self, i: int) -> Image:
+        """Decode row i."""
         i = range(len(self))[i]
         group = bisect_right(self._starts, i) - 1
         with self._lock:

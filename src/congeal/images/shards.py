@@ -50,9 +50,11 @@ class ShardSource(ImageSource):
         return len(self._offsets)
 
     def id(self, i: int) -> str:
+        """Name of member i."""
         return self._ids[i]
 
     def ids(self) -> Ids:
+        """All names."""
         return self._ids
 
     def shard_of(self, i: int) -> tuple[str, str]:
@@ -60,9 +62,11 @@ class ShardSource(ImageSource):
         return self.paths[self._shards[i]].name, self._keys[i]
 
     def read(self, i: int) -> Image:
+        """Decode member i."""
         return decode(self._bytes(i), self.id(i))
 
     def probe(self, i: int) -> Header:
+        """Size and type of member i, from its header where that is possible."""
         return probe(self._bytes(i), self.id(i)) or super().probe(i)
 
     def _bytes(self, i: int) -> bytes:

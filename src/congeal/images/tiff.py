@@ -35,9 +35,11 @@ class TiffPages(ImageSource):
         return len(self.pages)
 
     def id(self, i: int) -> str:
+        """Name of page i."""
         return f"page-{range(len(self))[i]:05d}"
 
     def read(self, i: int) -> Image:
+        """Page i as pixels (H, W, C)."""
         try:
             with self._lock:
                 return _page_image(self.pages[i], self.id(i))

@@ -18,6 +18,11 @@ class RunningStats:
 
     Each batch is summed relative to its own first image, which keeps large offsets from cancelling. With `weights`
     (masks, broadcast against the batch) each pixel has its own total weight; the mean is 0 where that is 0.
+
+    Attributes
+    ----------
+    count : int
+        Arrays seen.
     """
 
     def __init__(self) -> None:

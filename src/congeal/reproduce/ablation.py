@@ -79,6 +79,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def plan(options: Options) -> list[Cell]:
+    """A cell for each variant, set and digit; --quick takes the warped set alone."""
     if options.methods not in (None, ("deep",)):
         raise CongealError("the ablation takes the deep method apart: leave out --methods")
     chosen = options.choose(limit=1000)
@@ -92,6 +93,7 @@ def plan(options: Options) -> list[Cell]:
 
 
 def variant_cell(variant: str, name: str, digit: str, limit: int, options: Options) -> Cell:
+    """The cell of one variant of the deep method on one digit."""
     part, params = VARIANTS[variant]
     plain = alignment(SETS[name].format(digit=digit), "deep", limit, options, isolated=False)
     what = replace(plain, params={**plain.params, **params})
@@ -103,6 +105,7 @@ def variant_cell(variant: str, name: str, digit: str, limit: int, options: Optio
 
 
 def measure(what: Alignment, folder: Path) -> Row:
+    """The alignment, and its APSNR at the common energy ratio."""
     row = what.run(folder)
     if "error" in row:
         return row
@@ -111,6 +114,7 @@ def measure(what: Alignment, folder: Path) -> Row:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
+    """One line per variant, two columns per set."""
     lines = []
     for (variant,), group in grouped(rows, "variant").items():
         line: Row = {"variant": variant}
@@ -136,6 +140,7 @@ def at_one_energy(rows: Sequence[Row]) -> str:
 
 
 def draw(folder: Path, rows: Sequence[Row]) -> None:
+    """Means and variances, one picture per set."""
     from congeal.reproduce import figures
 
     for (name,), group in grouped(rows, "set").items():

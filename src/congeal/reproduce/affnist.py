@@ -27,6 +27,7 @@ COST = (
 
 
 def plan(options: Options) -> list[Cell]:
+    """A cell for each method and digit."""
     chosen = options.choose(digits=DIGITS, limit=100_000)
     return large_cells("affnist", chosen.digits, chosen.limit, chosen.methods, options)
 
@@ -44,6 +45,8 @@ def large_cells(family: str, digits: str, n: int, methods: Sequence[str], option
 
 
 def measuring(what: Alignment) -> Any:
+    """What measures such a cell: the alignment, the corner error where the truth is known, the uint8 values."""
+
     def measure(folder: Path) -> Row:
         row = what.run(folder)
         if "error" not in row:
@@ -88,10 +91,12 @@ def large_table(rows: Sequence[Row], from_paper: Sequence[float]) -> Table:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
+    """The table of both large experiments with the paper's values."""
     return [large_table(rows, printed.AFFNIST)]
 
 
 def draw(folder: Path, rows: Sequence[Row]) -> None:
+    """Means and variances, and some images before and after."""
     from congeal.reproduce import figures
 
     figures.means_and_variances(folder / "figures" / "means_and_variances.png", folder, rows)

@@ -50,7 +50,7 @@ def reproduce(
             if row is None:
                 log.info("%s, %d of %d: %s", name, number, len(cells), cell.name)
                 row = perform(run, cell)
-                tell(row)
+                log_row(row)
                 write_tables(run, experiment, [*rows, row])
             rows.append(row)
         write_tables(run, experiment, rows)
@@ -98,6 +98,7 @@ def same_question(run: RunFolder, cell: Cell) -> bool:
 
 
 def cell_file(run: RunFolder, cell: Cell) -> Path:
+    """Where the row of a cell is kept."""
     return run / "cells" / f"{cell.name}.json"
 
 
@@ -108,7 +109,8 @@ def plain(values: Any) -> Any:
     return [plain(value) for value in values] if isinstance(values, list | tuple) else values
 
 
-def tell(row: Row) -> None:
+def log_row(row: Row) -> None:
+    """Say how a cell went, in one line."""
     if "error" in row:
         log.warning("%s failed: %s", row["cell"], row["error"])
     elif row.get("apsnr_after") is not None and row.get("apsnr_before") is not None:

@@ -85,6 +85,7 @@ def curves(path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], x: st
 
 
 def tile(picture: Pillow.Image) -> Picture:
+    """A picture as RGB at the size of one tile."""
     return np.asarray(picture.convert("RGB").resize((TILE, TILE), Pillow.Resampling.NEAREST))
 
 
@@ -95,10 +96,12 @@ def pair(mean: Path, variance: Path) -> Picture:
 
 
 def blank() -> Picture:
+    """A grey tile: nothing to show."""
     return np.full((TILE, TILE, 3), EMPTY, np.uint8)
 
 
 def blank_pair() -> Picture:
+    """Two grey tiles side by side."""
     return np.concatenate([blank(), blank()], axis=1)
 
 
@@ -127,4 +130,5 @@ def canvas(width: float, height: float) -> Any:
 
 
 def save(axes: Any, path: Path) -> None:
+    """Write the figure of these axes, cut to its content."""
     axes.get_figure().savefig(path, dpi=DOTS, bbox_inches="tight")

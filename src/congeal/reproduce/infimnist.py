@@ -13,11 +13,13 @@ DIGITS = "037"  # as many as the paper shows; it does not name them
 
 
 def plan(options: Options) -> list[Cell]:
+    """A cell for each method and digit."""
     chosen = options.choose(digits=DIGITS, limit=1_000_000)
     return large_cells("infimnist", chosen.digits, chosen.limit, chosen.methods, options)
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
+    """As for affNIST, with the paper's values for this set."""
     return [large_table(rows, printed.INFIMNIST)]
 
 

@@ -23,7 +23,7 @@ from congeal.methods.base import Method
 from congeal.methods.job import Job
 from congeal.metrics import landmark_error
 from congeal.opening import open_images
-from congeal.pipeline.align import finish, keep_answer, note_prepared
+from congeal.pipeline.stages import finish, keep_fit, note_prepared
 from congeal.report.tables import fixed, share
 from congeal.reproduce import printed
 from congeal.reproduce.aligning import KEPT, Alignment
@@ -44,6 +44,7 @@ TILE = 112  # side of a mean in the figure, in pixels
 
 
 def plan(options: Options) -> list[Cell]:
+    """A cell for each method, start and subject, and one per subject for the deep-funneled images."""
     subjects = QUICK_SUBJECTS if options.quick else printed.LFW_SUBJECTS
     grown = QUICK_GROWN if options.quick else tuple(GROWN)
     limit = options.limit or (QUICK_LIMIT if options.quick else None)
@@ -57,6 +58,7 @@ def plan(options: Options) -> list[Cell]:
 
 
 def face_cell(method: str, subject: str, grow: float, limit: int | None, options: Options) -> Cell:
+    """The cell of one method on one subject, started at boxes grown by the share `grow`."""
     what = Alignment(
         source=f"lfw:{subject}@{grow}",
         method=method,
@@ -108,6 +110,7 @@ class AsTheyAre(Method):
 
 
 def funneled_cell(subject: str, limit: int | None, options: Options) -> Cell:
+    """The cell of one subject's deep-funneled images."""
     source = f"lfw-deepfunneled:{subject}"
     return Cell(
         name=f"{FUNNELED}-{subject}",
@@ -125,7 +128,7 @@ def measure_funneled(folder: Path, source: str, limit: int | None, seed: int) ->
         if not run.reached("fitted"):
             stack = prepare(images, size=model.size)
             note_prepared(run, stack)
-            keep_answer(run, stack, model.fit(stack), 0.0)
+            keep_fit(run, stack, model.fit(stack), 0.0)
         metrics = finish(run, images, quiet=True).metrics
     where = {"run": f"{folder.parent.name}/{folder.name}"}
     # Its start is one box for all: what moved the images happened elsewhere, so there is no "before".
@@ -138,6 +141,7 @@ def measure_funneled(folder: Path, source: str, limit: int | None, seed: int) ->
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
+    """Landmark errors, APSNR and cost, and what has to hold."""
     return [error_table(rows), each_landmark_table(rows), apsnr_table(rows), ratio_table(rows, FUNNELED)]
 
 
@@ -148,6 +152,7 @@ def by_start(rows: Sequence[Row]) -> list[tuple[float, str, list[Row]]]:
 
 
 def short(subject: str) -> str:
+    """The family name."""
     return subject.rpartition("_")[2]
 
 
@@ -176,6 +181,7 @@ def error_table(rows: Sequence[Row]) -> Table:
 
 
 def error_line(grow: float, method: str, group: Sequence[Row], key: str) -> Row:
+    """One line of the error table: the value of each subject, and their mean if none is missing."""
     line: Row = {row["subject"]: row[key] for row in group if row.get(key) is not None}
     complete = len(line) == len({row["subject"] for row in group})
     line |= {"start": GROWN[grow], "method": method, "mean": mean(group, key) if complete else None}
@@ -183,6 +189,7 @@ def error_line(grow: float, method: str, group: Sequence[Row], key: str) -> Row:
 
 
 def each_landmark_table(rows: Sequence[Row]) -> Table:
+    """Errors of the three landmarks apart."""
     keys = [*(f"landmark_{name}" for name in LANDMARKS), "landmark", "landmark_median"]
     lines = [
         {"start": GROWN[grow], "method": method, **{key: mean(group, key) for key in keys}}
@@ -195,6 +202,7 @@ def each_landmark_table(rows: Sequence[Row]) -> Table:
 
 
 def apsnr_table(rows: Sequence[Row]) -> Table:
+    """APSNR, scale and cost, one line per start and method."""
     lines = []
     for grow, method, group in by_start(rows):
         line: Row = {"start": GROWN[grow], "method": method, "scale": spread(group, "mean_scale")}

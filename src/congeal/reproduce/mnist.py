@@ -29,6 +29,7 @@ METHODS = ("deep", "rasl", "tgrasta", "pssv", "lsc", "ecc")
 
 
 def plan(options: Options) -> list[Cell]:
+    """A cell for each method and digit."""
     chosen = options.choose(limit=6000, methods=METHODS)
     return [
         digit_cell(f"{method}-{digit}", digit, alignment(f"mnist:{digit}", method, chosen.limit, options))
@@ -63,6 +64,7 @@ def measure(what: Alignment, folder: Path) -> Row:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
+    """APSNR of each digit, and energy, scale and cost."""
     return [apsnr_table(rows), cost_table(rows)]
 
 
@@ -125,6 +127,7 @@ def cost_table(rows: Sequence[Row]) -> Table:
 
 
 def draw(folder: Path, rows: Sequence[Row]) -> None:
+    """Means and variances of all methods, and some images before and after the first."""
     from congeal.reproduce import figures
 
     figures.means_and_variances(folder / "figures" / "means_and_variances.png", folder, rows)

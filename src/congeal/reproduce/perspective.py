@@ -30,6 +30,7 @@ VARIANTS = {"initial": "perspective", "baked": "perspective-baked"}
 
 
 def plan(options: Options) -> list[Cell]:
+    """A cell for each variant, σ, method and digit."""
     chosen = options.choose(limit=6000, methods=METHODS)
     return [
         perturbed_cell(variant, sigma, digit, method, chosen.limit, options)
@@ -41,6 +42,7 @@ def plan(options: Options) -> list[Cell]:
 
 
 def perturbed_cell(variant: str, sigma: float, digit: str, method: str, limit: int, options: Options) -> Cell:
+    """The cell of one method on one digit under warps of size `sigma`."""
     what = alignment(f"{VARIANTS[variant]}:{digit}@{sigma}", method, limit, options, isolated=False)
     return Cell(
         name=f"{variant}-{sigma}-{method}-{digit}",
@@ -63,10 +65,12 @@ def measure(what: Alignment, folder: Path) -> Row:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
+    """One table per variant."""
     return [variant_table(variant, group) for (variant,), group in grouped(rows, "variant").items()]
 
 
 def variant_table(variant: str, rows: Sequence[Row]) -> Table:
+    """One line per σ and method, means over digits."""
     lines = []
     for (sigma, method), group in grouped(rows, "sigma", "method").items():
         line: Row = {
@@ -101,6 +105,7 @@ def variant_table(variant: str, rows: Sequence[Row]) -> Table:
 
 
 def draw(folder: Path, rows: Sequence[Row]) -> None:
+    """Means and variances, and some images before and after, for each variant and σ."""
     from congeal.reproduce import figures
 
     for (variant, sigma), group in grouped(rows, "variant", "sigma").items():

@@ -35,6 +35,7 @@ def ratio_table(rows: Sequence[Row], funneled: str) -> Table:
 
 
 def errors(rows: Sequence[Row], method: str, grow: float) -> Errors:
+    """Landmark error of each subject, for one method and start."""
     own = [row for row in sound(rows) if (row["method"], row["grow"]) == (method, grow)]
     return {row["subject"]: row["landmark"] for row in own if row.get("landmark") is not None}
 
@@ -57,6 +58,7 @@ def line(
 
 
 def verdict(value: float, relation: str, least: float, aim: float) -> str:
+    """ "aim", "yes" or "NO"."""
     if relation == "≥":
         return "aim" if value >= aim else "yes" if value >= least else "NO"
     enough = value < least if relation == "<" else value <= least

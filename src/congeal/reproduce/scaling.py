@@ -49,6 +49,7 @@ def scale_cell(family: str, digit: str, method: str, n: int, options: Options) -
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
+    """Time and memory of every cell, and how they grow."""
     lines = []
     for (digit, method, family), group in grouped(rows, "digit", "method", "family").items():
         first = unit_row(rows, digit, method)
@@ -116,10 +117,12 @@ def unit_row(rows: Sequence[Row], digit: str, method: str) -> Row | None:
 
 
 def relative(row: Row, first: Row | None) -> float | None:
+    """Time to fit as a multiple of that of the smallest set."""
     return None if first is None or not first["fit_seconds"] else row["fit_seconds"] / first["fit_seconds"]
 
 
 def draw(folder: Path, rows: Sequence[Row]) -> None:
+    """Time and memory against the number of images."""
     from congeal.reproduce import figures
 
     times, memory = {}, {}

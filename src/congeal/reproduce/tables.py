@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from congeal.pipeline.align import versions
+from congeal.pipeline.stages import versions
 from congeal.report.tables import fixed, flat
 from congeal.reproduce.plan import Experiment, Row
 from congeal.runs.folder import RunFolder
@@ -21,14 +21,17 @@ QUICK = "**--quick**: few images and little training. This shows that everything
 
 
 def text(value: Any) -> str:
+    """A value as it is; a dash for None."""
     return "–" if value is None else str(value)
 
 
 def count(value: float | None) -> str:
+    """A number without decimals; a dash for None."""
     return "–" if value is None else f"{value:,.0f}"
 
 
 def tenths(value: float | None) -> str:
+    """A number with one decimal; a dash for None."""
     return fixed(value, 1)
 
 
@@ -43,11 +46,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
+    """A title, columns, and the rows they take their values from."""
+
     title: str
     columns: Sequence[Column]
     rows: Sequence[Row]
 
     def markdown(self) -> str:
+        """The table in Markdown; columns of numbers are right-aligned."""
         left = [column.show is text for column in self.columns]
         lines = [
             bar(column.heading for column in self.columns),
@@ -58,6 +64,7 @@ class Table:
 
 
 def bar(cells: Any) -> str:
+    """One line of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
@@ -82,6 +89,7 @@ def markdown(experiment: Experiment, rows: Sequence[Row], command: str | None = 
 
 
 def failures(rows: Sequence[Row]) -> Table:
+    """The cells that could not be measured, and why."""
     failed = [row for row in rows if "error" in row]
     return Table("Not measured", [Column("cell", "cell"), Column("why", "error")], failed)
 
@@ -114,6 +122,7 @@ def grouped(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]
 
 
 def values(rows: Sequence[Row], key: str) -> list[float]:
+    """The values of a key in the rows that have it and no error."""
     return [row[key] for row in sound(rows) if row.get(key) is not None]
 
 
@@ -124,6 +133,7 @@ def mean(rows: Sequence[Row], key: str) -> float | None:
 
 
 def largest(rows: Sequence[Row], key: str) -> float | None:
+    """The largest of the rows that have it; None if there is none."""
     return max(values(rows, key), default=None)
 
 

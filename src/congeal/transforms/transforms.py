@@ -4,7 +4,7 @@ Convention: every matrix is `aligned_from_source`. It acts on column vectors (x,
 of the original image and gives pixels of the aligned picture. Sizes are (height, width).
 
 Files are chosen by suffix: `.csv`, `.json`, `.npz`, `.parquet`. All four keep every float exactly. CSV has no room for
-`aligned_size`, which is None after loading one. How they are written is in `transform_files.py`.
+`aligned_size`, which is None after loading one. How they are written is in files.py.
 """
 
 from __future__ import annotations
@@ -33,14 +33,36 @@ Index = SupportsIndex | slice | Sequence[int] | Sequence[bool] | NDArray[Any]
 
 
 class Transforms:
-    """Ids, matrices (N,3,3) `aligned_from_source`, sizes, scores and flags of N images.
+    """What an alignment found for N images: ids, matrices, sizes, status and scores. Not to be changed in place.
 
-    status is one of `STATUSES`; a "skipped" image could not be read and has a NaN matrix, a "failed" one may have.
-    score is the likeness to the mean (1 is perfect), out_of_frame the share of the aligned frame that lies outside the
-    source image; both are NaN where unknown. The value is not meant to be changed in place.
+    Parameters
+    ----------
+    ids : iterable of str
+        The names of the images. They are kept in one block of text, so that millions take little memory.
+    matrices : array_like, shape (N, 3, 3)
+        `aligned_from_source`: pixels (x, y, 1) of the original image → pixels of the aligned picture.
+    source_sizes : array_like of int, shape (N, 2)
+        (height, width) of each original image.
+    aligned_size : tuple of int, optional
+        (height, width) of the aligned picture, if known.
+    status : iterable of str or array of uint8, shape (N,), optional
+        Words of `STATUSES`, or positions in it. By default images with a finite matrix are "ok", the others "skipped".
+        A "skipped" image could not be read and has a matrix of NaN; a "failed" one may have.
+    score : array_like, shape (N,), optional
+        Correlation with the mean image: 1 is perfect, NaN unknown.
+    out_of_frame : array_like, shape (N,), optional
+        Share of the aligned frame that lies outside the original image; NaN unknown.
+    copy : bool
+        False keeps arrays of the right type as they are instead of copying them.
 
-    Made for millions of rows: `ids` is a compact sequence, status is kept as one byte (an array of bytes given as
-    status are positions in `STATUSES`), and `copy=False` keeps arrays of the right dtype instead of copying them.
+    Attributes
+    ----------
+    ids : Ids
+        A sequence of str.
+    matrices : ndarray of float64, shape (N, 3, 3)
+    source_sizes : ndarray of int32, shape (N, 2)
+    aligned_size : tuple of int or None
+    score, out_of_frame : ndarray of float64, shape (N,)
     """
 
     def __init__(

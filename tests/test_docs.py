@@ -21,6 +21,7 @@ import pytest
 
 import congeal
 from congeal.cli import COMMANDS
+from congeal.methods.base import Method
 from congeal.methods.registry import method_class, methods
 from congeal.reproduce import EXPERIMENTS
 from test_layers import LAYERS
@@ -141,14 +142,20 @@ def text_of(page: Path) -> str:
 
 def test_every_estimator_is_in_the_reference_with_its_parameters(site: Path) -> None:
     page = (site / "reference" / "estimators.html").read_text()
-    common = {field.name for field in dataclasses.fields(method_class("lsc").__mro__[1])}
+    common = {field.name for field in dataclasses.fields(Method)}
     for name in methods():
         cls = method_class(name)
         section = page.split(f'id="{cls.__module__}.{cls.__name__}"')
         assert len(section) == 2, f"{cls.__name__} is not in docs/reference/estimators.md"
-        words = html.unescape(re.sub(r"<[^>]+>", " ", section[1].split("<h2")[0])).split()
-        missing = {field.name for field in dataclasses.fields(cls)} - common - set(words)
-        assert not missing, f"{cls.__name__} has no words for {missing}"
+        words = html.unescape(re.sub(r"<[^>]+>", " ", section[1].split("<h2")[0]))
+        for field in dataclasses.fields(cls):
+            if field.name in common:
+                continue
+            assert field.name in words.split(), f"{cls.__name__} has no words for {field.name}"
+            if isinstance(field.default, int):
+                shown = re.search(rf"\s{field.name}\s+\([^)]*?default:\s*(\S+)", words)
+                assert shown is not None, f"{cls.__name__}.{field.name} is shown without its default"
+                assert shown[1] == str(field.default), field.name
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:

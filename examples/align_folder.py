@@ -1,8 +1,8 @@
-"""Align a folder of pictures and look at the result.
+"""Align a folder of images and look at the result.
 
     python examples/align_folder.py [FOLDER]
 
-Without a folder it makes one of bundled digits. Writes example-run/ with the aligned pictures and report.html.
+Without FOLDER it makes a folder of bundled digits. Writes example-run/ with the aligned images and report.html.
 """
 
 import sys

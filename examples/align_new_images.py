@@ -1,4 +1,4 @@
-"""Fit once, then align images that were not there before, in milliseconds.
+"""Fit once, then align new images in milliseconds.
 
 python examples/align_new_images.py
 """

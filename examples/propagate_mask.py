@@ -1,9 +1,9 @@
-"""Mark the mean image once, get the mark on every original.
+"""Mark the mean image once and get the mark on every original.
 
     python examples/propagate_mask.py
 
-Aligns bundled digits, takes what is bright in the mean as the mask, and writes it for every original to
-example-marks/masks/; one point goes along as example-marks/points.csv and points.json (COCO keypoints).
+Aligns bundled digits and takes the bright part of the mean as the mask. Writes the mask of every original to
+example-marks/masks/, and one point to example-marks/points.csv and points.json (COCO keypoints).
 """
 
 import numpy as np

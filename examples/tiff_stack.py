@@ -1,8 +1,8 @@
-"""Take the drift out of a TIFF stack, as from a microscope: 16 bits in, 16 bits out.
+"""Remove the drift from a TIFF stack, as from a microscope: 16 bits in, 16 bits out.
 
     python examples/tiff_stack.py
 
-Makes a drifting stack, aligns it by shifts only, and writes example-stack-run/aligned/aligned.tif.
+Makes a drifting stack, aligns it with translations, and writes example-stack-run/aligned/aligned.tif.
 """
 
 import numpy as np

@@ -349,12 +349,12 @@ def test_run_that_is_not_there(command: str, capsys: pytest.CaptureFixture[str])
 def test_unexpected_errors_leave_a_log(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import congeal.pipeline.align
+    import congeal.pipeline.stages
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(congeal.pipeline.align, "render", broken)
+    monkeypatch.setattr(congeal.pipeline.stages, "render_originals", broken)
     arguments = ["align", str(photos), "-o", str(tmp_path / "run"), *LSC]
     assert main(arguments) == 1
     said = sentence(capsys)
@@ -368,14 +368,14 @@ def test_unexpected_errors_leave_a_log(
 def test_ctrl_c_is_130_and_says_how_to_go_on(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import congeal.pipeline.align
+    import congeal.pipeline.stages
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     arguments = ["align", str(photos), "-o", str(tmp_path / "run"), *LSC]
     with monkeypatch.context() as patch:
-        patch.setattr(congeal.pipeline.align, "render", interrupted)
+        patch.setattr(congeal.pipeline.stages, "render_originals", interrupted)
         assert main(arguments) == 130
     assert "run the same command to resume" in capsys.readouterr().err
     assert main(arguments) == 0

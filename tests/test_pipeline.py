@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import congeal.pipeline.align
+import congeal.pipeline.stages
 from blobs import blob, save_folder
 from congeal import CongealError, Transforms, align, apply
 from congeal.images import warp_pixels
 from congeal.methods import registry
 from congeal.methods.base import Method
 from congeal.opening import open_images
-from congeal.pipeline.render import Look, png
+from congeal.pipeline.display import DisplayRange, png
 from congeal.pipeline.starts import read_start
 from congeal.runs.folder import RunFolder
 
@@ -76,9 +76,9 @@ def test_exif_rotation_is_counted(tmp_path: Path) -> None:
 
 
 def test_sixteen_bit_pictures_use_the_range_of_the_set() -> None:
-    look = Look(black=0, white=1000, channels=1)
-    assert np.allclose(look(np.array([[[0], [500], [1000]]], np.uint16)), [[[0], [127.5], [255]]])
-    assert look(np.zeros((2, 2, 4), np.uint8)).shape == (2, 2, 1)
+    display = DisplayRange(black=0, white=1000, channels=1)
+    assert np.allclose(display.levels(np.array([[[0], [500], [1000]]], np.uint16)), [[[0], [127.5], [255]]])
+    assert display.levels(np.zeros((2, 2, 4), np.uint8)).shape == (2, 2, 1)
     assert png(np.zeros((4, 6, 3))).startswith(b"\x89PNG")
 
 
@@ -127,7 +127,7 @@ def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
             align(folder, tmp_path / "run", **OPTIONS)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "aligned").iterdir()}
     assert len(before) == 5
-    monkeypatch.setattr(congeal.pipeline.align, "prepare", None)  # the fit is done and must not be done again
+    monkeypatch.setattr(congeal.pipeline.stages, "prepare", None)  # the fit is done and must not be done again
     align(folder, tmp_path / "run", **OPTIONS)
     assert len(list((tmp_path / "run" / "aligned").iterdir())) == 8
     assert before == {path: path.stat().st_mtime_ns for path in before}
@@ -137,7 +137,7 @@ def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
 def test_images_that_changed_are_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_folder(tmp_path / "photos", blob())
     with monkeypatch.context() as patch:
-        patch.setattr(congeal.pipeline.align, "prepare", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(congeal.pipeline.stages, "prepare", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             align(folder, tmp_path / "run", **OPTIONS)
     Image.fromarray(blob()[0]).save(folder / "late.png")
@@ -155,13 +155,14 @@ def test_an_image_that_vanishes_before_writing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = save_folder(tmp_path / "photos", blob())
-    render = congeal.pipeline.align.render
+    render = congeal.pipeline.stages.render_originals
 
     def lose_one(*args: object, **options: object) -> object:
         (folder / "3.png").write_bytes(b"")
         return render(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(congeal.pipeline.align, "render", lose_one)
+    monkeypatch.setattr(congeal.pipeline.stages, "render_originals", lose_one)
+    monkeypatch.setattr("congeal.images.remembered.BUDGET", 0)
     align(folder, tmp_path / "run", **OPTIONS)
     assert "3.png" in caplog.text
     assert "3.png" in (tmp_path / "run" / "skipped.csv").read_text()

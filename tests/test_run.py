@@ -19,7 +19,8 @@ import torch
 from congeal import files as run_module
 from congeal.errors import CongealError, RunFailed, failing_as_run
 from congeal.files import write_bytes, write_json, write_rows
-from congeal.runs.folder import Checkpoint, History, RunFolder
+from congeal.runs.checkpoint import Checkpoint, History
+from congeal.runs.folder import RunFolder
 
 CONFIG = {"source": "digits:3", "method": "lsc", "params": {"iterations": 3}, "seed": 0, "version": "1", "command": "a"}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import congeal.pipeline.align
+import congeal.pipeline.stages
 from congeal import Transforms, align, apply
 from congeal.export import export
 from congeal.images import ImageSource, prepare, store
@@ -60,7 +60,7 @@ def test_everything_reads_the_table_a_run_has(tmp_path: Path, kind: str) -> None
 
 
 def test_large_sets_get_a_compact_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(congeal.pipeline.align, "MOST_CSV_ROWS", 20)
+    monkeypatch.setattr(congeal.pipeline.stages, "MOST_CSV_ROWS", 20)
     assert (align(digits(20), tmp_path / "small", **QUICK).folder / "transforms.csv").exists()
     large = align(digits(21), tmp_path / "large", **QUICK).folder
     assert not (large / "transforms.csv").exists()
@@ -155,7 +155,7 @@ def test_decoding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(store, "_SAVE_EVERY", 0.0)
     rng = np.random.default_rng(0)
     source = open_images([rng.integers(0, 256, (30 + i % 3, 40, 1), dtype=np.uint8) for i in range(200)])
-    decode, decoded, stopping = store._render, [], ["once"]
+    decode, decoded, stopping = store._decode, [], ["once"]
 
     def stops(source: ImageSource, size: tuple[int, int], align_on: None, i: int) -> object:
         if i == 150 and stopping:
@@ -164,7 +164,7 @@ def test_decoding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
         decoded.append(i)
         return decode(source, size, align_on, i)
 
-    monkeypatch.setattr(store, "_render", stops)
+    monkeypatch.setattr(store, "_decode", stops)
     with pytest.raises(KeyboardInterrupt):
         prepare(source, size=16, folder=tmp_path / "stack")
     decoded.clear()

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from congeal.methods.lsc import LSC as LSC
     from congeal.methods.registry import methods as list_methods
     from congeal.opening import open_images
-    from congeal.pipeline.align import align, apply
+    from congeal.pipeline.align import align
+    from congeal.pipeline.apply import apply
     from congeal.propagate import collect_points, propagate_mask, propagate_overlay, propagate_points
     from congeal.transforms import Transforms
 
@@ -47,7 +48,7 @@ __all__ = [
 _HOME = classes() | {
     "Transforms": "congeal.transforms.Transforms",
     "align": "congeal.pipeline.align.align",
-    "apply": "congeal.pipeline.align.apply",
+    "apply": "congeal.pipeline.apply.apply",
     "collect_points": "congeal.propagate.collect_points",
     "compare": "congeal.comparison.compare.compare",
     "list_methods": "congeal.methods.registry.methods",

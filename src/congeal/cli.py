@@ -25,7 +25,7 @@ from congeal import __version__
 from congeal.errors import CongealError
 
 if TYPE_CHECKING:
-    from congeal.pipeline.align import Result
+    from congeal.pipeline.result import Result
 
 log = logging.getLogger("congeal")
 
@@ -41,6 +41,7 @@ Settings = Annotated[
 
 
 def output(metavar: str) -> Any:
+    """The flag --output, -o of a command."""
     return tyro.conf.arg(aliases=["-o"], metavar=metavar)
 
 
@@ -48,7 +49,7 @@ def output(metavar: str) -> Any:
 class Align:
     """Align a set of images and write a run folder: transforms, aligned images, numbers, report, model.
 
-    The same command again resumes a run that was stopped.
+    Run the same command again to resume a run that was stopped.
     """
 
     source: Source
@@ -58,19 +59,22 @@ class Align:
     """The run folder to write, or to resume."""
     method: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """How to align; 'congeal methods' lists them. The best one available unless given."""
+    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """paper-mnist or paper-lfw: the paper's own method with the parameters it prints."""
     motion: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """translation, rigid, similarity, affine or homography; the method's own unless given."""
-    reference: Annotated[str, tyro.conf.arg(metavar="auto|PATH|INDEX")] = "auto"
-    """What to align to: the method's own choice, an image file, or the index of an image of the set."""
+    reference: Annotated[str, tyro.conf.arg(metavar="auto|mean|stack|medoid|PATH|INDEX")] = "auto"
+    """What to align to: the method's own choice (auto), the mean of the set, all its images, its most typical image
+    (medoid), an image file, or the index of an image of the set."""
     init: Start = None
     """Where to start: 'faces' for the face in each photograph ('faces@0.3': box 30% larger), a transforms file, or
     boxes (columns id,x,y,width,height in source pixels)."""
-    size: int = 64
-    """Longer side, in pixels, of the images the method works on. Results keep the full resolution."""
+    size: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Longer side, in pixels, of the images the method works on; 64 unless given. Results keep the full resolution."""
     limit: Count = None
-    """Use only the first so many images."""
-    seed: int = 0
-    """Seed of everything random."""
+    """Use only the first N images."""
+    seed: Count = None
+    """Seed of everything random, which is the method's parameter random_state; 0 unless given."""
     no_aligned: Flag = False
     """Do not write the aligned images, only transforms and pictures of the whole."""
     output_format: str = "auto"
@@ -91,6 +95,7 @@ class Align:
             self.source,
             self.output,
             method=self.method,
+            preset=self.preset,
             motion=self.motion,
             params=parse_settings(self.set),
             reference=self.reference,
@@ -104,7 +109,7 @@ class Align:
             quiet=self.quiet,
             command=command,
         )
-        tell(result, self.quiet)
+        print_result(result, self.quiet)
 
 
 @dataclasses.dataclass
@@ -120,7 +125,7 @@ class Apply:
     init: Start = None
     """Where to start, as for 'congeal align'; a run that began at faces looks for faces in new images as well."""
     limit: Count = None
-    """Use only the first so many images."""
+    """Use only the first N images."""
     no_aligned: Flag = False
     """Do not write the aligned images."""
     output_format: str = "auto"
@@ -133,7 +138,7 @@ class Apply:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
-        from congeal.pipeline.align import apply
+        from congeal.pipeline.apply import apply
 
         result = apply(
             self.run_folder,
@@ -147,7 +152,7 @@ class Apply:
             quiet=self.quiet,
             command=command,
         )
-        tell(result, self.quiet)
+        print_result(result, self.quiet)
 
 
 @dataclasses.dataclass
@@ -171,11 +176,11 @@ class Compare:
     size: int = 64
     """Longer side, in pixels, of the images the methods work on."""
     limit: Count = None
-    """Use only the first so many images."""
+    """Use only the first N images."""
     time_limit: Annotated[float | None, tyro.conf.arg(metavar="SECONDS", help_behavior_hint="")] = None
     """End a method that fits for longer; a row says so."""
     seed: int = 0
-    """Seed of everything random."""
+    """Seed of everything random: the parameter random_state of every method."""
     set: Annotated[Settings, tyro.conf.arg(name="set", metavar="METHOD.KEY=VALUE", help_behavior_hint="")] = (
         dataclasses.field(default_factory=list)
     )
@@ -318,7 +323,7 @@ class Pack:
     output: Annotated[str, output("FILE")]
     """The file to write; give it to 'congeal align' as SOURCE."""
     limit: Count = None
-    """Use only the first so many images."""
+    """Use only the first N images."""
     debug: Flag = False
     """Print the traceback of an unexpected error."""
 
@@ -338,8 +343,6 @@ class Methods:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
-        from congeal.pipeline.align import describe_methods
-
         print(describe_methods())
 
 
@@ -358,7 +361,7 @@ class Demo:
         from congeal.pipeline.align import align
 
         result = align("digits:3", self.output, size=28, quiet=self.quiet, command=command)
-        tell(result, self.quiet)
+        print_result(result, self.quiet)
 
 
 @dataclasses.dataclass
@@ -451,7 +454,17 @@ COMMANDS: dict[str, Any] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = read_and_perform(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `congeal --help | head` is not a failure
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains when it flushes at exit
+        return 0
+    return code
+
+
+def read_and_perform(arguments: list[str]) -> int:
+    """Find out which command is meant and run it; gives the exit code."""
     # Idle threads that spin make a machine that is busy otherwise many times slower, not just twice.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if arguments == ["--version"]:
@@ -477,9 +490,8 @@ def perform(command: Any, as_typed: str) -> int:
     except KeyboardInterrupt:
         log.error("stopped; run the same command to resume")
         return 130
-    except BrokenPipeError:  # `congeal methods | head` is not a failure
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 — else the interpreter complains again at exit
-        return 0
+    except BrokenPipeError:
+        raise  # whoever read our output has seen enough
     except CongealError as error:
         from congeal.errors import RunFailed
 
@@ -512,6 +524,7 @@ def keep_traceback(command: Any) -> str:
 
 
 def first_line(error: Exception) -> str:
+    """The error's message without what follows its first line."""
     return (str(error).splitlines() or ["no message"])[0]
 
 
@@ -555,7 +568,21 @@ def settings_by_method(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return nested
 
 
-def tell(result: Result, quiet: bool) -> None:
+def describe_methods() -> str:
+    """The methods in lines of text: name, what it does, motions, whether it can align new images."""
+    from congeal.methods.registry import method_class, methods
+    from congeal.pipeline.request import DEFAULT_METHOD
+
+    lines = []
+    for name, sentence in methods().items():
+        cls = method_class(name)
+        default = " (default)" if name == DEFAULT_METHOD else ""
+        new = "also aligns new images" if cls.can_transform() else "this set only, no new images"
+        lines += [f"{name}{default}", f"    {sentence}", f"    motions: {', '.join(cls.motions)}; {new}"]
+    return "\n".join(lines)
+
+
+def print_result(result: Result, quiet: bool) -> None:
     """The outcome in a few lines on stdout; a collapse as a warning on stderr as well."""
     if result.metrics["collapsed"]:
         log.warning("WARNING: the alignment collapsed (%s): %s", result.metrics["verdict"], result.metrics["advice"])

@@ -18,6 +18,7 @@ import numpy as np
 from congeal.errors import CongealError, RunFailed
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+TEMPORARY = ".tmp"
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 
 
@@ -41,10 +42,10 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write that takes the place of `path` when it is whole: a temporary file beside it, then a rename."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     with writing(path):
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "w+b") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -54,6 +55,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             raise
 
 
+def put_in_place(finished: Path, path: Path) -> None:
+    """Give a file that was built under another name, over several runs perhaps, its own."""
+    with writing(path):
+        os.replace(finished, path)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process was about to write in a folder; it may be large."""
+    for path in folder.glob(f".*{TEMPORARY}"):
+        path.unlink(missing_ok=True)
+
+
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write the whole file or nothing."""
     with replacing(path) as file:
@@ -61,14 +74,17 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write text as UTF-8, the whole file or nothing."""
     write_bytes(path, text.encode("utf-8", "surrogateescape"))  # file names that are not UTF-8 come back as they were
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write a value in JSON's own words (see `plain`), the whole file or nothing."""
     write_text(path, json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
+    """The value in a JSON file."""
     return json.loads(Path(path).read_text(encoding="utf-8", errors="surrogateescape"))
 
 

@@ -15,7 +15,7 @@ from congeal.errors import CongealError
 from congeal.geometry.sampling import warp
 from congeal.images import Image, ImageSource, Layout, Skipped, prepare
 from congeal.images import store as store_module
-from congeal.images.canvas import place, render
+from congeal.images.canvas import place, put_on_canvas
 from congeal.opening import open_images
 from congeal.transforms import Transforms
 
@@ -104,21 +104,21 @@ def test_points_land_where_the_matrix_says(shape: tuple[int, int]) -> None:
     x, y = 0.4 * shape[1], 0.55 * shape[0]
     image = bump(*shape, x, y, sigma=min(shape) / 14)
     placement = place(shape, (48, 64))
-    pixels, _ = render(image[..., None], (48, 64), placement)
+    pixels, _ = put_on_canvas(image[..., None], (48, 64), placement)
     expected = placement.matrix @ (x, y, 1)
     np.testing.assert_allclose(centroid(pixels[0]), expected[:2], atol=0.02)
 
 
 def test_rendering_at_scale_one_is_exact_and_shrinking_keeps_the_mean() -> None:
     image = DIGITS[0][..., None]
-    pixels, mask = render(image, (28, 28), place((28, 28), (28, 28)))
+    pixels, mask = put_on_canvas(image, (28, 28), place((28, 28), (28, 28)))
     np.testing.assert_array_equal(pixels[0], DIGITS[0])
     assert mask is None
-    small, mask = render(np.full((300, 200, 2), 77, np.uint8), (30, 20), place((300, 200), (30, 20)))
+    small, mask = put_on_canvas(np.full((300, 200, 2), 77, np.uint8), (30, 20), place((300, 200), (30, 20)))
     np.testing.assert_allclose(small, 77, rtol=1e-5)
     assert mask is None
     checker = np.indices((256, 256)).sum(0)[..., None] % 2 * np.float32(1)
-    np.testing.assert_allclose(render(checker, (64, 64), place((256, 256), (64, 64)))[0], 0.5, atol=0.02)
+    np.testing.assert_allclose(put_on_canvas(checker, (64, 64), place((256, 256), (64, 64)))[0], 0.5, atol=0.02)
 
 
 def test_mixed_sizes_are_letterboxed_with_masks(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_finished_stack_is_found_again(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError("decoded again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_render", never)
+        patch.setattr(store_module, "_decode", never)
         again = prepare(open_images(folder), size=32, folder=tmp_path / "work")
         with pytest.raises(AssertionError):
             prepare(open_images(folder), size=16, folder=tmp_path / "work")

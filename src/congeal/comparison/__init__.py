@@ -2,7 +2,6 @@
 
 compare.py   the comparison from source to table and report
 entries.py   which methods, with which settings and motion
-frozen.py    the prepared stack as files, so that every process sees the same
+frozen.py    the prepared stack as files, so that every process sees the same; no copy where it is in files already
 child.py     starting, timing and ending a process;  worker.py  what runs in it
-table.py     rows as JSON, CSV and Markdown
 """

@@ -25,7 +25,7 @@ def fit_in_child(run: RunFolder, time_limit: float | None) -> dict[str, Any]:
 
     The limit is on fitting alone; importing and saving are not counted. Whatever ends this function ends the child.
     """
-    for name in ("phase.json", "outcome.json", "answer.npz"):
+    for name in ("phase.json", "outcome.json"):
         (run.work / name).unlink(missing_ok=True)
     # stdin is what the child listens at to learn that we are gone.
     child = subprocess.Popen(

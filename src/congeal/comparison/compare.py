@@ -21,13 +21,15 @@ from congeal.comparison.entries import Entry, make_entries, read_labels
 from congeal.comparison.frozen import freeze
 from congeal.comparison.worker import in_words
 from congeal.errors import CongealError, RunFailed, failing_as_run
-from congeal.files import write_json
-from congeal.images import ImageSource, Stack, prepare
-from congeal.metrics import Quality, corner_error
+from congeal.files import plain, write_json
+from congeal.images import Stack
+from congeal.images.remembered import remember_decoded
+from congeal.images.source import ImageSource
+from congeal.metrics import corner_error
 from congeal.opening import open_images
-from congeal.pipeline.align import check_unchanged, finish, keep_answer, note_prepared, source_name, use_stack_position
+from congeal.pipeline.request import check_unchanged, source_name, use_stack_position
+from congeal.pipeline.stages import finish, prepare_stack
 from congeal.pipeline.starts import at_faces, init_name, read_start
-from congeal.report import write_report
 from congeal.report.compare import write_comparison
 from congeal.report.tables import KEYS, Row, fixed, verdict_words, write_tables
 from congeal.runs.folder import CONFIG, RunFolder
@@ -51,19 +53,43 @@ def compare(
     quiet: bool = False,
     command: str | None = None,
 ) -> list[Row]:
-    """Align `source` with several methods under the same conditions; gives the rows of table.json, in the order given.
+    """Align a set with several methods under the same conditions. The same call again runs only what is not finished.
 
-    methods: "all", or names of `congeal.list_methods()`, as a list or with commas between; name@variant compares
-    settings of one method. motion: for every method that has it, else the largest one it has within it; None for each
-    method's own. params: settings by label, {"lsc": {"damping": 0.1}}. time_limit: seconds of fitting per method. A
-    method that fails is a row with an `error`. The same call again runs only what is not finished.
+    Every method gets the same prepared images, start and frame, and a process of its own. A method that fails is a row
+    with an `error`. The originals are decoded once in all if they fit into memory (see `congeal.images.remembered`),
+    else once to prepare them and once per method for its pictures.
+
+    Parameters
+    ----------
+    source
+        Anything `congeal.open_images` takes.
+    methods : str or sequence of str
+        "all", or names of `congeal.list_methods()`, as a list or with commas between; name@variant compares settings of
+        one method.
+    output : str or path
+        The folder to write, or to resume: table.json, .csv, .md, report.html, and a run folder per method.
+    motion : str, optional
+        For every method that has it, else the largest one it has within it; each method's own unless given.
+    params : mapping, optional
+        Hyper-parameters by label: {"lsc": {"damping": 0.1}}.
+    init, size, limit, quiet, command
+        As for `congeal.align`.
+    time_limit : float, optional
+        Seconds of fitting per method.
+    seed : int
+        Seed of everything random: the parameter `random_state` of every method.
+
+    Returns
+    -------
+    list of dict
+        The rows of table.json, in the order of `methods`.
     """
-    images = at_faces(open_images(source, limit=limit), init, quiet=quiet)
+    images = at_faces(remember_decoded(open_images(source, limit=limit)), init, quiet=quiet)
     labels = read_labels(methods)
     if time_limit is not None and not time_limit > 0:
         raise CongealError(f"the time limit is a number of seconds above 0, not {time_limit}")
     entries = make_entries(labels, motion, params or {}, size, seed)
-    start, start_size = read_start(init, images)
+    start = read_start(init, images)
     shared = {
         "task": "compare",
         "source": source_name(source, images),
@@ -75,18 +101,19 @@ def compare(
     }
     free = {"methods": labels, "motion": motion, "params": params or {}, "time_limit": time_limit, "command": command}
     with begin(output, shared, free) as run:
-        check_unchanged(run, images)
+        fingerprint = check_unchanged(run, images)
         parts = [open_part(run, entry, shared) for entry in entries]
         try:
             with failing_as_run():
-                todo = not all(settled(part, time_limit) for part in parts)
-                stack = prepare_shared(run, images, size, start, start_size, quiet) if todo else None
+                todo = [not settled(part, time_limit) for part in parts]
+                stack = prepare_shared(run, images, fingerprint, start, size, quiet) if any(todo) else None
                 rows: list[Row] = []
-                for entry, part in zip(entries, parts, strict=True):
-                    if stack is not None and not settled(part, time_limit):
-                        run_method(entry, part, stack, run.work / "frozen", time_limit, quiet)
-                        tell(make_row(entry, part, images))
+                for entry, part, wanted in zip(entries, parts, todo, strict=True):
+                    if stack is not None and wanted:
+                        run_method(entry, part, parts, stack, run.work / "frozen", time_limit, quiet)
                     rows.append(make_row(entry, part, images))
+                    if wanted:
+                        log_row(rows[-1])
                     write_tables(run, rows)
                 write_comparison(run)
         finally:
@@ -102,7 +129,9 @@ def begin(output: str | os.PathLike[str], shared: Mapping[str, Any], free: Mappi
     run = RunFolder(output)
     before = run.config if (run / CONFIG).is_file() else {}
     run.begin({**shared, **{key: before.get(key) if before else value for key, value in free.items()}})
-    write_json(run / CONFIG, {**run.config, **free})
+    latest = {**run.config, **plain(free)}
+    if latest != run.config:
+        write_json(run / CONFIG, latest)
     return run
 
 
@@ -134,23 +163,34 @@ def settled(part: RunFolder, time_limit: float | None) -> bool:
 def prepare_shared(
     run: RunFolder,
     images: ImageSource,
+    fingerprint: str,
+    start: tuple[Transforms | np.ndarray | None, tuple[int, int] | None],
     size: int,
-    start: Transforms | np.ndarray | None,
-    start_size: tuple[int, int] | None,
     quiet: bool,
 ) -> Stack:
-    """The one stack that all methods get, in memory here and as files for their processes."""
-    log.info("preparing %d images of %s", len(images), images.name)
-    stack = prepare(images, size=size, init=start, init_size=start_size, folder=run.work / "stack", quiet=quiet)
+    """The one stack that all methods get, here and in their processes."""
+    stack = prepare_stack(run, images, fingerprint, start, size=size, quiet=quiet)
     if len(stack) < 2:
         raise RunFailed(f"{images.name} has {len(stack)} usable image: aligning a set needs at least two")
-    note_prepared(run, stack)
     freeze(stack, run.work / "frozen")
     return stack
 
 
+def drawn_start(part: RunFolder, parts: Sequence[RunFolder]) -> Path | None:
+    """A folder with the pictures of the start, which all methods share, once one that sees the same kind drew them."""
+    kind = part.state["quality"]["kind"]
+    drawn = [other for other in parts if other.reached("rendered") and other.state["quality"]["kind"] == kind]
+    return drawn[0].work if drawn else None
+
+
 def run_method(
-    entry: Entry, part: RunFolder, stack: Stack, frozen: Path, time_limit: float | None, quiet: bool
+    entry: Entry,
+    part: RunFolder,
+    parts: Sequence[RunFolder],
+    stack: Stack,
+    frozen: Path,
+    time_limit: float | None,
+    quiet: bool,
 ) -> None:
     """Bring one method's folder to its end; a failure of the method is noted there and nowhere else."""
     part.remember(n_images=len(stack), n_skipped=len(stack.skipped), error=None, out_of_time=None)
@@ -160,22 +200,21 @@ def run_method(
     try:
         if not part.reached("fitted"):
             log.info("aligning %d images with %s", len(stack), entry.label)
-            outcome = fit(entry, part, stack, frozen, time_limit, quiet)
+            outcome = fit_entry(entry, part, stack, frozen, time_limit, quiet)
             if "error" in outcome:
                 part.remember(error=outcome["error"], out_of_time=outcome.get("out_of_time"))
                 return
-        finish(part, stack.source, quiet=True)
-        state_memory(part)
+        finish(part, stack.source, quiet=True, start_pictures=drawn_start(part, parts))
     except RunFailed:
         raise  # a full disk is nobody's row
     except Exception as error:
         part.remember(error=in_words(error))
 
 
-def fit(
+def fit_entry(
     entry: Entry, part: RunFolder, stack: Stack, frozen: Path, time_limit: float | None, quiet: bool
 ) -> dict[str, Any]:
-    """Fit in a child process and keep its answer as `congeal align` would; gives the child's outcome."""
+    """Let a child process fit the method and leave its answer in the folder; gives the child's outcome."""
     model = entry.model
     if model is None:
         raise ValueError("an entry with a problem has nothing to fit")
@@ -184,20 +223,8 @@ def fit(
     write_json(part.work / "job.json", job)
     part.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
     outcome = fit_in_child(part, time_limit)
-    if "error" not in outcome:
-        model.quality_ = Quality.from_dict(outcome["quality"])
-        model.transforms_ = Transforms.load(part.work / "answer.npz")
-        part.remember(**{key: outcome[key] for key in ("peak_memory_mb", "idle_memory_mb")})
-        keep_answer(part, stack, model, outcome["fit_seconds"])
+    part.refresh()
     return outcome
-
-
-def state_memory(part: RunFolder) -> None:
-    """metrics.json and report of a part were written by this process, which is not the one that fitted."""
-    metrics = part.read_json("metrics.json")
-    if metrics["peak_memory_mb"] != part.state["peak_memory_mb"]:
-        part.write_json("metrics.json", {**metrics, "peak_memory_mb": part.state["peak_memory_mb"]})
-        write_report(part)
 
 
 def make_row(entry: Entry, part: RunFolder, images: ImageSource) -> Row:
@@ -226,7 +253,7 @@ def true_error(part: RunFolder, images: ImageSource) -> float | None:
     return float(np.nanmedian(corner_error(found.matrices, images.truth, size)))
 
 
-def tell(row: Row) -> None:
+def log_row(row: Row) -> None:
     """A row in a line, for those who watch."""
     if "error" in row:
         log.warning("%s failed: %s", row["method"], row["error"])

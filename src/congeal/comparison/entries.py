@@ -14,7 +14,7 @@ from congeal.geometry import MOTIONS
 from congeal.methods.base import Method
 from congeal.methods.registry import method_class
 from congeal.methods.registry import methods as known_methods
-from congeal.pipeline.align import make_method
+from congeal.pipeline.request import make_method
 
 LABEL = re.compile(r"[a-z0-9]+(@[A-Za-z0-9_+-]+)?")
 # What all methods of a comparison share, and the option that sets it.
@@ -33,10 +33,12 @@ class Entry:
 
     @property
     def method(self) -> str:
+        """Its name without the variant."""
         return self.label.partition("@")[0]
 
     @property
     def motion(self) -> str | None:
+        """The motion it uses; None for one with a problem."""
         return None if self.model is None else self.model.motion
 
     def settings(self) -> dict[str, Any]:
@@ -63,6 +65,7 @@ def read_labels(methods: str | Sequence[str]) -> list[str]:
 
 
 def method_known(label: str) -> None:
+    """Refuse a label of no method."""
     name = label.partition("@")[0]
     if name not in known_methods():
         raise CongealError(f"unknown method '{name}': choose from {', '.join(known_methods())}")
@@ -83,6 +86,7 @@ def make_entries(
 
 
 def make_entry(label: str, motion: str | None, params: Mapping[str, Any], size: int, seed: int) -> Entry:
+    """One entry; whatever is wrong with its settings is noted as its problem."""
     entry = Entry(label, params, motion)
     try:
         settings = {"motion": motion_for(entry.method, motion), "size": size, "random_state": seed}

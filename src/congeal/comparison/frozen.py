@@ -1,44 +1,45 @@
-"""A prepared stack as files, so that another process sees exactly the same images, start and frame."""
+"""A prepared stack as files, so that another process sees exactly the same images, start and frame.
+
+The pixels of a decoded stack are in files already, and those are what the other process reads. Only images that were in
+memory, or that are read from their source as they are asked for, are written once more.
+"""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from congeal.files import allocate, writing
+from congeal.files import allocate, replacing, writing
 from congeal.images import Image, ImageSource, Layout, Skipped, Stack
-from congeal.images.arrays import as_slice
 from congeal.images.source import Indices
+from congeal.images.store import Store, keep_store, open_store
 
 CHUNK_VALUES = 4_000_000
+ABOUT = "about.npz"
 
 
 def freeze(stack: Stack, folder: Path) -> None:
-    """Write the stack into `folder`; `about.npz`, written last, says that it is whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "about.npz").unlink(missing_ok=True)
-    _write_array(folder / "images.npy", stack.images, len(stack))
-    if stack.has_masks:
-        _write_array(folder / "masks.npy", lambda part: _masks(stack, part), len(stack))
+    """Write what another process needs of the stack into `folder`; about.npz, written last, says that it is whole."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    (folder / ABOUT).unlink(missing_ok=True)
+    pixels = stack.store_folder or _copy_pixels(stack, folder)
     source = stack.source
     about = {
         "name": source.name,
-        "kind": source.kind,
-        "source_ids": [source.id(i) for i in range(len(source))],
+        "source_ids": list(source.ids()),
+        "source_channels": sorted(stack.source_channels),
         "skipped": stack.skipped,
         "intensity": stack.intensity,
-        "masks": stack.has_masks,
         "layout": stack.layout.as_dict(),
+        "pixels": str(pixels.resolve()),
     }
-    with writing(folder / "about.npz"):
+    with replacing(folder / ABOUT) as file:
         np.savez(
-            folder / "about.npz",
+            file,
             about=json.dumps(about),
             kept=stack.kept,
             source_sizes=stack.source_sizes,
@@ -50,48 +51,49 @@ def freeze(stack: Stack, folder: Path) -> None:
 class FrozenStack(Stack):
     """The stack `freeze` wrote. Its source has names and no pixels: methods work on the stack alone."""
 
-    _per_image = (*Stack._per_image, "_stored")
-
     def __init__(self, folder: Path) -> None:
-        with np.load(folder / "about.npz", allow_pickle=False) as saved:
+        with np.load(folder / ABOUT, allow_pickle=False) as saved:
             about = json.loads(str(saved["about"]))
             self.kept, self.source_sizes = saved["kept"], saved["source_sizes"]
             self.stack_from_source, self.start = saved["stack_from_source"], saved["start"]
         self._layout = Layout(**about["layout"])
         self.size, self.frame, self.aligned_size = self._layout.size, self._layout.frame, self._layout.aligned_size
-        self.align_on = self._layout.align_on
-        if self._layout.kind is not None:
-            self.kind = self._layout.kind
-        self.source = _Names(about["name"], about["kind"], about["source_ids"])
+        self.align_on, self.kind = self._layout.align_on, self._layout.kind or "photo"
+        self.source = _Names(about["name"], about["source_ids"])
+        self.source_channels = frozenset(about["source_channels"])
         self.skipped = [Skipped(*one) for one in about["skipped"]]
         self.intensity = tuple(about["intensity"])
-        self._images = folder / "images.npy"
-        self._masks = folder / "masks.npy" if about["masks"] else None
-        self._stored = np.arange(len(self.kept))  # which rows of these files are the stack's
+        self._store = open_store(Path(about["pixels"]))
 
     @property
     def layout(self) -> Layout:
+        """That of the stack it was made of."""
         return self._layout
 
-    @property
-    def has_masks(self) -> bool:
-        return self._masks is not None
+    # Pages of the files that stay mapped would be counted as memory of the method.
 
     def images(self, indices: Indices | slice) -> torch.Tensor:
-        return _read_array(self._images, self._at(indices))
+        """As those of the stack it was made of."""
+        images = super().images(indices)
+        self._release()
+        return images
 
     def masks(self, indices: Indices | slice) -> torch.Tensor | None:
-        return None if self._masks is None else _read_array(self._masks, self._at(indices))
+        """As those of the stack it was made of."""
+        masks = super().masks(indices)
+        self._release()
+        return masks
 
-    def _at(self, indices: Indices | slice) -> np.ndarray:
-        return self._stored[indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)]
+    def _release(self) -> None:
+        if self._store is not None:
+            self._store.pages.release()
 
 
 class _Names(ImageSource):
-    """What is left of a source: its name, its kind and the names of its images."""
+    """What is left of a source: its name and the names of its images."""
 
-    def __init__(self, name: str, kind: str | None, ids: list[str]) -> None:
-        self.name, self.kind, self._ids = name, kind, ids
+    def __init__(self, name: str, ids: list[str]) -> None:
+        self.name, self._ids = name, ids
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -103,38 +105,24 @@ class _Names(ImageSource):
         raise NotImplementedError("a frozen stack has no source pixels")
 
 
-def _masks(stack: Stack, part: Indices) -> torch.Tensor:
-    masks = stack.masks(part)
-    return torch.ones(len(part), 1, *stack.size) if masks is None else masks
-
-
-def _write_array(path: Path, read: Callable[[Any], torch.Tensor], n: int) -> None:
-    """n images of values in [0, 1]: one byte each where that is exact, as it is for 8-bit images, else float32."""
-    if not _write_as(np.dtype(np.uint8), path, read, n):
-        _write_as(np.dtype(np.float32), path, read, n)
-
-
-def _write_as(dtype: np.dtype, path: Path, read: Callable[[Any], torch.Tensor], n: int) -> bool:
-    """Whether every value could be written without a change; stops at the first that cannot."""
-    shape = tuple(read(np.arange(1)).shape[1:])
-    step = max(1, CHUNK_VALUES // math.prod(shape))
-    array = allocate(path, (n, *shape), dtype)
-    for first in range(0, n, step):
-        part = np.arange(first, min(n, first + step))
-        values = read(part).numpy()
-        stored = np.rint(values * 255).astype(dtype) if dtype == np.uint8 else values
-        if not np.array_equal(_unit(stored), values):
-            return False
-        array[first : first + len(part)] = stored
-    return True
-
-
-def _read_array(path: Path, rows: np.ndarray) -> torch.Tensor:
-    # Mapped anew for every batch: pages of a map that stays open would be counted as memory of the method.
-    mapped = np.load(path, mmap_mode="r")
-    return torch.from_numpy(_unit(np.array(mapped[as_slice(rows)])))
-
-
-def _unit(values: np.ndarray) -> np.ndarray:
-    """Stored values → float32 in [0, 1], with the same rounding as `Stack.images`."""
-    return values.astype(np.float32) / np.float32(255) if values.dtype == np.uint8 else values
+def _copy_pixels(stack: Stack, folder: Path) -> Path:
+    """Write the pixels as a store; gives its folder."""
+    n = len(stack.source)
+    first = stack.unscaled([0])
+    dtype = np.dtype(np.uint8 if first.dtype == np.uint8 else np.float32)  # as methods get them, one byte where exact
+    pixels = allocate(folder / "stack.npy", (n, *first.shape[1:]), dtype)
+    masks = allocate(folder / "masks.npy", (n, *stack.size), np.dtype(np.uint8)) if stack.has_masks else None
+    black, white = np.zeros(n), np.ones(n)
+    store = Store(pixels, masks, np.zeros((n, 2), np.int32), black, white, np.zeros(n, np.uint8), blank=False)
+    step = max(1, CHUNK_VALUES // first.size)
+    for start in range(0, len(stack), step):
+        part = np.arange(start, min(len(stack), start + step))
+        rows = stack.kept[part]
+        pixels[rows] = stack.unscaled(part)
+        black[rows], white[rows] = stack.black_and_white(part)
+        shown = stack.masks(part)
+        if masks is not None and shown is not None:
+            masks[rows] = np.rint(shown[:, 0].numpy() * 255)
+        store.pages.touched(pixels[rows[:1]].nbytes * len(part))
+    keep_store(store, folder)
+    return folder

@@ -5,7 +5,7 @@ Or, for a job with the task "align", a whole `congeal align` into a run folder e
 
 FOLDER/.work/job.json     in: method, params, where the stack is, quiet; or task, source, output, options, quiet
 FOLDER/.work/phase.json   while at work: "fitting" or "saving", so that imports and files do not count as fitting
-FOLDER/.work/outcome.json out: quality, seconds and memory, or the error as one sentence
+FOLDER/.work/outcome.json out: seconds, or metrics; or the error as one sentence
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from typing import Any
 
 from congeal.errors import CongealError
 from congeal.files import read_json, write_json
-from congeal.runs.folder import History, RunFolder
+from congeal.runs.folder import RunFolder
+from congeal.runs.memory import peak_memory_mb
 
 
 def work(run: RunFolder) -> dict[str, Any]:
     """Do the job of job.json; gives what goes into outcome.json."""
     job = read_json(run.work / "job.json")
-    return align_into(run, job) if job.get("task") == "align" else fit(run, job)
+    return align_into(run, job) if job.get("task") == "align" else fit_frozen(run, job)
 
 
-def fit(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
-    """Fit a method to a frozen stack."""
+def fit_frozen(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
+    """Fit a method to a frozen stack and leave its answer in the folder, as `congeal align` would."""
     from congeal.comparison.frozen import FrozenStack
     from congeal.methods.registry import method_class
-    from congeal.pipeline.align import peak_memory_mb
+    from congeal.pipeline.stages import fit_model, keep_fit
 
     model = method_class(job["method"])()
     params = {key: tuple(value) if isinstance(value, list) else value for key, value in job["params"].items()}
@@ -45,25 +46,16 @@ def fit(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
     spent = run.checkpoint
     spent.load()  # an interrupted fit goes on, and so does its clock
     write_json(run.work / "phase.json", {"phase": "fitting", "seconds": spent.seconds})
-    checkpoint = run.checkpoint
-    model.fit(stack, checkpoint=checkpoint, callbacks=[History(run)], quiet=job["quiet"])
-    seconds, peak = checkpoint.seconds, peak_memory_mb()
+    seconds, peak = fit_model(run, stack, model, quiet=job["quiet"]), peak_memory_mb()
     write_json(run.work / "phase.json", {"phase": "saving"})
-    if model.can_transform():
-        model.save(run / "model.safetensors")
-    run.write_rows("metrics.csv", model.history_, columns=["step"])
-    model.transforms_.save(run.work / "answer.npz")
-    return {
-        "quality": model.quality_.as_dict(),
-        "fit_seconds": seconds,
-        "peak_memory_mb": peak,
-        "idle_memory_mb": idle,
-    }
+    run.remember(peak_memory_mb=peak, idle_memory_mb=idle)
+    keep_fit(run, stack, model, seconds)
+    return {"fit_seconds": seconds}
 
 
 def align_into(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
     """Everything from the source to the report; the limit counts all of it."""
-    from congeal.pipeline.align import align, peak_memory_mb
+    from congeal.pipeline.align import align
 
     idle = peak_memory_mb()
     write_json(run.work / "phase.json", {"phase": "fitting", "seconds": 0.0})
@@ -95,9 +87,11 @@ def end_with_parent() -> None:
 
 
 def main(folder: str) -> None:
+    """Do the job in the folder and write its outcome."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides and ends us
     end_with_parent()
     run = RunFolder(folder)
+    run.refresh()
     quiet = read_json(run.work / "job.json")["quiet"]
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("congeal").setLevel(logging.WARNING if quiet else logging.INFO)

@@ -52,7 +52,7 @@ def placements(sources: np.ndarray, canvas: Size) -> np.ndarray:
     return matrices[inverse.reshape(-1)]
 
 
-def render(
+def put_on_canvas(
     pixels: np.ndarray, canvas: Size, placement: Placement, mask: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """(H, W, C) → (C, h, w) float32 in the same units, and the canvas mask (h, w), None where everything is covered."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import allocate, write_bytes, writing
+from congeal.files import allocate, put_in_place, replacing, write_bytes
 from congeal.images.arrays import NOT_FINITE, PACKED, open_npy, sidecar
-from congeal.images.canvas import place, render
+from congeal.images.canvas import place, put_on_canvas
 from congeal.images.plan import nothing_readable
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage
 from congeal.progress import Progress
@@ -96,7 +94,7 @@ def _decode(source: ImageSource, path: Path, quiet: bool) -> _Packed:
             pixels, mask = _convert(image, dtype, channels), image.mask
             if pixels.shape[:2] != canvas:
                 placement = place(pixels.shape[:2], canvas)
-                values, mask = render(pixels, canvas, placement, mask)
+                values, mask = put_on_canvas(pixels, canvas, placement, mask)
                 pixels = _rounded(np.moveaxis(values, 0, -1), dtype)
                 packed.canvas_from_source[i] = placement.matrix
             array[i] = pixels.reshape(array.shape[1:])
@@ -113,9 +111,8 @@ def _publish(source: ImageSource, path: Path, packed: _Packed) -> None:
     warps = {"initial": _on_canvas(source.initial, packed), "truth": _on_canvas(source.truth, packed)}
     for name, matrices in warps.items():
         if matrices is not None:
-            buffer = io.BytesIO()
-            np.save(buffer, matrices)
-            write_bytes(_beside(path, name), buffer.getvalue())
+            with replacing(_beside(path, name)) as file:
+                np.save(file, matrices)
     about = {
         "format": PACKED,
         "ids": [source.id(i) for i in range(len(source))],
@@ -130,8 +127,7 @@ def _publish(source: ImageSource, path: Path, packed: _Packed) -> None:
         if isinstance(array, np.memmap):
             array.flush()
     write_bytes(sidecar(path), json.dumps(about).encode())
-    with writing(path):
-        os.replace(packed.partial, path)
+    put_in_place(packed.partial, path)
 
 
 def _on_canvas(aligned_from_source: np.ndarray | None, packed: _Packed) -> np.ndarray | None:

@@ -47,18 +47,19 @@ class Layout:
         object.__setattr__(self, "ranges", {dtype: tuple(values) for dtype, values in self.ranges.items()})
 
     def as_dict(self) -> dict[str, Any]:
+        """The fields by name, for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes are (height, width). `initial` (N,3,3) aligned_from_source or None; `mixed` channel counts."""
+    """Sizes are (height, width). `initial` (N,3,3) aligned_from_source or None; `channels` and `dtypes` that occur."""
 
     size: Size
     frame: Size
     aligned: Size
     initial: np.ndarray | None
-    mixed: bool
+    channels: frozenset[int]
     dtypes: frozenset[np.dtype]
 
 
@@ -94,8 +95,8 @@ def make_plan(
         if zoom > _WORTHWHILE_ZOOM:
             longer = min(round(max(stack) * min(zoom, _LARGEST_ZOOM)), max(typical))
             stack = shrink(typical, longer)
-    channels = {h.channels for h in headers.values()}
-    return Plan(stack, frame, aligned, initial, len(channels) > 1, frozenset(h.dtype for h in headers.values()))
+    channels = frozenset(h.channels for h in headers.values())
+    return Plan(stack, frame, aligned, initial, channels, frozenset(h.dtype for h in headers.values()))
 
 
 def shrink(size: Size, longer: int) -> Size:

@@ -7,7 +7,7 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.geometry.sampling import Mode, Padding, warp
-from congeal.images.canvas import Placement, render
+from congeal.images.canvas import Placement, put_on_canvas
 from congeal.images.source import Image
 
 Size = tuple[int, int]
@@ -36,7 +36,7 @@ def warp_pixels(
     if shrink > _PREFILTER_FROM and image.dtype != bool:
         reduced = (max(1, round(image.shape[0] / shrink)), max(1, round(image.shape[1] / shrink)))
         placement = Placement(reduced[1] / image.shape[1], reduced[0] / image.shape[0], 0.0, 0.0)
-        values, _ = render(image, reduced, placement)
+        values, _ = put_on_canvas(image, reduced, placement)
         matrix = placement.matrix @ matrix
         out = warp(torch.from_numpy(values[None]), torch.from_numpy(matrix)[None], size, mode=mode, padding=padding)
         result = _back(out, image.dtype)[0]

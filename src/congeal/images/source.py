@@ -72,15 +72,22 @@ class ImageSource(ABC):
     has_masks: bool = False
     _all_ids: Ids | None = None
 
+    @property
+    def fingerprint_name(self) -> str:
+        """What kind of source this is, as its fingerprint says it."""
+        return type(self).__name__
+
     @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """How many images there are, unreadable ones included."""
 
     @abstractmethod
     def id(self, i: int) -> str:
         """A name that is unique in the source and stays the same between runs."""
 
     @abstractmethod
-    def read(self, i: int) -> Image: ...
+    def read(self, i: int) -> Image:
+        """Image i; `UnreadableImage` says why there is none."""
 
     def ids(self) -> Ids:
         """All names, in order; collected once."""
@@ -125,7 +132,7 @@ class ImageSource(ABC):
 
     def fingerprint(self) -> str:
         """Changes when the set changes: all ids, and the pixels of 16 images spread over the set."""
-        digest = hashlib.sha256(f"{type(self).__name__} {len(self)} {self.shape} {self.dtype}\n".encode())
+        digest = hashlib.sha256(f"{self.fingerprint_name} {len(self)} {self.shape} {self.dtype}\n".encode())
         for name in self.ids():
             digest.update(name.encode("utf-8", "surrogatepass") + b"\n")
         for i in np.unique(np.linspace(0, len(self) - 1, 16).astype(int)) if len(self) else ():

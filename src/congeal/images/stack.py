@@ -18,7 +18,7 @@ from congeal.images.canvas import placements
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
 from congeal.images.plan import Layout, Plan, make_plan, nothing_readable
 from congeal.images.source import ImageSource, Indices, Skipped
-from congeal.images.store import AnotherKind, Store, fill_store
+from congeal.images.store import AnotherKind, Keeping, Store, fill_store
 from congeal.metrics import looks_like_objects
 from congeal.progress import Progress
 from congeal.transforms.ids import Ids
@@ -38,7 +38,8 @@ class Stack:
 
     size, frame, aligned_size are (height, width). start and stack_from_source are (n, 3, 3) float64, to be copied
     before a change: rows that are equal may share their memory. kept (n,) are positions in the source; source_sizes
-    (n, 2); intensity is the (black, white) pixel values that became 0 and 1.
+    (n, 2); source_channels are the channel counts of the originals; intensity is the (black, white) pixel values that
+    became 0 and 1.
     """
 
     _per_image: tuple[str, ...] = ("kept", "source_sizes", "stack_from_source", "start")
@@ -60,6 +61,7 @@ class Stack:
         self.stack_from_source = placements(self.source_sizes, self.size)
         self.start = self._start(plan)
         self.align_on = align_on
+        self.source_channels = plan.channels
         self.intensity = (0.0, 1.0)
         self._ranges: Ranges = {}
         self._store: Store | None = None
@@ -95,6 +97,7 @@ class Stack:
 
     @property
     def channels(self) -> int:
+        """Channels of the pictures of the stack."""
         return int(self.images([0]).shape[1])
 
     @cached_property
@@ -111,24 +114,40 @@ class Stack:
         ranges = self._ranges if self._store is None else self._store.ranges
         return Layout(self.size, self.frame, self.aligned_size, self.channels, self.align_on, ranges, self.kind)
 
+    @property
+    def store_folder(self) -> Path | None:
+        """The folder with the pixels of the stack; None if they are in memory or still in the source."""
+        return None if self._store is None else self._store.folder
+
     def _rows(self, indices: Indices | slice) -> np.ndarray:
         """Positions in the source."""
         return self.kept[indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)]
 
     def images(self, indices: Indices | slice) -> torch.Tensor:
         """(B, C, H, W) float32 in [0, 1] for positions in the stack (not in the source)."""
+        black, white = self.black_and_white(indices)
+        images = torch.from_numpy(np.array(self.unscaled(indices), dtype=np.float32, order="C"))
+        if len(black) and (black == black[:1]).all() and (white == white[:1]).all():
+            return _unit(images, float(black[0]), float(white[0]))
+        low = torch.from_numpy(black)[:, None, None, None]
+        return images.sub_(low).div_(torch.from_numpy(white - black)[:, None, None, None]).clamp_(0, 1)
+
+    def unscaled(self, indices: Indices | slice) -> np.ndarray:
+        """(B, C, H, W) the same images in the values and units of their source; perhaps a view, not to be changed."""
         rows = self._rows(indices)
         if self._store is not None:
-            values = np.array(self._store.pixels[as_slice(rows)], dtype=np.float32)
-            self._store.pages.touched(values.size * self._store.pixels.itemsize)
-            black, white = self._store.black[rows], self._store.white[rows]
-            images = torch.from_numpy(values)
-            if (black == black[:1]).all() and (white == white[:1]).all() and len(rows):
-                return _unit(images, float(black[0]), float(white[0]))
-            low = torch.from_numpy(black)[:, None, None, None]
-            return images.sub_(low).div_(torch.from_numpy(white - black)[:, None, None, None]).clamp_(0, 1)
-        pixels = np.moveaxis(select_channels(self.source.batch(rows), self.align_on), -1, 1)
-        return _unit(torch.from_numpy(np.array(pixels, dtype=np.float32, order="C")), *self.intensity)
+            values = self._store.pixels[as_slice(rows)]
+            self._store.pages.touched(values.nbytes)
+            return values
+        return np.moveaxis(select_channels(self.source.batch(rows), self.align_on), -1, 1)
+
+    def black_and_white(self, indices: Indices | slice) -> tuple[np.ndarray, np.ndarray]:
+        """(B,) each: the values of `unscaled` that mean 0 and 1."""
+        rows = self._rows(indices)
+        if self._store is not None:
+            return self._store.black[rows], self._store.white[rows]
+        black, white = (np.full(len(rows), value) for value in self.intensity)
+        return black, white
 
     def masks(self, indices: Indices | slice) -> torch.Tensor | None:
         """(B, 1, H, W) float32, 1 where the image is; None if every image of the set fills its canvas."""
@@ -145,6 +164,7 @@ class Stack:
 
     @property
     def has_masks(self) -> bool:
+        """Whether some images do not fill their canvas, or have alpha."""
         return self._store.masks is not None if self._store is not None else self.source.has_masks
 
     def aligned_from_source(self, stack_from_frame: np.ndarray) -> np.ndarray:
@@ -185,6 +205,7 @@ def prepare(
     align_on: AlignOn = None,
     limit: int | None = None,
     layout: Layout | None = None,
+    fingerprint: str | None = None,
     quiet: bool = True,
 ) -> Stack:
     """Make the stack of a source.
@@ -192,11 +213,17 @@ def prepare(
     size: longer side of the working picture. init: aligned_from_source to start from, an array (N, 3, 3) in the
     order of the source or Transforms matched by id; `init_size` is the (height, width) it leads to. folder: where a
     decoded stack is kept, and found again by a resumed run. align_on: channel numbers or "grey". layout: that of
-    the stack a model was fitted on, for new images.
+    the stack a model was fitted on, for new images. fingerprint: that of the source, if the caller knows it.
     """
-    stack = _prepare(
-        source, size, init, init_size, folder, align_on if layout is None else layout.align_on, limit, layout, quiet
-    )
+    source = source.limit(limit)
+    plan = make_plan(source, size, init, init_size, layout)
+    align_on, ranges = (align_on, {}) if layout is None else (layout.align_on, layout.ranges)
+    shape, dtype = source.shape, source.dtype
+    if shape is not None and dtype is not None and plan.size == shape[:2]:
+        stack = _in_place(source, shape, dtype, plan, align_on, ranges, quiet)
+    else:
+        keeping = Keeping(None if folder is None else Path(folder), fingerprint)
+        stack = _decoded(source, plan, align_on, keeping, ranges, quiet)
     if layout is not None and stack.channels != layout.channels:
         raise CongealError(
             f"{source.name} has {stack.channels} channel(s) to align on, the model was fitted on {layout.channels}: "
@@ -207,25 +234,12 @@ def prepare(
     return stack
 
 
-def _prepare(
-    source: ImageSource,
-    size: int,
-    init: np.ndarray | Transforms | None,
-    init_size: Size | None,
-    folder: Path | None,
-    align_on: AlignOn,
-    limit: int | None,
-    layout: Layout | None,
-    quiet: bool,
+def _decoded(
+    source: ImageSource, plan: Plan, align_on: AlignOn, keeping: Keeping, ranges: Ranges, quiet: bool
 ) -> Stack:
-    source = source.limit(limit)
-    plan = make_plan(source, size, init, init_size, layout)
-    ranges = {} if layout is None else layout.ranges
-    shape, dtype = source.shape, source.dtype
-    if shape is not None and dtype is not None and plan.size == shape[:2]:
-        return _in_place(source, shape, dtype, plan, align_on, ranges, quiet)
-    align_on = _grey_if_all(align_on) if plan.mixed else align_on
-    store, align_on = _decode(source, plan, align_on, None if folder is None else Path(folder), ranges, quiet)
+    """A stack of images that were brought to one size and kept so."""
+    align_on = _grey_if_all(align_on) if len(plan.channels) > 1 else align_on
+    store, align_on = _filled(source, plan, align_on, keeping, ranges, quiet)
     stack = Stack(source, plan, reasons=store.reasons, sizes=store.sizes, align_on=align_on)
     if store.blank:
         raise _all_blank(source)
@@ -234,15 +248,15 @@ def _prepare(
     return stack
 
 
-def _decode(
-    source: ImageSource, plan: Plan, align_on: AlignOn, folder: Path | None, ranges: Ranges, quiet: bool
+def _filled(
+    source: ImageSource, plan: Plan, align_on: AlignOn, keeping: Keeping, ranges: Ranges, quiet: bool
 ) -> tuple[Store, AlignOn]:
     """Fill the store; when the sample missed an odd one out, once more with room for every kind of image."""
     dtypes = plan.dtypes
     while True:
         try:
             store = fill_store(
-                source, plan.size, align_on=align_on, dtypes=dtypes, folder=folder, ranges=ranges, quiet=quiet
+                source, plan.size, align_on=align_on, dtypes=dtypes, keeping=keeping, ranges=ranges, quiet=quiet
             )
             return store, align_on
         except AnotherKind as odd:

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from congeal.files import allocate, writing
-from congeal.images.canvas import place, render
+from congeal.errors import CongealError
+from congeal.files import allocate, replacing
+from congeal.images.canvas import place, put_on_canvas
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
 from congeal.images.mapped import MappedPages
 from congeal.images.source import ImageSource, UnreadableImage
@@ -29,6 +30,7 @@ from congeal.progress import Progress
 Size = tuple[int, int]
 _IN_MEMORY = 256 << 20
 _VERSION = 3
+MARKER = "stack.npz"
 _SAVE_EVERY = 20.0  # seconds
 _UNREAD = 255  # instead of a number in `Store.names`
 
@@ -40,7 +42,7 @@ class AnotherKind(Exception):
         self.channels = channels
 
 
-class _Rendered(NamedTuple):
+class _Decoded(NamedTuple):
     pixels: np.ndarray
     mask: np.ndarray | None
     size: Size
@@ -54,7 +56,8 @@ class Store:
     """Rows are positions in the source: pixels (N, C, h, w) uint8 or float32, masks (N, h, w) uint8 or None.
 
     black and white (N,) are the stored values that mean 0 and 1, the same for all images of a dtype (`ranges`); kinds
-    (N,) are positions in `names`, the dtypes; sizes (N, 2); reasons say which rows are unusable.
+    (N,) are positions in `names`, the dtypes; sizes (N, 2); reasons say which rows are unusable. `folder` is where it
+    is kept for good, None if it goes with the process.
     """
 
     pixels: np.ndarray
@@ -67,15 +70,24 @@ class Store:
     reasons: dict[int, str] = field(default_factory=dict)
     blank: bool = True
     ranges: Ranges = field(default_factory=dict)
+    folder: Path | None = None
     temporary: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.pages = MappedPages(self.pixels, self.masks)
 
     def flush(self) -> None:
+        """Bring what was written to the disk."""
         for array in (self.pixels, self.masks):
             if isinstance(array, np.memmap):
                 array.flush()
+
+
+class Keeping(NamedTuple):
+    """Where a store is kept, None for nowhere, and the fingerprint of its images if it is known already."""
+
+    folder: Path | None = None
+    fingerprint: str | None = None
 
 
 def fill_store(
@@ -84,17 +96,18 @@ def fill_store(
     *,
     align_on: AlignOn,
     dtypes: frozenset[np.dtype],
-    folder: Path | None,
+    keeping: Keeping,
     ranges: Ranges,
     quiet: bool,
 ) -> Store:
-    """Decode everything, or pick up the finished or half-finished store of the same images in `folder`.
+    """Decode everything, or pick up the finished or half-finished store of the same images in the folder.
 
     `ranges`: black and white of dtypes that are known from a fitted set; other dtypes get those of this set.
     """
-    key = ""
+    folder, key = keeping.folder, ""
     if folder is not None:
-        about = f"{_VERSION} {source.fingerprint()} {size} {align_on} {sorted(ranges.items())}"
+        fingerprint = keeping.fingerprint or source.fingerprint()
+        about = f"{_VERSION} {fingerprint} {size} {align_on} {sorted(ranges.items())}"
         key = hashlib.sha256(about.encode()).hexdigest()
         found = _load(folder, key)
         if found is not None:
@@ -103,7 +116,7 @@ def fill_store(
     filling.resume()
     first = filling.position
     with Progress(len(source), "reading images", quiet=quiet, done=first) as progress:
-        for i, one in _in_threads(partial(_render, source, size, align_on), first, len(source)):
+        for i, one in _in_threads(partial(_decode, source, size, align_on), first, len(source)):
             filling.take(i, one)
             progress.update()
     store = filling.store
@@ -114,10 +127,24 @@ def fill_store(
     store.reasons = filling.reasons
     _set_ranges(store, ranges)
     if folder is not None:
-        store.flush()
-        _write_facts(folder / "stack.npz", store, {"key": key, "ranges": store.ranges})
+        keep_store(store, folder, key)
         filling.unfinished.unlink(missing_ok=True)
     return store
+
+
+def keep_store(store: Store, folder: Path, key: str = "") -> None:
+    """Note beside the files stack.npy and masks.npy of `folder`, which the store's arrays are, that they are whole."""
+    store.flush()
+    _write_facts(folder / MARKER, store, {"key": key, "ranges": store.ranges})
+    store.folder = folder
+
+
+def open_store(folder: Path) -> Store:
+    """The finished store of a folder, whatever its images are."""
+    found = _read_facts(folder / MARKER, folder, None, mode="r")
+    if found is None:
+        raise CongealError(f"{folder} holds no images at working resolution")
+    return found[0]
 
 
 class _Filling:
@@ -143,7 +170,7 @@ class _Filling:
         self.position, self.reasons = int(about["position"]), self.store.reasons
         self.eight_bit = self.store.pixels.dtype == np.uint8
 
-    def take(self, i: int, one: _Rendered | str) -> None:
+    def take(self, i: int, one: _Decoded | str) -> None:
         """Keep image i, or why there is none."""
         if isinstance(one, str):
             self.reasons[i] = one
@@ -156,7 +183,7 @@ class _Filling:
             _write_facts(self.unfinished, self.store, {"key": self.key, "position": self.position})
             self._saved = time.monotonic()
 
-    def _keep(self, i: int, one: _Rendered) -> None:
+    def _keep(self, i: int, one: _Decoded) -> None:
         store = self.store or self._new(one)
         self.store = store
         if one.pixels.shape != store.pixels.shape[1:] or (self.eight_bit and one.dtype != np.uint8):
@@ -176,7 +203,7 @@ class _Filling:
         store.kinds[i] = store.names.index(name)
         store.blank = store.blank and one.high <= one.low
 
-    def _new(self, one: _Rendered) -> Store:
+    def _new(self, one: _Decoded) -> Store:
         shape = (len(self.source), *one.pixels.shape)
         dtype = np.dtype(np.uint8 if self.eight_bit else np.float32)
         temporary = None
@@ -189,18 +216,18 @@ class _Filling:
         return Store(pixels, None, np.zeros((n, 2), np.int32), black, white, kinds, temporary=temporary)
 
 
-def _render(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> _Rendered | str:
+def _decode(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> _Decoded | str:
     try:
         image = source.read(i)
     except UnreadableImage as error:
         return str(error)
     pixels = select_channels(image.pixels, align_on)
     height, width = pixels.shape[:2]
-    values, mask = render(pixels, size, place((height, width), size), image.mask)
-    return _Rendered(values, mask, (height, width), image.pixels.dtype, float(pixels.min()), float(pixels.max()))
+    values, mask = put_on_canvas(pixels, size, place((height, width), size), image.mask)
+    return _Decoded(values, mask, (height, width), image.pixels.dtype, float(pixels.min()), float(pixels.max()))
 
 
-def _in_threads(work: partial[_Rendered | str], first: int, n: int) -> Iterator[tuple[int, _Rendered | str]]:
+def _in_threads(work: partial[_Decoded | str], first: int, n: int) -> Iterator[tuple[int, _Decoded | str]]:
     """Results in order; decoders release the interpreter lock, so threads help, and few images are held at once."""
     workers = min(8, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:
@@ -235,26 +262,17 @@ def _set_ranges(store: Store, known: Ranges) -> None:
 
 
 def _write_facts(path: Path, store: Store, about: dict[str, Any]) -> None:
-    partial_file = path.with_name(f".{path.name}.partial")
     facts = {"reasons": store.reasons, "blank": store.blank, "names": store.names, "masks": store.masks is not None}
-    with writing(path):
-        with partial_file.open("wb") as file:
-            np.savez(
-                file,
-                about=json.dumps({**facts, **about}),
-                sizes=store.sizes,
-                black=store.black,
-                white=store.white,
-                kinds=store.kinds,
-            )
-        os.replace(partial_file, path)
+    arrays = {"sizes": store.sizes, "black": store.black, "white": store.white, "kinds": store.kinds}
+    with replacing(path) as file:
+        np.savez(file, about=json.dumps({**facts, **about}), **arrays)  # type: ignore[arg-type]
 
 
-def _read_facts(path: Path, folder: Path, key: str, mode: Any) -> tuple[Store, dict[str, Any]] | None:
-    """The store `path` speaks of, and all that is said there; None if it is of other images."""
+def _read_facts(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
+    """The store `path` speaks of, and all that is said there; None if it is of other images than those of `key`."""
     with np.load(path, allow_pickle=False) as saved:
         about = json.loads(str(saved["about"]))
-        if about["key"] != key or not (folder / "stack.npy").exists():
+        if key not in (None, about["key"]) or not (folder / "stack.npy").exists():
             return None
         arrays = [saved[name] for name in ("sizes", "black", "white", "kinds")]
     pixels = np.load(folder / "stack.npy", mmap_mode=mode)
@@ -262,12 +280,13 @@ def _read_facts(path: Path, folder: Path, key: str, mode: Any) -> tuple[Store, d
     reasons = {int(i): reason for i, reason in about["reasons"].items()}
     ranges = {name: (low, high) for name, (low, high) in about.get("ranges", {}).items()}
     sizes, black, white, kinds = arrays
-    return Store(pixels, masks, sizes, black, white, kinds, about["names"], reasons, about["blank"], ranges), about
+    store = Store(pixels, masks, sizes, black, white, kinds, about["names"], reasons, about["blank"], ranges, folder)
+    return store, about
 
 
 def _load(folder: Path, key: str) -> Store | None:
     """The finished store in the folder if it is of these images; a stale one is cleared away."""
-    marker = folder / "stack.npz"
+    marker = folder / MARKER
     if not marker.exists():
         return None
     found = _read_facts(marker, folder, key, mode="r")

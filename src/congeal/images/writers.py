@@ -7,6 +7,7 @@ import os
 import tarfile
 from abc import ABC, abstractmethod
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import allocate, write_bytes, writing
+from congeal.files import allocate, put_in_place, replacing, sweep, write_bytes, writing
 from congeal.images.arrays import as_slice
 from congeal.images.decode import EXTENSIONS
 from congeal.images.encode import encode, tiff_options
@@ -35,6 +36,7 @@ class Writer(ABC):
         self.folder, self.source, self.size = folder, source, size
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
 
     @abstractmethod
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
@@ -190,8 +192,7 @@ class NpyWriter(Writer):
         self._complete = True
 
     def _finish(self, array: np.ndarray) -> None:
-        with writing(self._final):
-            os.replace(self._partial, self._final)
+        put_in_place(self._partial, self._final)
 
 
 class TiffWriter(NpyWriter):
@@ -212,16 +213,13 @@ class TiffWriter(NpyWriter):
     def _finish(self, array: np.ndarray) -> None:
         import tifffile
 
-        partial = self._tiff.with_name(f".{self._tiff.name}.partial")
         channels = array.shape[3] if array.ndim == 4 else 1
         options: dict[str, Any] = tiff_options(channels, alpha=False)
-        with writing(self._tiff):
-            with tifffile.TiffWriter(partial, bigtiff=array.nbytes > 3 << 30) as file:
-                for page in array:
-                    self._pages.touched(page.nbytes)
-                    pixels = page[..., 0] if array.ndim == 4 and channels == 1 else page
-                    file.write(np.ascontiguousarray(pixels), contiguous=False, metadata=None, **options)
-            os.replace(partial, self._tiff)
+        with replacing(self._tiff) as whole, tifffile.TiffWriter(whole, bigtiff=array.nbytes > 3 << 30) as file:
+            for page in array:
+                self._pages.touched(page.nbytes)
+                pixels = page[..., 0] if array.ndim == 4 and channels == 1 else page
+                file.write(np.ascontiguousarray(pixels), contiguous=False, metadata=None, **options)
 
 
 class ShardWriter(Writer):
@@ -235,6 +233,7 @@ class ShardWriter(Writer):
         self._numbered = source.shard_of(0) is None and not Ids(map(_key, source.ids())).unique
         self._current: str | None = None
         self._tar: tarfile.TarFile | None = None
+        self._open = ExitStack()  # the file of the shard at hand
         self._written: set[str] = {path.name for path in folder.glob("*.tar")}
 
     def _place(self, index: int) -> tuple[str, str]:
@@ -252,8 +251,8 @@ class ShardWriter(Writer):
                     f"{self.folder / shard} is already complete: shards are written in the order of the source"
                 )
             self._end_shard()
-            with writing(self.folder / shard):
-                self._tar = tarfile.open(self.folder / f".{shard}.partial", "w")  # noqa: SIM115  (closed by _end_shard)
+            file = self._open.enter_context(replacing(self.folder / shard))
+            self._tar = self._open.enter_context(tarfile.TarFile(fileobj=file, mode="w"))
             self._current = shard
         data, extension = encode(pixels, mask)
         member = tarfile.TarInfo(safe_name(key) + extension)
@@ -270,10 +269,7 @@ class ShardWriter(Writer):
     def _end_shard(self) -> None:
         if self._tar is None or self._current is None:
             return
-        path = self.folder / self._current
-        with writing(path):
-            self._tar.close()
-            os.replace(path.with_name(f".{path.name}.partial"), path)
+        self._open.close()
         self._written.add(self._current)
         self._tar = self._current = None
 

@@ -7,74 +7,35 @@ got is noted now and then, and the next one goes on there.
 
 from __future__ import annotations
 
-import io
 import json
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image as Pillow
 
 from congeal.files import replacing, write_bytes, write_json
 from congeal.geometry.matrix import invert, rescale
 from congeal.geometry.sampling import coverage
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, open_writer, warp_pixel_batch, warp_pixels
-from congeal.images.intensity import range_name
 from congeal.metrics import RunningStats
+from congeal.pipeline.display import DisplayRange, png, smaller
 from congeal.progress import Progress
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 Size = tuple[int, int]
 
+START_PICTURES = ("mean_before.png", "variance_before.png")  # under .work
 CHUNK_VALUES = 1_000_000  # pixel values read at a time
 SAVE_EVERY = 20.0  # seconds
 SHOWN = 720  # longer side of the pictures that only the report shows
 THUMBNAIL = 160
 # How many images of each kind the report shows at most, so that its size does not grow with the set.
 FLAGGED, WORST, BEST, DRAWN = 24, 24, 12, 36
-
-
-@dataclass(frozen=True)
-class Look:
-    """How pixel values become grey levels: `black` and `white` for what is not 8-bit, in 1 or 3 `channels`.
-
-    In a set of several dtypes `ranges` holds black and white of each, by `range_name`.
-    """
-
-    black: float
-    white: float
-    channels: int
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-    def span(self, dtype: np.dtype) -> tuple[float, float]:
-        """The values of this dtype that are shown black and white."""
-        if dtype == np.uint8:
-            return 0.0, 255.0
-        if dtype.kind == "b":
-            return 0.0, 1.0
-        black, white = self.ranges.get(range_name(dtype), (self.black, self.white))
-        return black, white
-
-    def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """(..., C) native pixels → (..., channels) on the 0–255 scale."""
-        if pixels.dtype == np.uint8:
-            values = pixels
-        else:
-            black, white = self.span(pixels.dtype)
-            values = (pixels.astype(np.float32) - black) * (255 / (white - black))
-        if values.shape[-1] == self.channels:
-            return values
-        return np.repeat(values.mean(-1, keepdims=True, dtype=np.float32), self.channels, axis=-1)
-
-
-def run_look(run: RunFolder) -> Look:
-    """How the images of a run are shown; floats from 0 to 1 where the run does not say."""
-    return Look(**(run.state.get("look") or {"black": 0.0, "white": 1.0, "channels": 1}))
 
 
 @dataclass(frozen=True)
@@ -86,7 +47,14 @@ class Batch:
 
     @property
     def size(self) -> Size:
+        """(height, width) of the images."""
         return self.pixels.shape[1], self.pixels.shape[2]
+
+    def some(self, rows: np.ndarray) -> Batch:
+        """These rows of the batch; all of them are the batch itself."""
+        if len(rows) == len(self.pixels):
+            return self
+        return Batch(self.pixels[rows], None if self.masks is None else self.masks[rows])
 
     def sample(self, source_from_output: np.ndarray, size: Size) -> Batch:
         """The same images through (B,3,3), at `size`. One image goes through the filter for shrinking as well."""
@@ -117,7 +85,7 @@ class Picture:
         self.stats.update(shown, (cover if masks is None else cover * masks)[..., None])
 
     def png(self) -> tuple[bytes, bytes]:
-        """The mean, and the standard deviation on a fixed scale: white is the largest there can be, half the range."""
+        """The mean, and the standard deviation on a fixed scale: white is the largest possible one, half the range."""
         return png(self.stats.mean), png(2 * np.sqrt(self.stats.variance))
 
 
@@ -144,11 +112,17 @@ class Rendered:
         with replacing(path) as file:
             np.savez(file, facts=json.dumps(facts), **arrays)  # type: ignore[arg-type]
 
-    def load(self, path: Path) -> None:
-        """Go on where an earlier, interrupted pass stopped; at the beginning if there is none."""
+    def load(self, path: Path, *, needs_before: bool) -> None:
+        """Go on where an earlier, interrupted pass stopped; at the beginning if there is none.
+
+        needs_before: a pass that left out the pictures of the start is of no use.
+        """
         try:
             with np.load(path, allow_pickle=False) as saved:
                 facts = json.loads(str(saved["facts"]))
+                seen = [int(saved[key]) if key in saved.files else 0 for key in ("after_count", "before_count")]
+                if needs_before and seen[0] != seen[1]:
+                    return
                 for name, picture in (("after", self.after), ("before", self.before)):
                     keys = [key for key in saved.files if key.startswith(f"{name}_")]
                     picture.stats = RunningStats.restore({key.removeprefix(f"{name}_"): saved[key] for key in keys})
@@ -165,6 +139,7 @@ class Saving:
         self._due = time.monotonic() + SAVE_EVERY
 
     def if_due(self, rendered: Rendered, path: Path, writer: Writer | None) -> None:
+        """Save what was gathered, after what was written has reached the disk, if it is time."""
         began = time.monotonic()
         if began < self._due:
             return
@@ -174,23 +149,26 @@ class Saving:
         self._due = time.monotonic() + max(SAVE_EVERY, 20 * (time.monotonic() - began))
 
 
-def render(
+def render_originals(
     run: RunFolder,
     source: ImageSource,
     found: Transforms,
     start: np.ndarray,
-    look: Look,
+    display: DisplayRange,
     *,
     weigh: bool,
     write_aligned: bool,
     output_format: str,
+    start_pictures: Path | None,
     quiet: bool,
 ) -> Rendered:
     """Write aligned/, mean.png, variance.png, and under .work what the report shows of the start.
 
     found and start (N,3,3) are `aligned_from_source`, one row per image of the source; with `weigh`, what lies outside
-    an image does not count in the mean (photographs), without, it counts as black (objects on dark ground). After an
-    interruption images already seen are not looked at again, unless the writer lost them with an unfinished shard.
+    an image does not count in the mean (photographs), without, it counts as black (objects on dark ground).
+    start_pictures: a folder with the two pictures of the start, where another run has drawn them from the same images.
+    After an interruption images already seen are not looked at again, unless the writer lost them with an unfinished
+    shard.
     """
     size = found.aligned_size
     if size is None:
@@ -198,7 +176,7 @@ def render(
     shown_size = smaller(size, SHOWN)
     shown_from_aligned = rescale(size, shown_size)
     result, notes = Rendered(Picture(size, weigh), Picture(shown_size, weigh)), run.work / "rendering.npz"
-    result.load(notes)
+    result.load(notes, needs_before=start_pictures is None)
     samples = np.array(sorted(choose_samples(run, found)))
     writer = open_writer(run / "aligned", source, size, format=output_format) if write_aligned else None
     rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
@@ -207,25 +185,31 @@ def render(
     began, saving = time.monotonic() - result.seconds, Saving()
     what = "writing" if write_aligned else "averaging"
     with Progress(len(rows), what, quiet=quiet, done=result.position) as progress:
-        for indices, images in chunks(source, rows[result.position :], result):
+        for indices, images in read_in_chunks(source, rows[result.position :], result):
             source_from_aligned = invert(found.matrices[indices])
             aligned = images.sample(source_from_aligned, size)
-            result.after.add(look(aligned.pixels), source_from_aligned, images.size, aligned.masks)
+            result.after.add(display.levels(aligned.pixels), source_from_aligned, images.size, aligned.masks)
             if writer is not None:
                 writer.write_new(indices, aligned.pixels, aligned.masks)
-            source_from_shown = invert(shown_from_aligned @ start[indices])
-            at_start = images.sample(source_from_shown, shown_size)
-            result.before.add(look(at_start.pixels), source_from_shown, images.size, at_start.masks)
-            for k in np.flatnonzero(np.isin(indices, samples)).tolist():
-                own = replace(look, channels=3 if images.pixels.shape[-1] == 3 else 1)
-                write_thumbnail(run, f"{indices[k]}_before", own(at_start.pixels[k]))
-                write_thumbnail(run, f"{indices[k]}_after", own(aligned.pixels[k]))
+            own = replace(display, channels=3 if images.pixels.shape[-1] == 3 else 1)
+            shown = np.flatnonzero(np.isin(indices, samples))
+            for k in shown.tolist():
+                write_thumbnail(run, f"{indices[k]}_after", own.levels(aligned.pixels[k]))
+            at_start = np.arange(len(indices)) if start_pictures is None else shown
+            if len(at_start):
+                source_from_shown = invert(shown_from_aligned @ start[indices[at_start]])
+                before = images.some(at_start).sample(source_from_shown, shown_size)
+                if start_pictures is None:
+                    result.before.add(display.levels(before.pixels), source_from_shown, images.size, before.masks)
+                for k in shown.tolist():
+                    pixels = before.pixels[int(np.searchsorted(at_start, k))]
+                    write_thumbnail(run, f"{indices[k]}_before", own.levels(pixels))
             progress.update(len(indices))
             result.position, result.seconds = int(np.searchsorted(rows, indices[-1])) + 1, time.monotonic() - began
             saving.if_due(result, notes, writer)
     if writer is not None:
         writer.close()
-    write_pictures(run, result)
+    write_pictures(run, result, start_pictures)
     result.seconds = time.monotonic() - began
     return result
 
@@ -234,22 +218,27 @@ def write_again(writer: Writer, source: ImageSource, found: Transforms, rows: np
     """Write images that were seen by an interrupted pass but did not reach the disk: those of an unfinished shard."""
     missing = writer.missing(rows)
     forgotten = Rendered(Picture(size, False), Picture(size, False))
-    for indices, images in chunks(source, missing, forgotten):
+    for indices, images in read_in_chunks(source, missing, forgotten):
         aligned = images.sample(invert(found.matrices[indices]), size)
         writer.write_new(indices, aligned.pixels, aligned.masks)
 
 
-def write_pictures(run: RunFolder, rendered: Rendered) -> None:
-    for picture, mean, variance in (
-        (rendered.after, run / "mean.png", run / "variance.png"),
-        (rendered.before, run.work / "mean_before.png", run.work / "variance_before.png"),
-    ):
-        if picture.stats.count:
-            for path, data in zip((mean, variance), picture.png(), strict=True):
-                write_bytes(path, data)
+def write_pictures(run: RunFolder, rendered: Rendered, start_pictures: Path | None) -> None:
+    """mean.png and variance.png, and the same of the start under .work, drawn here or copied."""
+    if rendered.after.stats.count:
+        for name, data in zip(("mean.png", "variance.png"), rendered.after.png(), strict=True):
+            write_bytes(run / name, data)
+    if start_pictures is not None:
+        before = [(start_pictures / name).read_bytes() for name in START_PICTURES]
+    elif rendered.before.stats.count:
+        before = [*rendered.before.png()]
+    else:
+        return
+    for name, data in zip(START_PICTURES, before, strict=True):
+        write_bytes(run.work / name, data)
 
 
-def chunks(source: ImageSource, rows: np.ndarray, result: Rendered) -> Iterator[tuple[np.ndarray, Batch]]:
+def read_in_chunks(source: ImageSource, rows: np.ndarray, result: Rendered) -> Iterator[tuple[np.ndarray, Batch]]:
     """Positions in the source and their images, many small ones of one size at a time, large ones one by one."""
     if source.shape is not None:
         step = max(1, CHUNK_VALUES // int(np.prod(source.shape)))
@@ -286,23 +275,7 @@ def choose_samples(run: RunFolder, found: Transforms) -> set[int]:
 
 
 def write_thumbnail(run: RunFolder, name: str, shown: np.ndarray) -> None:
+    """A small picture of one image (h, w, c) for the report."""
     folder = run.work / "samples"
     folder.mkdir(exist_ok=True)
     write_bytes(folder / f"{name}.png", png(shown, longest=THUMBNAIL))
-
-
-def smaller(size: Size, longest: int) -> Size:
-    """The same shape, its longer side at most `longest`."""
-    scale = min(1.0, longest / max(size))
-    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-
-
-def png(values: np.ndarray, longest: int | None = None) -> bytes:
-    """(h,w,1 or 3) on the 0–255 scale → an 8-bit PNG."""
-    levels = np.clip(np.rint(values), 0, 255).astype(np.uint8)
-    picture = Pillow.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)
-    if longest is not None:
-        picture.thumbnail((longest, longest))
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()

@@ -20,7 +20,7 @@ from congeal.images import ImageSource, UnreadableImage, warp_pixels
 from congeal.images.decode import EXTENSIONS
 from congeal.images.encode import encode
 from congeal.images.writers import safe_name
-from congeal.pipeline.render import Look, run_look
+from congeal.pipeline.display import DisplayRange, display_range_of
 from congeal.progress import Progress
 from congeal.propagate.tables import kept
 from congeal.runs.folder import RunFolder, log
@@ -85,19 +85,19 @@ def propagate_overlay(
     found = kept(everything, exclude)
     drawing = read_overlay(overlay)
     to_drawing = drawn_from_aligned(found, drawing.shape[:2], "the overlay")
-    look = run_look(folder)
+    display = display_range_of(folder)
     position = {id: i for i, id in enumerate(everything.ids)}
     written = Path(output) / "overlays"
     names = file_stems(found.ids)
     with Progress(len(found), "overlays", quiet=quiet) as progress:
         for id, name, matrix in zip(found.ids, names, found.matrices, strict=True):
-            draw_one(images, position[id], drawing, to_drawing @ matrix, look, written / name)
+            draw_one(images, position[id], drawing, to_drawing @ matrix, display, written / name)
             progress.update(1)
     return written
 
 
 def draw_one(
-    images: ImageSource, index: int, drawing: np.ndarray, matrix: np.ndarray, look: Look, target: Path
+    images: ImageSource, index: int, drawing: np.ndarray, matrix: np.ndarray, display: DisplayRange, target: Path
 ) -> None:
     """Draw on one original and write it; an image that cannot be read any more is reported and left out."""
     try:
@@ -105,7 +105,7 @@ def draw_one(
     except UnreadableImage as error:
         log.warning("no overlay on %s: %s", images.id(index), error)
         return
-    pixels = composite(image.pixels, drawing, matrix, look.span(image.pixels.dtype))
+    pixels = composite(image.pixels, drawing, matrix, display.span(image.pixels.dtype))
     data, extension = encode(pixels, image.mask, tiff=image.id.lower().endswith((".tif", ".tiff")))
     write_picture(target.with_name(target.name + extension), data)
 

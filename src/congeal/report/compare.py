@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from congeal.files import read_json, write_text
-from congeal.report.page import render
+from congeal.report.page import fill_template
 from congeal.report.pictures import picture
 from congeal.report.tables import best, motion_words, verdict_words
 from congeal.runs.folder import RunFolder
@@ -18,7 +18,7 @@ MOST_SKIPPED = 100
 def write_comparison(run: RunFolder) -> Path:
     """Write DIR/report.html from what is in the folder; gives its path."""
     path = run / "report.html"
-    write_text(path, render("compare.html.j2", **gather(run)))
+    write_text(path, fill_template("compare.html.j2", **gather(run)))
     return path
 
 

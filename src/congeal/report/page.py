@@ -10,7 +10,7 @@ import jinja2
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(template: str, *, folder: Path | None = None, **data: Any) -> str:
+def fill_template(template: str, *, folder: Path | None = None, **data: Any) -> str:
     """Fill a template of `templates/`, or of another folder that uses the pieces here.
 
     Everything put into it is escaped, and a name it lacks is an error.

@@ -11,10 +11,7 @@ from __future__ import annotations
 import csv
 import logging
 import os
-import pickle
 import shutil
-import time
-import zipfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +19,8 @@ from types import TracebackType
 from typing import Any
 
 from congeal.errors import CongealError
-from congeal.files import plain, read_json, replacing, write_bytes, write_json, write_rows, write_text, writing
+from congeal.files import plain, read_json, sweep, write_bytes, write_json, write_rows, write_text, writing
+from congeal.runs.checkpoint import Checkpoint
 
 try:
     import fcntl
@@ -31,12 +29,12 @@ except ImportError:  # no such module on Windows; there two processes at once ar
 
 log = logging.getLogger("congeal")
 
-STAGES = ("prepared", "fitted", "rendered", "measured", "reported")
+STAGES = ("prepared", "fitted", "rendered", "reported")
+# Stages of folders from before 0.2, and what is known to be done there.
+OLD_STAGES = {"measured": "rendered"}
 CONFIG = "config.json"
 # Written down for the reader; a difference in them does not make it another run.
 NOT_COMPARED = ("version", "command", "created")
-# What torch.load raises, depending on where a file was cut.
-DAMAGE = (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,71 +45,23 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-class Checkpoint:
-    """Where a method keeps its state while fitting: plain tensors and numbers, one file, replaced whole.
-
-    `seconds` is the time spent since it was opened, plus what went into the state that was loaded.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._opened = time.monotonic()
-        self._before = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self._before + time.monotonic() - self._opened
-
-    def save(self, state: Mapping[str, Any]) -> None:
-        import torch
-
-        with replacing(self.path) as file:  # straight to the disk: the poses of a million images are large
-            torch.save({"seconds": self.seconds, "state": dict(state)}, file)
-
-    def load(self) -> dict[str, Any] | None:
-        """The state saved last; None where there is none or the file is damaged (which is reported)."""
-        import torch
-
-        if not self.path.exists():
-            return None
-        try:
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
-        except DAMAGE as error:
-            first_line = (str(error).splitlines() or [type(error).__name__])[0]
-            log.warning("%s is damaged and is ignored; fitting starts again (%s)", self.path, first_line)
-            return None
-        if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
-            log.warning("%s is not a checkpoint of this program and is ignored; fitting starts again", self.path)
-            return None
-        self._before = float(state.get("seconds", 0.0))
-        return dict(state["state"])
-
-    def delete(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-
-class History:
-    """A callback that keeps metrics.csv up to date while a method works, so that a long fit can be watched.
-
-    An event has a `step` and `values`. Rows of an interrupted run stay, up to the step at which it goes on.
-    """
-
-    def __init__(self, run: RunFolder, every: float = 10.0) -> None:
-        self.run, self.every = run, every
-        self.rows: list[dict[str, Any]] | None = None
-        self._written = time.monotonic()
-
-    def __call__(self, event: Any) -> None:
-        if self.rows is None:
-            self.rows = [row for row in self.run.read_rows("metrics.csv") if int(row["step"]) < event.step]
-        self.rows.append({"step": event.step, **event.values})
-        if time.monotonic() - self._written >= self.every:
-            self.run.write_rows("metrics.csv", self.rows)
-            self._written = time.monotonic()
-
-
 class RunFolder:
-    """One run. `with RunFolder(path).begin(config) as run:` creates or resumes it and keeps others out."""
+    """One run on the disk. `with RunFolder(path).begin(config) as run:` creates or resumes it and keeps others out.
+
+    Parameters
+    ----------
+    path : str or path
+        The folder. It is created by `begin`; `RunFolder.existing` opens a finished one to read from.
+
+    Attributes
+    ----------
+    path : Path
+        The folder itself; `run / name` is a file in it.
+    work : Path
+        RUN/.work, for what only this program reads.
+    state : dict
+        The stage reached and the facts later stages need, as in .work/state.json.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser()
@@ -151,7 +101,8 @@ class RunFolder:
             self.work.mkdir(parents=True, exist_ok=True)
             self._acquire()
         try:
-            self._sweep()
+            for folder in (self.path, self.work):
+                sweep(folder)
             if (self / CONFIG).exists():
                 self._check_same(config)
             else:
@@ -161,12 +112,6 @@ class RunFolder:
             self.close()
             raise
         return self
-
-    def _sweep(self) -> None:
-        """Remove what a killed process was about to write; it may be large."""
-        for folder in (self.path, self.work):
-            for path in folder.glob(".*.tmp"):
-                path.unlink(missing_ok=True)
 
     def _check_belongs(self) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -195,6 +140,7 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
+        """What was asked, as in config.json."""
         try:
             config = read_json(self / CONFIG)
         except (OSError, ValueError) as error:
@@ -224,6 +170,7 @@ class RunFolder:
         os.write(self._lock, f"{os.getpid()}\n".encode())
 
     def close(self) -> None:
+        """Let other processes in."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -246,17 +193,30 @@ class RunFolder:
         except (OSError, ValueError) as error:
             log.warning("%s cannot be read (%s); the run starts again", self.work / "state.json", error)
             return {}
-        return state if isinstance(state, dict) else {}
+        if not isinstance(state, dict):
+            return {}
+        if state.get("stage", STAGES[0]) not in (*STAGES, *OLD_STAGES):
+            raise CongealError(
+                f"{self} was written by a newer version of congeal (its stage is {state['stage']!r}); "
+                "use that version, or choose another folder"
+            )
+        return state
+
+    def refresh(self) -> None:
+        """Read the state again: another process has worked in the folder."""
+        self.state = self._read_state()
 
     def reached(self, stage: str) -> bool:
         """Whether `stage` was finished, now or before an interruption."""
-        return STAGES.index(stage) <= STAGES.index(self.state["stage"]) if "stage" in self.state else False
+        now = self.state.get("stage")
+        return now is not None and STAGES.index(stage) <= STAGES.index(OLD_STAGES.get(now, now))
 
     def finish(self, stage: str, **facts: Any) -> None:
         """Note that `stage` is done, and the facts later stages need."""
         self.remember(stage=stage, **facts)
 
     def remember(self, **facts: Any) -> None:
+        """Keep facts in .work/state.json."""
         self.state.update(facts)
         write_json(self.work / "state.json", self.state)
 
@@ -264,18 +224,23 @@ class RunFolder:
 
     @property
     def checkpoint(self) -> Checkpoint:
+        """RUN/checkpoint.pt, opened now: its clock starts."""
         return Checkpoint(self / "checkpoint.pt")
 
     def write_json(self, name: str, value: Any) -> None:
+        """Write a JSON file of the run."""
         write_json(self / name, value)
 
     def write_text(self, name: str, text: str) -> None:
+        """Write a text file of the run."""
         write_text(self / name, text)
 
     def write_bytes(self, name: str, data: bytes) -> None:
+        """Write any file of the run."""
         write_bytes(self / name, data)
 
     def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+        """Write a CSV table of the run: `columns` first, then the other keys of the rows."""
         write_rows(self / name, rows, columns)
 
     def read_rows(self, name: str) -> list[dict[str, str]]:

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from congeal.errors import CongealError
-from congeal.report.page import render
+from congeal.report.page import fill_template
 from congeal.studio.session import Session
 
 log = logging.getLogger("congeal")
@@ -192,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_page(self) -> None:
         nonce = secrets.token_urlsafe(16)
         name = self.server.studio.session.run.path.resolve().name
-        page = render("studio.html.j2", folder=Path(__file__).parent / "templates", name=name, nonce=nonce)
+        page = fill_template("studio.html.j2", folder=Path(__file__).parent / "templates", name=name, nonce=nonce)
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; img-src 'self' data:; "
             "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

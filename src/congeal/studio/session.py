@@ -18,7 +18,7 @@ from congeal.errors import CongealError
 from congeal.files import write_bytes, write_rows, writing
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import UnreadableImage
-from congeal.pipeline.render import run_look, smaller
+from congeal.pipeline.display import display_range_of, smaller
 from congeal.propagate.tables import read_points, read_table
 from congeal.report.pictures import encode
 from congeal.runs.folder import RunFolder
@@ -43,7 +43,7 @@ class Session:
         self.mask_scale = max(1, MASK_SIDE // max(self.aligned))
         self._back = self.found.inverse().matrices
         self._known = np.flatnonzero(np.isfinite(self.found.matrices).all(axis=(1, 2)))
-        self._look = run_look(self.run)
+        self._display = display_range_of(self.run)
         self._reading = threading.Lock()  # sources of shards and TIFF stacks share one open file
 
     # ---- what the page sees
@@ -107,7 +107,7 @@ class Session:
                 pixels = self.images.read(i).pixels
         except UnreadableImage:
             return None
-        shown = replace(self._look, channels=3 if pixels.shape[-1] == 3 else 1)(pixels)
+        shown = replace(self._display, channels=3 if pixels.shape[-1] == 3 else 1).levels(pixels)
         levels = np.clip(np.rint(shown), 0, 255).astype(np.uint8)
         height, width = self._thumbnail_size(i)
         picture = Pillow.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)

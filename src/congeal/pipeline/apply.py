@@ -1,0 +1,123 @@
+"""`apply`: new images with the model of a finished run."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from congeal import __version__
+from congeal.errors import CongealError, failing_as_run
+from congeal.images import ImageSource
+from congeal.images.faces import FaceSource
+from congeal.images.remembered import remember_decoded
+from congeal.methods.base import Method, load
+from congeal.methods.registry import method_class, methods
+from congeal.opening import open_images
+from congeal.pipeline.request import asked_format, check_formats, check_unchanged, source_name
+from congeal.pipeline.result import Result
+from congeal.pipeline.stages import Answer, finish, keep_answer, log, prepare_stack
+from congeal.pipeline.starts import at_faces, inherited, init_name, read_start
+from congeal.runs.folder import RunFolder
+from congeal.transforms import Transforms
+
+
+def apply(
+    run: str | os.PathLike[str],
+    source: Any,
+    output: str | os.PathLike[str],
+    *,
+    init: str | os.PathLike[str] | None = None,
+    limit: int | None = None,
+    write_aligned: bool = True,
+    output_format: str = "auto",
+    transforms_format: str = "auto",
+    quiet: bool = False,
+    command: str | None = None,
+) -> Result:
+    """Align new images with the model of a finished run into a new folder. The same call again resumes it.
+
+    Nothing is fitted: each image is aligned to what the model knows, whatever other images come with it.
+
+    Parameters
+    ----------
+    run : str, path or Result
+        The run folder of an earlier `align` with a method that can align new images.
+    source
+        The new images: anything `congeal.open_images` takes.
+    output : str or path
+        The folder to write, or to resume.
+    init : str or path, optional
+        As for `align`; a run that began at faces looks for faces in new images as well unless told otherwise.
+    limit : int, optional
+        Use only the first `limit` images.
+    write_aligned, output_format, transforms_format, quiet, command
+        As for `align`.
+
+    Returns
+    -------
+    Result
+        Numbers, transforms and folder of the new images.
+    """
+    trained = RunFolder.existing(run)
+    name = str(trained.config.get("method"))
+    if not method_class(name).can_transform():
+        able = ", ".join(other for other in methods() if method_class(other).can_transform())
+        raise CongealError(
+            f"{trained} was made with '{name}', which aligns a set as a whole and has no step for new images; "
+            f"align with one of {able} instead"
+        )
+    if not trained.reached("fitted"):
+        raise CongealError(f"{trained} has no model yet; run its 'congeal align' command again to finish it")
+    model = load(trained / "model.safetensors")
+    images = remember_decoded(open_images(source, limit=limit))
+    check_formats(output_format, transforms_format)
+    if init is None and not isinstance(images, FaceSource):
+        init = inherited(trained.config)
+    images = at_faces(images, init, quiet=quiet)
+    start = read_start(init, images)
+    config = {
+        "task": "apply",
+        "run": str(trained.path.resolve()),
+        "run_created": trained.config.get("created"),
+        "source": source_name(source, images),
+        "method": name,
+        "params": model.get_params(),
+        "init": init_name(init),
+        "limit": limit,
+        "seed": trained.config.get("seed"),
+        "write_aligned": write_aligned,
+        "output_format": output_format,
+        **asked_format(transforms_format),
+        "version": __version__,
+        "command": command,
+    }
+    with RunFolder(output).begin(config) as folder:
+        fingerprint = check_unchanged(folder, images)
+        with failing_as_run():
+            answer = None
+            if not folder.reached("fitted"):
+                answer = align_new_images(folder, images, model, fingerprint, start, quiet=quiet)
+            del model, start
+            return finish(folder, images, answer, quiet=quiet)
+
+
+def align_new_images(
+    run: RunFolder,
+    images: ImageSource,
+    model: Method,
+    fingerprint: str,
+    start: tuple[Transforms | np.ndarray | None, tuple[int, int] | None],
+    *,
+    quiet: bool,
+) -> Answer:
+    """Prepare new images and align them with a fitted model; all of it is on the disk when this ends."""
+    options = {"size": model.size, "layout": model.layout_, "quiet": quiet}
+    stack = prepare_stack(run, images, fingerprint, start, **options)
+    log.info("aligning %d new images with the model of %s", len(stack), run.config["run"])
+    checkpoint = run.checkpoint
+    # `transform` would hold every aligned image.
+    aligned = model.align_new(stack, checkpoint=checkpoint, quiet=quiet)
+    seconds = checkpoint.seconds
+    return keep_answer(run, stack, aligned.transforms, aligned.quality, motion=model.motion, seconds=seconds)

@@ -1,0 +1,137 @@
+"""What was asked for, checked before any work begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from congeal.errors import CongealError, require
+from congeal.images import ImageSource, Stack
+from congeal.images.writers import FORMATS
+from congeal.methods.base import Method
+from congeal.methods.registry import method_class
+from congeal.runs.folder import RunFolder
+
+DEFAULT_METHOD = "deep"
+TABLES = ("auto", "csv", "npz", "parquet")
+# Words for a reference that methods know themselves.
+REFERENCES = ("mean", "stack", "medoid")
+
+
+def choose_method(method: str | None, preset: str | None) -> tuple[str, dict[str, Any]]:
+    """The name of the method that runs, and the parameters that the preset, if one is asked for, gives it."""
+    if preset is None:
+        return method or DEFAULT_METHOD, {}
+    from congeal.methods import registry
+
+    name, params = registry.preset(preset)
+    if method not in (None, DEFAULT_METHOD, name):
+        raise CongealError(
+            f"the preset '{preset}' belongs to the method '{name}', not to '{method}'; leave one of them out"
+        )
+    return name, params
+
+
+def refuse_twice(params: Mapping[str, Any], **given: Any) -> None:
+    """Refuse a parameter of the method that is also given as an argument; `seed` is the argument for `random_state`.
+
+    given: the arguments, None for what was not given.
+    """
+    for name, value in given.items():
+        key = "random_state" if name == "seed" else name
+        if value is not None and key in params:
+            raise CongealError(
+                f"the {name} is given twice, as {name} {value!r} and as the parameter {key}={params[key]!r}; "
+                f"leave out one of them"
+            )
+
+
+def make_method(name: str, settings: Mapping[str, Any], params: Mapping[str, Any]) -> Method:
+    """The method with its hyper-parameters checked; a setting of None leaves the method's own."""
+    model = method_class(name)()
+    model.set_params(**{key: value for key, value in settings.items() if value is not None})
+    known = model.get_params()
+    model.set_params(**{key: coerce(key, value, known.get(key)) for key, value in params.items()})
+    model.check_parameters()
+    return model
+
+
+def coerce(name: str, value: Any, default: Any) -> Any:
+    """A value from the command line in the type of the parameter's default."""
+    if isinstance(default, tuple):
+        return tuple(value) if isinstance(value, list | tuple) else (value,)
+    number = isinstance(default, int | float) and not isinstance(default, bool)
+    if number and (not isinstance(value, int | float) or isinstance(value, bool)):
+        raise CongealError(f"the parameter '{name}' is a number such as {default}, not {value!r}")
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise CongealError(f"the parameter '{name}' is True or False, not {value!r}")
+    return value
+
+
+def set_reference(model: Method, reference: str | int, images: ImageSource) -> None:
+    """Give the method its reference: "auto" is the method's own choice; a position is one in the source."""
+    text = str(reference)
+    if text == "auto":
+        return
+    if text.isdecimal():
+        if int(text) >= len(images):
+            raise CongealError(
+                f"there is no image {text} to be the reference: {images.name} has 0 to {len(images) - 1}"
+            )
+        model.set_params(reference=int(text))
+    elif text in REFERENCES:
+        model.set_params(reference=text)
+    elif Path(text).is_file():
+        model.set_params(reference=str(Path(text).resolve()))
+    else:
+        words = ", ".join(f"'{word}'" for word in ("auto", *REFERENCES))
+        raise CongealError(f"the reference is {words}, an index or an image file, not {text!r}")
+    model.check_parameters()
+
+
+def use_stack_position(model: Method, stack: Stack) -> None:
+    """Turn a reference given as a position in the source into one in the stack, which lacks skipped images."""
+    reference = model.get_params().get("reference")
+    if not isinstance(reference, int):
+        return
+    position = int(np.searchsorted(stack.kept, reference))
+    if position == len(stack.kept) or stack.kept[position] != reference:
+        raise CongealError(f"image {reference} cannot be the reference: it was skipped, see skipped.csv")
+    model.set_params(reference=position)
+
+
+def check_formats(output_format: str, transforms_format: str) -> None:
+    """Refuse formats there are none of, and those whose package is missing."""
+    if output_format not in FORMATS:
+        raise CongealError(f"unknown output format '{output_format}': use {', '.join(FORMATS)}")
+    if transforms_format not in TABLES:
+        raise CongealError(f"unknown format of transforms '{transforms_format}': use {', '.join(TABLES)}")
+    if transforms_format == "parquet":
+        require("pyarrow.parquet", "parquet")
+
+
+def asked_format(transforms_format: str) -> dict[str, str]:
+    """For config.json; "auto" is not written, so that runs from before there was a choice can be resumed."""
+    return {} if transforms_format == "auto" else {"transforms_format": transforms_format}
+
+
+def source_name(source: Any, images: ImageSource) -> str:
+    """What to call the source in config.json: a path in full, so that it means the same from anywhere."""
+    if isinstance(source, str | os.PathLike):
+        return str(Path(source).resolve()) if Path(source).exists() else str(source)
+    return f"{images.name}: {len(images)} images"
+
+
+def check_unchanged(run: RunFolder, images: ImageSource) -> str:
+    """A run is about the images it began with; the same name may hold others by now. Gives their fingerprint."""
+    now = images.fingerprint()
+    before = run.state.get("fingerprint")
+    if before is None:
+        run.remember(fingerprint=now)
+    elif before != now:
+        raise CongealError(f"the images of {images.name} changed since {run} began; choose another folder or delete it")
+    return now

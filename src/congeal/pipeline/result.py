@@ -1,0 +1,65 @@
+"""What `align` and `apply` give back."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from congeal.transforms import Transforms
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. It stands for its folder wherever a run folder is asked for.
+
+    Attributes
+    ----------
+    metrics : dict
+        The numbers of metrics.json.
+    transforms : Transforms
+        One row per image of the source: aligned_from_source in pixels of the originals.
+    folder : Path
+        The run folder.
+    report : Path
+        Its report.html.
+    """
+
+    metrics: dict[str, Any]
+    transforms: Transforms
+    folder: Path
+
+    @property
+    def report(self) -> Path:
+        """The page that shows the run."""
+        return self.folder / "report.html"
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def summary(self) -> str:
+        """The outcome in a few lines."""
+        m = self.metrics
+        skipped = f" ({m['n_skipped']} skipped, see skipped.csv)" if m["n_skipped"] else ""
+        return "\n".join(
+            [
+                f"{m['n_images']} images aligned with {m['method']}, {m['motion']}{skipped}",
+                f"APSNR         {_shown(m['apsnr_before'])} → {_shown(m['apsnr_after'])} dB",
+                f"energy ratio  {_shown(m['energy_ratio'])}",
+                f"mean scale    {_shown(m['mean_scale'])}",
+                f"verdict       {'COLLAPSED, ' if m['collapsed'] else ''}{m['verdict']}: {m['advice']}",
+                f"report        {self.report.resolve()}",
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        from congeal.report.pictures import picture
+
+        pictures = [picture(path) for path in (self.folder / ".work" / "mean_before.png", self.folder / "mean.png")]
+        shown = "".join(f'<img src="{p["uri"]}" style="width:128px;margin-right:8px">' for p in pictures if p)
+        return f"{shown}<pre>{html.escape(self.summary())}</pre>"
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

@@ -1,0 +1,248 @@
+"""The work of a run, stage by stage; each stage is skipped if an earlier run finished it.
+
+prepared   the images at working resolution                    .work/stack
+fitted     the method's answer                                 transforms.csv or .npz, model.safetensors, metrics.csv
+rendered   original pixels sampled through it                  aligned/, mean.png, variance.png
+reported   the numbers, and all of it on one page              metrics.json, report.html
+
+The originals are read twice: small pictures of all of them have to be there before a transform is known, and the
+full-resolution pixels are sampled through the transforms after that. A set whose decoded images fit into a fixed budget
+is decoded once (see `congeal.images.remembered`); a larger one twice, which is what keeps memory flat.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from congeal import __version__
+from congeal.files import plain
+from congeal.images import ImageSource, Skipped, Stack, prepare
+from congeal.methods.base import Method
+from congeal.metrics import Quality
+from congeal.pipeline.display import display_range_of
+from congeal.pipeline.render import render_originals
+from congeal.pipeline.result import Result
+from congeal.pipeline.starts import note_faces
+from congeal.report import write_report
+from congeal.runs.checkpoint import History
+from congeal.runs.folder import RunFolder
+from congeal.runs.memory import peak_memory_mb
+from congeal.transforms import Transforms
+from congeal.transforms.files import load_matrices
+
+log = logging.getLogger("congeal")
+
+MOST_CSV_ROWS = 200_000  # beyond that "auto" writes an NPZ, which is read and written in a fraction of the time
+
+
+@dataclass
+class Answer:
+    """What a method found, and where it started: (N, 3, 3) aligned_from_source, one row per image of the source."""
+
+    found: Transforms
+    start: np.ndarray
+
+
+def load_answer(run: RunFolder) -> Answer:
+    """The answer of a run that has one."""
+    return Answer(Transforms.load(run.work / "found.npz"), load_matrices(run.work / "start.npz"))
+
+
+# ---- prepared
+
+
+def prepare_stack(
+    run: RunFolder,
+    images: ImageSource,
+    fingerprint: str,
+    start: tuple[Transforms | np.ndarray | None, tuple[int, int] | None],
+    **options: Any,
+) -> Stack:
+    """The stack of a run, decoded into its folder and noted there. start: as `read_start` gives it."""
+    log.info("preparing %d images of %s", len(images), images.name)
+    init, init_size = start
+    folder = run.work / "stack"
+    stack = prepare(images, init=init, init_size=init_size, folder=folder, fingerprint=fingerprint, **options)
+    note_prepared(run, stack)
+    return stack
+
+
+def note_prepared(run: RunFolder, stack: Stack) -> None:
+    """skipped.csv and boxes.csv, and that the stage is done."""
+    run.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
+    run.state["n_skipped"] = len(stack.skipped)
+    warn_of_skipped(run, stack.skipped)
+    note_faces(run, stack.source)
+    run.finish("prepared", highest_memory_mb=highest_memory_mb(run))
+
+
+def add_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
+    """Put images that could not be used later on into skipped.csv as well."""
+    if not skipped:
+        return
+    rows = run.read_rows("skipped.csv")
+    listed = {row["id"] for row in rows}
+    rows += [one._asdict() for one in skipped if one.id not in listed]
+    run.write_rows("skipped.csv", rows, columns=["id", "reason"])
+    run.state["n_skipped"] = len(rows)
+    warn_of_skipped(run, skipped)
+
+
+def warn_of_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
+    """Name the first few."""
+    for one in skipped[:3]:
+        log.warning("skipped %s: %s", *one)
+    if len(skipped) > 3:
+        log.warning("and %d more, see %s", len(skipped) - 3, run / "skipped.csv")
+
+
+# ---- fitted
+
+
+def fit_model(run: RunFolder, stack: Stack, model: Method, *, quiet: bool) -> float:
+    """Fit the method, resuming from the run's checkpoint; gives the seconds it took, those before a stop included."""
+    checkpoint, history = run.checkpoint, History(run)
+    model.fit(stack, checkpoint=checkpoint, callbacks=[history], quiet=quiet)
+    seconds = checkpoint.seconds
+    history.finish(model.history_)
+    return seconds
+
+
+def keep_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> Answer:
+    """Everything a fitted method leaves: its model file, if new images can be aligned with it, and its answer."""
+    if model.can_transform():
+        model.save(run / "model.safetensors")
+    return keep_answer(run, stack, model.transforms_, model.quality_, motion=model.motion, seconds=seconds)
+
+
+def keep_answer(
+    run: RunFolder, stack: Stack, found: Transforms, quality: Quality, *, motion: str, seconds: float
+) -> Answer:
+    """Put everything later stages need on the disk, so that they work without stack and method."""
+    write_transforms(run, found)
+    start = stack.to_transforms(stack.start)
+    start.save(run.work / "start.npz")
+    run.discard("rendering.npz")  # of another answer, if there is one
+    black, white = stack.intensity
+    colours = 3 if 3 in stack.source_channels else 1
+    run.finish(
+        "fitted",
+        highest_memory_mb=highest_memory_mb(run),
+        quality=quality.as_dict(),
+        fit_seconds=seconds,
+        motion=motion,
+        look={"black": black, "white": white, "channels": colours, "ranges": stack.layout.ranges},
+        versions=versions(),
+    )
+    return Answer(found, start.matrices)
+
+
+def write_transforms(run: RunFolder, found: Transforms) -> None:
+    """transforms.csv, .npz or .parquet, and the same as .work/found.npz, which later stages read."""
+    kind = run.config.get("transforms_format", "auto")
+    if kind == "auto":
+        kind = "npz" if len(found) > MOST_CSV_ROWS else "csv"
+    table, own = run / f"transforms.{kind}", run.work / "found.npz"
+    found.save(table)
+    own.unlink(missing_ok=True)
+    try:
+        if kind != "npz":
+            raise OSError
+        os.link(table, own)  # one file under two names
+    except OSError:  # another format, or a file system without links
+        found.save(own)
+
+
+def versions() -> dict[str, str]:
+    """What the answer was computed with, for the report."""
+    packages = {"torch": "torch", "NumPy": "numpy", "Pillow": "pillow"}
+    return {"Python": platform.python_version(), **{name: version(package) for name, package in packages.items()}}
+
+
+# ---- rendered and reported
+
+
+def finish(
+    run: RunFolder,
+    images: ImageSource,
+    answer: Answer | None = None,
+    *,
+    quiet: bool,
+    start_pictures: Path | None = None,
+) -> Result:
+    """From the method's answer to the report; without anything left to do, only read the result.
+
+    answer: None for the one in the folder. start_pictures: a folder with pictures of the same images at the same start,
+    if they have been drawn already.
+    """
+    if run.reached("reported"):
+        return Result(run.read_json("metrics.json"), Transforms.load(run.work / "found.npz"), run.path)
+    if answer is None:
+        answer = load_answer(run)
+    if not run.reached("rendered"):
+        config = run.config
+        rendered = render_originals(
+            run,
+            images,
+            answer.found,
+            answer.start,
+            display_range_of(run),
+            weigh=run.state["quality"]["kind"] == "photo",
+            write_aligned=config["write_aligned"],
+            output_format=config["output_format"],
+            start_pictures=start_pictures,
+            quiet=quiet,
+        )
+        add_skipped(run, rendered.lost)
+        run.finish(
+            "rendered",
+            align_seconds=rendered.seconds,
+            n_exif_rotated=rendered.n_rotated,
+            highest_memory_mb=highest_memory_mb(run),
+        )
+        run.discard("rendering.npz")
+    metrics = make_metrics(run, answer.found)
+    run.write_json("metrics.json", metrics)
+    write_report(run)
+    run.discard("stack")
+    run.finish("reported")
+    return Result(plain(metrics), answer.found, run.path)
+
+
+def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
+    """metrics.json. images_per_second counts fitting and writing together; sizes are (height, width)."""
+    config, state, quality = run.config, run.state, run.state["quality"]
+    seconds = state["fit_seconds"] + state["align_seconds"]
+    return {
+        "n_images": quality["n_images"],
+        "n_skipped": state["n_skipped"],
+        "method": config["method"],
+        "motion": state["motion"],
+        **{key: value for key, value in quality.items() if key != "n_images"},
+        "fit_seconds": round(state["fit_seconds"], 3),
+        "align_seconds": round(state["align_seconds"], 3),
+        "images_per_second": round(quality["n_images"] / max(seconds, 1e-9), 1),
+        "peak_memory_mb": highest_memory_mb(run),
+        "seed": config["seed"],
+        "version": __version__,
+        "aligned_size": found.aligned_size,
+        "status": found.counts(),
+        "n_exif_rotated": state["n_exif_rotated"],
+    }
+
+
+def highest_memory_mb(run: RunFolder) -> float | None:
+    """The most memory any process that worked on this run held, in MB; where the fit had a process of its own, its."""
+    if run.state.get("peak_memory_mb") is not None:
+        return float(run.state["peak_memory_mb"])
+    known = [value for value in (run.state.get("highest_memory_mb"), peak_memory_mb()) if value is not None]
+    return max(known, default=None)

@@ -1,0 +1,98 @@
+"""What a run keeps while a method works: its state, to resume from, and its curve, to watch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from congeal.files import replacing
+
+if TYPE_CHECKING:
+    from congeal.runs.folder import RunFolder
+
+log = logging.getLogger("congeal")
+
+# What torch.load raises, depending on where a file was cut.
+DAMAGE = (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError, zipfile.BadZipFile)
+
+
+class Checkpoint:
+    """Where a method keeps its state while fitting: plain tensors and numbers, one file, replaced whole.
+
+    `seconds` is the time spent since it was opened, plus what went into the state that was loaded.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._opened = time.monotonic()
+        self._before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of work behind the state."""
+        return self._before + time.monotonic() - self._opened
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Replace the file by this state: plain tensors and numbers."""
+        import torch
+
+        with replacing(self.path) as file:  # straight to the disk: the poses of a million images are large
+            torch.save({"seconds": self.seconds, "state": dict(state)}, file)
+
+    def load(self) -> dict[str, Any] | None:
+        """The state saved last; None where there is none or the file is damaged (which is reported)."""
+        import torch
+
+        if not self.path.exists():
+            return None
+        try:
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+        except DAMAGE as error:
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            log.warning("%s is damaged and is ignored; fitting starts again (%s)", self.path, first_line)
+            return None
+        if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
+            log.warning("%s is not a checkpoint of this program and is ignored; fitting starts again", self.path)
+            return None
+        self._before = float(state.get("seconds", 0.0))
+        return dict(state["state"])
+
+    def delete(self) -> None:
+        """Forget the state."""
+        self.path.unlink(missing_ok=True)
+
+
+class History:
+    """A callback that keeps metrics.csv up to date while a method works, so that a long fit can be watched.
+
+    An event has a `step` and `values`. Rows of an interrupted run stay, up to the step at which it goes on.
+    """
+
+    def __init__(self, run: RunFolder, every: float = 10.0) -> None:
+        self.run, self.every = run, every
+        self.rows: list[dict[str, Any]] | None = None
+        self._due = time.monotonic() + every
+        self._on_disk: list[dict[str, Any]] | None = None
+
+    def __call__(self, event: Any) -> None:
+        if self.rows is None:
+            self.rows = [row for row in self.run.read_rows("metrics.csv") if int(row["step"]) < event.step]
+        self.rows.append({"step": event.step, **event.values})
+        if time.monotonic() >= self._due:
+            self._write(self.rows)
+            self._due = time.monotonic() + self.every
+
+    def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Leave these rows, the method's own account of all its steps, unless they are there already."""
+        if self._on_disk is None or self._on_disk != rows:
+            self._write(rows)
+
+    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.run.write_rows("metrics.csv", rows, columns=["step"])
+        self._on_disk = [dict(row) for row in rows]

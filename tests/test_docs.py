@@ -23,7 +23,10 @@ import congeal
 from congeal.cli import COMMANDS
 from congeal.methods.base import Method
 from congeal.methods.registry import method_class, methods
+from congeal.metrics import Quality
+from congeal.metrics.verdict import ADVICE
 from congeal.reproduce import EXPERIMENTS
+from congeal.transforms import STATUSES
 from test_layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
@@ -81,6 +84,12 @@ def test_the_floors_of_the_house_are_those_the_tests_hold() -> None:
     assert {room: int(floor) for floor, room in rows} == {
         room: floor for floor, rooms in enumerate(LAYERS, 1) for room in rooms
     }
+
+
+def test_the_glossary_defines_every_metric_and_status() -> None:
+    page = (DOCS / "glossary.md").read_text()
+    names = {field.name for field in dataclasses.fields(Quality)} - {"n_images"} | set(STATUSES) | set(ADVICE)
+    assert not {name for name in names if not re.search(rf"^\|[^|]*\b{name}\b", page, re.MULTILINE)}
 
 
 # ---- what the pages show

@@ -83,7 +83,7 @@ def add_none() -> None:
     class Still(Method):
         name = "none"
 
-        def _align(self, stack: Any, job: Any) -> torch.Tensor:
+        def _align(self, stack: Any, appearance: Any, job: Any) -> torch.Tensor:
             return torch.as_tensor(stack.start.astype("float32"))
 
     vars(sys.modules[__name__])["Still"] = Still
@@ -96,7 +96,8 @@ def child(options: argparse.Namespace) -> None:
 
     from congeal.cli import parse_settings
     from congeal.methods.base import Method
-    from congeal.pipeline import align as pipeline
+    from congeal.pipeline import align as aligning
+    from congeal.pipeline import stages
 
     torch.set_num_threads(options.threads)
     add_none()
@@ -104,18 +105,19 @@ def child(options: argparse.Namespace) -> None:
     watch = Stopwatch()
     watch.close()  # the imports
     watch.stages["import"] = watch.stages.pop("rest")
-    for name, stage in (("check_unchanged", "open"), ("prepare", "prepare"), ("keep_answer", "write transforms")):
-        watch.wrap(pipeline, name, stage)
-    watch.wrap(pipeline, "render", "render")
-    watch.wrap(pipeline, "write_report", "report")
+    watch.wrap(aligning, "check_unchanged", "open")
+    watch.wrap(stages, "prepare", "prepare")
+    watch.wrap(stages, "keep_answer", "write transforms")
+    watch.wrap(stages, "render_originals", "render")
+    watch.wrap(stages, "write_report", "report")
     watch.wrap(Method, "fit", "fit")
-    watch.wrap(Method, "_measure", "measure")
+    watch.wrap(Method, "_measured", "measure")
     named = "{n}" in options.source
     asked: dict[str, Any] = (
         {} if options.transforms_format is None else {"transforms_format": options.transforms_format}
     )
     began = time.perf_counter()
-    result = pipeline.align(
+    result = aligning.align(
         options.source.format(n=n) if named else options.source,
         options.folder,
         method=options.method,

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,21 @@ import pytest
 import torch
 
 import congeal
+from blobs import blob, save_folder
 from congeal import CongealError, Transforms, align, compare
 from congeal.cli import main
 from congeal.comparison.compare import settled
 from congeal.comparison.entries import motion_for, read_labels
 from congeal.comparison.frozen import FrozenStack, freeze
 from congeal.images import prepare
+from congeal.images.files import FileSource
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
+from congeal.pipeline.render import Picture
 from congeal.report.tables import markdown
 from congeal.runs.folder import RunFolder
+
+comparing = importlib.import_module("congeal.comparison.compare")  # the module, which the function hides
 
 KEYS = {
     *("n_images", "n_skipped", "method", "motion", "apsnr_before", "apsnr_after"),
@@ -278,6 +284,28 @@ def test_a_motion_that_a_method_lacks_becomes_its_largest_within(monkeypatch: py
     assert motion_for("lsc", "similarity") == "rigid"
     with pytest.raises(CongealError, match="no motion within translation"):
         motion_for("lsc", "translation")
+
+
+# ---- once each
+
+
+def test_a_comparison_does_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Originals decoded once for all methods, the start drawn once, one row each, no second copy of the stack."""
+    folder = save_folder(tmp_path / "photos", blob(12, size=40))
+    reads, rows, drawn = Counter[str](), [], []
+    read, make_row, png = FileSource.read, comparing.make_row, Picture.png
+    monkeypatch.setattr(FileSource, "read", lambda source, i: reads.update([source.id(i)]) or read(source, i))
+    monkeypatch.setattr(comparing, "make_row", lambda *a: rows.append(a) or make_row(*a))
+    monkeypatch.setattr(Picture, "png", lambda picture: drawn.append(picture) or png(picture))
+    monkeypatch.setattr("congeal.comparison.frozen._copy_pixels", lambda *_: pytest.fail("the stack was copied"))
+    compare(folder, "lsc,lsc@loose", tmp_path / "out", params={"lsc@loose": {"guards": False}}, size=20, quiet=True)
+    assert dict(reads) == {f"{i}.png": 1 for i in range(12)}
+    assert len(rows) == 2
+    assert len(drawn) == 2 + 1  # two answers, one start
+    starts = [(tmp_path / "out" / name / ".work" / "mean_before.png").read_bytes() for name in ("lsc", "lsc@loose")]
+    assert starts[0] == starts[1]
+    pages = [(tmp_path / "out" / name / "report.html").read_text() for name in ("lsc", "lsc@loose")]
+    assert [page.count("data:image/png") for page in pages] == [4 + 2 * 12] * 2
 
 
 # ---- the stack as files

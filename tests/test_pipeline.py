@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,13 @@ from PIL import Image
 import congeal.pipeline.stages
 from blobs import blob, save_folder
 from congeal import CongealError, Transforms, align, apply
-from congeal.images import warp_pixels
+from congeal.images import Image as Picture
+from congeal.images import ImageSource, warp_pixels
+from congeal.images.remembered import RememberedSource, remember_decoded
+from congeal.images.source import Header
 from congeal.methods import registry
 from congeal.methods.base import Method
+from congeal.metrics import looks_like_objects
 from congeal.opening import open_images
 from congeal.pipeline.display import DisplayRange, png
 from congeal.pipeline.starts import read_start
@@ -276,3 +281,78 @@ def test_itk_refuses_homographies(tmp_path: Path) -> None:
     align("digits:1", tmp_path / "run", size=28, limit=20, **OPTIONS)
     with pytest.raises(CongealError, match="no homographies"):
         export(tmp_path / "run", tmp_path / "transforms.tfm")
+
+
+# ---- once each
+
+
+class Counted(ImageSource):
+    """Pictures in memory that count how often they are asked for. Their sizes are known without reading them."""
+
+    name = "counted"
+
+    def __init__(self, n: int = 20) -> None:
+        self.pixels = [image[..., None] for image in blob(n, size=40)]
+        self.reads = Counter[int]()
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def id(self, i: int) -> str:
+        return f"{i}.png"
+
+    def probe(self, i: int) -> Header:
+        return Header(40, 40, 1, np.dtype(np.uint8))
+
+    def read(self, i: int) -> Picture:
+        self.reads[i] += 1
+        return Picture(self.id(i), self.pixels[i].copy())
+
+
+def test_a_small_set_is_decoded_and_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, kinds, loads, tables = Counted(), [], [], Counter[str]()
+    monkeypatch.setattr("congeal.images.stack.looks_like_objects", lambda *a: kinds.append(1) or looks_like_objects(*a))
+    load, write_rows = Transforms.load, RunFolder.write_rows
+    monkeypatch.setattr(Transforms, "load", lambda *a: loads.append(a) or load(*a))
+    monkeypatch.setattr(
+        RunFolder, "write_rows", lambda run, name, *a, **o: tables.update([name]) or write_rows(run, name, *a, **o)
+    )
+    align(source, tmp_path / "run", size=20, motion="translation", **OPTIONS)
+    assert dict(source.reads) == dict.fromkeys(range(20), 1)
+    assert len(kinds) == 1
+    assert tables == {"skipped.csv": 1, "metrics.csv": 1}
+    assert all(len(arguments) == 2 for arguments in loads), "only the histograms read every so many rows of a file"
+
+
+def test_the_fingerprint_is_taken_once_per_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, fingerprint = [], ImageSource.fingerprint
+    monkeypatch.setattr(ImageSource, "fingerprint", lambda source: taken.append(source) or fingerprint(source))
+    for _ in range(2):
+        taken.clear()
+        align(Counted(), tmp_path / "run", size=20, motion="translation", **OPTIONS)
+        assert len(taken) == 1
+    taken.clear()
+    apply(tmp_path / "run", Counted(), tmp_path / "new", quiet=True)
+    assert len(taken) == 1
+
+
+def test_a_set_beyond_the_budget_is_decoded_twice_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("congeal.images.remembered.BUDGET", 10 * 40 * 40)
+    source, large = Counted(), align(Counted(), tmp_path / "once", size=20, motion="translation", **OPTIONS)
+    small = align(source, tmp_path / "run", size=20, motion="translation", **OPTIONS)
+    looked_at = set(np.linspace(0, 19, 16).astype(int).tolist())  # for the fingerprint
+    assert all(source.reads[i] <= 2 + (i in looked_at) for i in range(20))
+    assert small.transforms == large.transforms
+    remembered = remember_decoded(Counted())
+    for i in range(20):
+        remembered.read(i)
+    assert isinstance(remembered, RememberedSource)
+    assert remembered._images is None, "a set that does not fit is not held in part"
+
+
+def test_remembering_does_not_make_another_set() -> None:
+    few = Counted().limit(5)
+    assert remember_decoded(few).fingerprint() == few.fingerprint()
+    assert remember_decoded(Counted()).fingerprint() == Counted().fingerprint()
+    array = open_images(blob(3))
+    assert remember_decoded(array) is array

@@ -154,6 +154,38 @@ def test_settings_reach_the_method(photos: Path, tmp_path: Path) -> None:
     assert (params["damping"], params["iterations"], params["random_state"]) == (0.5, [1, 1, 2], 7)
 
 
+def test_the_seed_is_the_random_state(photos: Path, tmp_path: Path) -> None:
+    short = ["--set", "blurs=[0.0]", "--set", "iterations=[1]", "--quiet", *LSC]
+    for name, seed in {"flag": ["--seed", "7"], "parameter": ["--set", "random_state=7"]}.items():
+        assert main(["align", str(photos), "-o", str(tmp_path / name), *short, *seed]) == 0
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("flag", "parameter")]
+    assert [(one["seed"], one["params"]["random_state"]) for one in configs] == [(7, 7), (7, 7)]
+    assert json.loads((tmp_path / "parameter" / "metrics.json").read_text())["seed"] == 7
+
+
+@pytest.mark.parametrize("reference", ["auto", "mean", "medoid"])
+def test_words_for_the_reference_mean_the_same_as_in_the_library(photos: Path, tmp_path: Path, reference: str) -> None:
+    settings = {"blurs": (1.0,), "iterations": (3,)}
+    arguments = ["--set", "blurs=[1.0]", "--set", "iterations=[3]", "--reference", reference, "--quiet", *LSC]
+    assert main(["align", str(photos), "-o", str(tmp_path / "run"), *arguments]) == 0
+    model = congeal.LSC(reference=reference, **settings).fit(photos)
+    found = Transforms.load(tmp_path / "run" / "transforms.csv")
+    assert np.allclose(found.matrices, model.transforms_.matrices, atol=1e-12)
+
+
+def test_a_preset_runs_and_is_recorded_as_what_it_is(tmp_path: Path) -> None:
+    arguments = ["align", "digits:3", "--preset", "paper-mnist", "--set", "steps=1", "--limit", "4", "--quiet"]
+    assert main([*arguments, "-o", str(tmp_path / "run")]) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["method"] == "paper"
+    assert {key: config["params"][key] for key in ("networks", "size", "steps")} == {
+        "networks": "mnist",
+        "size": 28,
+        "steps": 1,
+    }
+    assert "preset" not in config
+
+
 def test_a_collapse_is_said_loudly_and_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # A start that shows the object at half its size is a collapse that the method cannot undo with a translation.
     images = blob()
@@ -315,7 +347,12 @@ def test_transforms_of_another_set(
         (["--motion", "wobble"], "wobble"),
         (["--init", "none.csv"], "none.csv"),
         (["--init", "faces@wide"], "write faces@0.3"),
-        (["--reference", "none.png"], "none.png"),
+        (["--reference", "none.png"], "'auto', 'mean', 'stack', 'medoid', an index or an image file, not 'none.png'"),
+        (["--seed", "3", "--set", "random_state=4"], "the seed is given twice"),
+        (["--motion", "affine", "--set", "motion=rigid"], "the motion is given twice"),
+        (["--reference", "mean", "--set", "reference=stack"], "the reference is given twice"),
+        (["--preset", "paper-mnist"], "belongs to the method 'paper', not to 'lsc'"),
+        (["--preset", "paper-cifar"], "unknown preset 'paper-cifar'"),
         (["--reference", "99"], "99"),
         (["--limit", "0"], "at least 1"),
         (["--output-format", "jpeg"], "jpeg"),

@@ -128,15 +128,22 @@ class RunFolder:
             )
 
     def _check_same(self, config: Mapping[str, Any]) -> None:
-        before = self.config
-        before, config = _flat(before), _flat(config)
+        before, config = _flat(self.config), _flat(config)
         keys = [key for key in {**before, **config} if key not in NOT_COMPARED]
         differing = [key for key in keys if before.get(key) != config.get(key)]
-        if differing:
-            told = ", ".join(f"{key} (was {before.get(key)!r}, now {config.get(key)!r})" for key in differing)
+        if not differing:
+            return
+        told = ", ".join(f"{key} (was {before.get(key)!r}, now {config.get(key)!r})" for key in differing)
+        # Parameters that only one of them has are those of another version.
+        other_parameters = any(key.startswith("params.") and (key in before) != (key in config) for key in differing)
+        if before.get("method") == config.get("method") and other_parameters:
             raise CongealError(
-                f"{self} belongs to another run, which differs in {told}; choose another folder or delete it"
+                f"{self} was begun by another version of congeal ({before.get('version')}), whose parameters differ in "
+                f"{told}; finish it with that version, or choose another folder"
             )
+        raise CongealError(
+            f"{self} belongs to another run, which differs in {told}; choose another folder or delete it"
+        )
 
     @property
     def config(self) -> dict[str, Any]:

@@ -1,15 +1,18 @@
-"""Sets whose answer is known, for the tests of the methods."""
+"""Sets whose answer is known, and other help that several tests of the methods use."""
 
 from __future__ import annotations
 
+import io
 import math
+from typing import Any
 
 import numpy as np
 import torch
 
 from congeal import open_images
 from congeal.geometry import from_normalised, matrix_from_parameters, warp
-from congeal.methods.base import Method
+from congeal.images import Stack, prepare
+from congeal.methods.base import Alignment, Method
 from congeal.metrics import corner_error
 
 
@@ -33,3 +36,38 @@ def errors(model: Method, truth: np.ndarray) -> tuple[float, float]:
     """Mean corner error, in pixels, before and after."""
     before = corner_error(np.broadcast_to(np.eye(3), truth.shape), truth, (28, 28))
     return float(before.mean()), float(corner_error(model.transforms_.matrices, truth, (28, 28)).mean())
+
+
+def digits(digit: str, count: int) -> Stack:
+    """The first bundled images of a digit, as methods see them."""
+    return prepare(open_images(f"digits:{digit}", limit=count), size=28)
+
+
+def pixels(digit: str, first: int, last: int) -> np.ndarray:
+    """(last − first, 28, 28) uint8: some of the bundled images of a digit."""
+    return np.ascontiguousarray(open_images(f"digits:{digit}").batch(np.arange(first, last))[..., 0])
+
+
+def align_new(model: Method, images: Any, **options: Any) -> Alignment:
+    """What a fitted method finds for images it has not seen."""
+    return model.align_new(prepare(open_images(images), size=model.size, layout=model.layout_), **options)
+
+
+class Kept:
+    """A checkpoint in memory that remembers every state, each as a file would hold it.
+
+    stop_after: end the work as Ctrl-C would, after so many states.
+    """
+
+    def __init__(self, *states: bytes, stop_after: int | None = None) -> None:
+        self.states, self.stop_after = list(states), stop_after
+
+    def save(self, state: dict[str, Any]) -> None:
+        file = io.BytesIO()
+        torch.save(state, file)
+        self.states.append(file.getvalue())
+        if len(self.states) == self.stop_after:
+            raise KeyboardInterrupt
+
+    def load(self) -> dict[str, Any] | None:
+        return torch.load(io.BytesIO(self.states[-1]), weights_only=True) if self.states else None

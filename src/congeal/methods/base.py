@@ -1,7 +1,8 @@
-"""The contract every method keeps: scikit-learn's manners on image sets.
+"""The contract every method keeps: the scikit-learn API on image sets.
 
-A method is a dataclass of hyper-parameters. `fit` finds one transform per image; what it learnt ends in `_`.
-A subclass writes `_align` and, if it can align images it has not seen, `_state`, `_restore` and `_align_new`.
+A method is a dataclass of hyper-parameters. `fit` finds one transform per image; what it learnt ends in `_` and does
+not change afterwards. A subclass writes `_align` and, if it can align images it has not seen, `_state`, `_restore` and
+`_align_new`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
+from congeal.files import write_bytes
 from congeal.geometry import MOTIONS
 from congeal.images import Layout, Stack, open_writer, prepare, warp_image
 from congeal.images.intensity import AlignOn
@@ -24,9 +26,14 @@ from congeal.methods.job import Callback, Job, StateFile
 from congeal.methods.measure import measure
 from congeal.metrics import Quality
 from congeal.opening import open_images
+from congeal.solvers.appearance import Appearance, plain_appearance
+from congeal.solvers.gauge import on_motion
+from congeal.solvers.streaming import chunks
 from congeal.transforms import Transforms
 
-FORMAT = 1  # of the model file
+FORMAT = 2  # of the model file: in 1 the deep method had presets
+READABLE = (1, 2)
+KINDS = ("auto", "object", "photo")
 
 
 class NoTransform(CongealError, AttributeError):
@@ -40,9 +47,57 @@ class _NoTransform:
         raise NoTransform(f"{owner.name} has no step for new images: fit it on all of them, or use another method")
 
 
+@dataclass(frozen=True)
+class Alignment:
+    """What was found for a set of images.
+
+    Attributes
+    ----------
+    transforms : Transforms
+        aligned_from_source of every image, with score and status.
+    quality : Quality
+        Numbers and verdict of the set.
+    stack_from_frame : (n, 3, 3) array
+        The same poses between the pictures the method worked on.
+    """
+
+    transforms: Transforms
+    quality: Quality
+    stack_from_frame: np.ndarray
+
+
 @dataclass(kw_only=True, eq=False)
 class Method:
-    """Hyper-parameters every method has."""
+    """What every method has in common: hyper-parameters, and the scikit-learn API.
+
+    Parameters
+    ----------
+    motion : str
+        translation, rigid, similarity, affine or homography.
+    size : int
+        Longer side, in pixels, of the picture the method works on; larger images are reduced to it.
+    align_on : None, int, tuple of int or "grey"
+        Channels to align on: None for all.
+    kind : str
+        "object" (on empty ground), "photo", or "auto" to look at the images.
+    guards : bool
+        Keep the set from zooming or drifting as a whole; off shows the published behaviour.
+    random_state : int
+        Seed of everything random.
+
+    Attributes
+    ----------
+    transforms_ : Transforms
+        aligned_from_source of every image of the fit, in source pixels.
+    quality_ : Quality
+        Numbers and verdict of the fit.
+    history_ : list of dict
+        What was reported after every step.
+    stack_from_frame_ : (n, 3, 3) array
+        The poses between the pictures the method worked on.
+    layout_ : Layout
+        Sizes, channels, value ranges and kind of those pictures; new images are treated alike.
+    """
 
     motion: str = "homography"
     """translation, rigid, similarity, affine or homography."""
@@ -50,6 +105,8 @@ class Method:
     """Longer side, in pixels, of the picture the method works on; larger images are reduced to it."""
     align_on: AlignOn = None
     """Channels to align on: None for all, a number, several numbers, or "grey"."""
+    kind: str = "auto"
+    """"object" (on empty ground), "photo", or "auto" to look at the images."""
     guards: bool = True
     """Keep the set from zooming or drifting as a whole; off shows the published behaviour."""
     random_state: int = 0
@@ -111,27 +168,43 @@ class Method:
         stack = images if isinstance(images, Stack) else self._prepare(images, init)
         if len(stack) < 2:
             raise CongealError(f"{stack.source.name} has {len(stack)} usable image: aligning a set needs at least two")
+        kind = stack.kind if self.kind == "auto" else self.kind
         job = Job(self.name, callbacks, checkpoint, quiet, save_every)
         try:
-            found = self._align(stack, job)
+            found = self._align(stack, self._appearance(kind), job)
         finally:
             job.close()
         self.history_ = job.history
-        self.layout_ = stack.layout
-        self._measure(stack, found, quiet)
+        self.layout_ = replace(stack.layout, kind=kind)
+        result = self._measured(stack, found, kind, quiet)
+        self.transforms_, self.quality_ = result.transforms, result.quality
+        self.stack_from_frame_ = result.stack_from_frame
         return self
 
     def transform(self, images: Any, *, init: np.ndarray | Transforms | None = None, output: Any = None) -> Any:
-        """Align images the fit has not seen, with no change to the model. Gives what `fit_transform` gives."""
-        if not hasattr(self, "layout_"):
-            raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit first, or congeal.load a model")
-        stack = images if isinstance(images, Stack) else self._prepare(images, init, self.layout_)
-        return _output(stack, self.align_new(stack), images, output)
+        """Align images the fit has not seen, with no change to the model. Gives what `fit_transform` gives.
 
-    def align_new(self, stack: Stack, *, quiet: bool = True) -> Transforms:
-        """`transform` without the pixels: the transforms of a stack that was prepared with this model's `layout_`."""
-        self._measure(stack, self._align_new(stack), quiet)
-        return self.transforms_
+        An image's result does not depend on the others it comes with; several threads may ask at once.
+        """
+        self._check_fitted()
+        stack = images if isinstance(images, Stack) else self._prepare(images, init, self.layout_)
+        return _output(stack, self.align_new(stack).transforms, images, output)
+
+    def align_new(
+        self, stack: Stack, *, checkpoint: StateFile | None = None, save_every: float = 20.0, quiet: bool = True
+    ) -> Alignment:
+        """`transform` without the pixels: what is found for a stack that was prepared with this model's `layout_`.
+
+        checkpoint, save_every: as for `fit`, so that a long pass can be interrupted.
+        """
+        self._check_fitted()
+        kind = self.layout_.kind or stack.kind
+        job = Job(self.name, (), checkpoint, quiet, save_every)
+        try:
+            found = self._align_new(stack, self._appearance(kind), job)
+        finally:
+            job.close()
+        return self._measured(stack, found, kind, quiet)
 
     def fit_transform(self, images: Any, y: None = None, *, output: Any = None, **options: Any) -> Any:
         """Fit, and give the aligned images: an array for an array, of the same dtype; a list of arrays for anything
@@ -153,34 +226,41 @@ class Method:
             raise CongealError(
                 f"size is the longer side, in pixels, of what {self.name} works on; {self.size} is too small"
             )
+        if self.kind not in KINDS:
+            raise CongealError(f"unknown kind '{self.kind}': choose one of {', '.join(KINDS)}")
         self._check_parameters()
 
-    @property
-    def working_size(self) -> int:
-        """The longer side of what the method works on."""
-        return self.size
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "layout_"):
+            raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit first, or congeal.load a model")
 
     def _prepare(self, images: Any, init: Any, layout: Layout | None = None) -> Stack:
-        return prepare(open_images(images), size=self.working_size, init=init, align_on=self.align_on, layout=layout)
+        return prepare(open_images(images), size=self.size, init=init, align_on=self.align_on, layout=layout)
 
-    def _measure(self, stack: Stack, stack_from_frame: torch.Tensor, quiet: bool = True) -> None:
-        found = stack_from_frame.cpu().numpy()  # as precise as the method is: a million in float64 are 72 MB
-        result = measure(stack, found, quiet=quiet)
-        self.stack_from_frame_ = found
-        self.quality_: Quality = result.quality
-        self.transforms_: Transforms = stack.to_transforms(found, result.score, result.status, result.out_of_frame)
+    def _measured(self, stack: Stack, stack_from_frame: torch.Tensor, kind: str, quiet: bool) -> Alignment:
+        # As precise as the method is: a million poses in float64 are 72 MB.
+        found = stack_from_frame.float().cpu().numpy()
+        for part in chunks(stack) if self.motion != "homography" else ():
+            found[part] = on_motion(stack.start[part], stack_from_frame[part].cpu().numpy(), self.motion, stack.frame)
+        result = measure(stack, found, kind, quiet=quiet)
+        transforms = stack.to_transforms(found, result.score, result.status, result.out_of_frame)
+        return Alignment(transforms, result.quality, found)
 
     # ---- what a subclass writes
 
     def _check_parameters(self) -> None:
         """Raise `CongealError` for the subclass's own hyper-parameters."""
 
-    def _align(self, stack: Stack, job: Job) -> torch.Tensor:
+    def _appearance(self, kind: str) -> Appearance:
+        """What the method compares of a kind of set, "object" or "photo"."""
+        return plain_appearance(kind)
+
+    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
         """Find stack_from_frame (n, 3, 3), starting at stack.start."""
         raise NotImplementedError
 
-    def _align_new(self, stack: Stack) -> torch.Tensor:
-        """Find stack_from_frame (n, 3, 3) of unseen images from what was learnt."""
+    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+        """Find stack_from_frame (n, 3, 3) of unseen images from what was learnt, each image alone; changes nothing."""
         raise NotImplementedError
 
     def _state(self) -> dict[str, torch.Tensor]:
@@ -197,10 +277,7 @@ class Method:
         """Write the fitted model: weights in safetensors, everything else as JSON in its header."""
         from safetensors.torch import save
 
-        from congeal.files import write_bytes
-
-        if not hasattr(self, "layout_"):
-            raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit before save")
+        self._check_fitted()
         layout = self.layout_.as_dict()
         about = {"format": FORMAT, "method": self.name, "params": self._plain_params(), "layout": layout}
         tensors = {name: tensor.contiguous() for name, tensor in self._state().items()}
@@ -227,8 +304,16 @@ def load(path: str | os.PathLike[str]) -> Method:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, KeyError, ValueError) as error:
         raise CongealError(f"'{path}' is not a model file of congeal") from error
-    if about.get("format") != FORMAT:
-        raise CongealError(f"'{path}' has model format {about.get('format')}, this version reads {FORMAT}")
+    if about.get("format") not in READABLE:
+        readable = " and ".join(map(str, READABLE))
+        raise CongealError(
+            f"'{path}' has model format {about.get('format')}, this version reads {readable}: align again"
+        )
+    if about["params"].get("preset", "default") != "default":
+        raise CongealError(
+            f"'{path}' holds the paper's networks as congeal 0.1 trained them, which this version cannot read: "
+            f"train it again with --preset {about['params']['preset']}"
+        )
     cls = method_class(about["method"])
     known = cls._parameter_names()
     params = {k: tuple(v) if isinstance(v, list) else v for k, v in about["params"].items() if k in known}

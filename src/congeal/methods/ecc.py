@@ -14,25 +14,68 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError, require
-from congeal.geometry import coverage, parameters_from_matrix, to_normalised, warp
+from congeal.geometry import parameters_from_matrix, to_normalised, warp
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.job import Job
+from congeal.solvers.appearance import Appearance
 from congeal.solvers.best import Best
-from congeal.solvers.gauge import Gauge, chunks, corner_motion, set_kind, total_ink
+from congeal.solvers.gauge import Gauge, corner_motion, mean_motion
 from congeal.solvers.gaussnewton import GaussNewton
+from congeal.solvers.streaming import chunks, start_poses
 
 _MARGIN = 0.25  # of the longer side: what an image shows beyond the frame, for a step to reach into
+_WHOLLY_SEEN = 0.99  # OpenCV's masks are yes or no: a canvas pixel counts if this much of it has image under it
+_STEEPEST = 0.9  # sum of the perspective entries of a step; from 1 on a corner of the frame lies on the horizon
+_SMALLEST = 0.05  # determinant of a step: what shrinks an image to less than a twentieth of its area has lost it
 
 
 @dataclass(kw_only=True, eq=False)
 class ECC(Method):
-    """ECC to the running mean. Maximises each image's correlation with the mean of all; gain and offset do not matter.
+    """ECC to the running mean, by OpenCV (extra `faces`). Needs roughly aligned input.
 
-    Needs the extra `faces` (OpenCV). Channels are averaged. An image on which ECC gives up keeps its transform.
+    Maximises each image's correlation with the mean of all; gain and offset do not matter. Channels are averaged. An
+    image on which ECC gives up keeps its transform. New images go through the same rounds towards the mean that the fit
+    ended with.
+
+    Parameters
+    ----------
+    rounds : int
+        Passes over the set, at most; the mean is made anew after each.
+    warm_up : int
+        First rounds in which an affine motion or a homography moves by less: rigid in the first, affine in the others.
+    iterations : int
+        Steps of one OpenCV call, at most.
+    epsilon : float
+        A call ends when the correlation grows by less than this.
+    smoothing : tuple of int
+        Width in pixels (odd) of OpenCV's Gaussian filter in each round; the last one holds for the rest.
+    max_step : float
+        With guards: no corner moves farther than this many pixels in one round.
+    tolerance : float
+        The fit ends when the mean corner motion of a round falls below this many pixels; a new image ends by its own.
+    motion : str
+        translation, rigid, affine or homography: what OpenCV has.
+    size, align_on, kind, guards, random_state
+        As for every method, see `Method`.
+
+    Attributes
+    ----------
+    transforms_ : Transforms
+        aligned_from_source of every image of the fit, in source pixels.
+    quality_ : Quality
+        Numbers and verdict of the fit.
+    history_ : list of dict
+        After every round: cost (mean squared distance to the mean), motion (mean corner motion in pixels), correlation
+        (mean over images), failures (images on which OpenCV gave up).
+    stack_from_frame_ : (n, 3, 3) array
+        The poses between the pictures the method worked on.
+    layout_ : Layout
+        Sizes, channels, value ranges and kind of those pictures.
     """
 
     rounds: int = 8
+    """Passes over the set, at most."""
     warm_up: int = 3
     """Rounds at the beginning that an affine motion or a homography spends as a smaller one, the first as a rigid and a
     homography's others as an affine: from a poor start ECC loses single images."""
@@ -43,7 +86,7 @@ class ECC(Method):
     smoothing: tuple[int, ...] = (5, 5, 5, 3)
     """Width in pixels (odd) of OpenCV's Gaussian filter in each round; the last one holds for the rest."""
     max_step: float = 3.0
-    """No corner moves farther than this many pixels in one round."""
+    """With guards: no corner moves farther than this many pixels in one round."""
     tolerance: float = 0.01
     """Stop when the mean corner motion of a round falls below this many pixels."""
 
@@ -57,70 +100,98 @@ class ECC(Method):
             raise CongealError(f"smoothing {self.smoothing} needs odd widths of 1 or more")
         require("cv2", "faces")
 
-    def _align(self, stack: Stack, job: Job) -> torch.Tensor:
-        start = torch.as_tensor(stack.start.copy()).float()
+    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+        start = start_poses(stack)
         state = job.load() or {"found": start, "round": 0, "zoom": 1.0, "best": None, "motion": float("inf")}
         found, moved = state["found"], float(state["motion"])
-        kind = set_kind(stack)
-        ink = total_ink(stack) if kind == "object" else None
-        gauge = Gauge(start, stack.frame, ink, float(state["zoom"])) if self.guards else None
+        gauge = None
+        if self.guards:
+            zoom = float(state["zoom"])
+            gauge = Gauge.of_stack(stack, self.motion, holds_ink=appearance.holds_ink, zoom=zoom)
         best = Best(found, state["best"])
         with torch.no_grad():
-            look = _look(stack, found, kind)
+            target = _collect(stack, found, appearance)
             for i in range(int(state["round"]), self.rounds):
                 if moved < self.tolerance:
                     break
-                stepped, failures, correlation = self._round(stack, found, look, kind, i)
+                stepped, failures, correlation = self._round(stack, found, target.mean, appearance, i)
                 if gauge is not None:
-                    stepped = gauge.fix(stepped, look["ink"])
-                moved = float(corner_motion(found, stepped, stack.frame).clamp(max=1e3).mean())
-                found, look = stepped, _look(stack, stepped, kind)
-                if i + 1 >= len(self.smoothing):  # before, the images still move by whole pixels: nothing to keep
-                    best.offer(found, look["cost"], look["ink"] / ink if ink else None)
-                values = {"cost": look["cost"], "motion": moved, "correlation": correlation, "failures": failures}
+                    stepped = gauge.fix(stepped, target.ink)
+                moved = mean_motion(found, stepped, stack.frame)
+                found, target = stepped, _collect(stack, stepped, appearance)
+                # Before, the images still move by whole pixels: nothing to keep.
+                if gauge is not None and i + 1 >= len(self.smoothing):
+                    best.offer(found, target.cost, gauge.energy(target.ink))
+                values = {"cost": target.cost, "motion": moved, "correlation": correlation, "failures": failures}
                 job.step(i + 1, self.rounds, **values)
                 if job.due():
                     zoom = 1.0 if gauge is None else gauge.zoom
                     at = {"round": i + 1, "zoom": zoom, "motion": moved}
                     job.save({"found": found, "best": best.state(), **at})
             if gauge is not None and np.isfinite(best.cost):
-                found, look = best.found, _look(stack, best.found, kind)
-        self._template: torch.Tensor | None = look["mean"]
+                found, target = best.found, _collect(stack, best.found, appearance)
+        self._template: torch.Tensor = target.mean
         return found
 
-    def _align_new(self, stack: Stack) -> torch.Tensor:
+    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
         """Rounds towards the mean that `fit` ended with."""
-        found = torch.as_tensor(stack.start.copy()).float()
-        kind = set_kind(stack)
+        found, template = start_poses(stack), self._template
         with torch.no_grad():
-            for i in range(self.rounds):
-                before = found
-                found, _, _ = self._round(stack, found, {"mean": self._template}, kind, i)
-                if float(corner_motion(before, found, stack.frame).clamp(max=1e3).mean()) < self.tolerance:
-                    break
+            job.place(
+                chunks(stack),
+                lambda parts: ((self._place(stack, part, template, appearance),) for part in parts),
+                found,
+            )
         return found
+
+    def _place(self, stack: Stack, part: np.ndarray, template: torch.Tensor, appearance: Appearance) -> torch.Tensor:
+        """Poses (B, 3, 3) of some images, each of which ends by its own motion.
+
+        In float64: how sums are rounded depends on the number of images, and no image may depend on the others.
+        """
+        poses, moving = torch.as_tensor(stack.start[part]), torch.arange(len(part))
+        for i in range(self.rounds):
+            before = poses[moving]
+            poses[moving], _ = self._step(stack, part[moving.numpy()], before, template, appearance, i)
+            moving = moving[corner_motion(before, poses[moving], stack.frame) >= self.tolerance]
+            if not len(moving):
+                break
+        return poses.float()
 
     def _round(
-        self, stack: Stack, found: torch.Tensor, look: dict[str, Any], kind: str, i: int
+        self, stack: Stack, found: torch.Tensor, template: torch.Tensor, appearance: Appearance, i: int
     ) -> tuple[torch.Tensor, int, float]:
-        """One ECC call per image: (new stack_from_frame, images on which it failed, mean correlation of the rest)."""
-        template = look["mean"].mean(0).numpy()
-        width = self.smoothing[min(i, len(self.smoothing) - 1)]
-        motion = self._round_motion(i)
-        newton = GaussNewton(motion, stack.frame, max_step=self.max_step if self.guards else float("inf"))
-        canvas = _Canvas(stack.frame)
+        """Round i over the set: (new stack_from_frame, images on which it failed, mean correlation of the rest)."""
         stepped, correlations = found.clone(), []
         for part in chunks(stack):
-            images, masks = canvas.show(stack, part, found[part], kind)
-            steps = torch.eye(3).repeat(len(part), 1, 1)
-            for k in range(len(part)):
-                result = self._call(template, images[k], None if masks is None else masks[k], canvas, width, motion)
-                if result is not None:
-                    steps[k] = torch.as_tensor(result[0])
-                    correlations.append(result[1])
-            stepped[part] = self._compose(newton, found[part], steps, stack)
+            stepped[part], reached = self._step(stack, part, found[part], template, appearance, i)
+            correlations += reached
         mean = float(np.mean(correlations)) if correlations else float("nan")
         return stepped, len(stack) - len(correlations), mean
+
+    def _step(
+        self,
+        stack: Stack,
+        part: np.ndarray,
+        found: torch.Tensor,
+        template: torch.Tensor,
+        appearance: Appearance,
+        i: int,
+    ) -> tuple[torch.Tensor, list[float]]:
+        """One ECC call for each of some images at `found` (B, 3, 3), as in round i.
+
+        (new stack_from_frame, correlations of those images on which it did not fail), as precise as `found`.
+        """
+        motion, width = self._round_motion(i), self.smoothing[min(i, len(self.smoothing) - 1)]
+        canvas, target = _Canvas(stack.frame), template.mean(0).numpy()
+        images, masks = canvas.show(stack, part, found, appearance)
+        steps, correlations = torch.eye(3).to(found).repeat(len(part), 1, 1), []
+        for k in range(len(part)):
+            result = self._call(target, images[k], None if masks is None else masks[k], canvas, width, motion)
+            if result is not None:
+                steps[k] = torch.as_tensor(result[0])
+                correlations.append(result[1])
+        return self._compose(found, steps, motion, stack), correlations
 
     def _round_motion(self, i: int) -> str:
         """The motion of round i: a smaller one while images lie far from their mean."""
@@ -149,15 +220,13 @@ class ECC(Method):
             return None
         return step, float(correlation)
 
-    def _compose(self, newton: GaussNewton, found: torch.Tensor, steps: torch.Tensor, stack: Stack) -> torch.Tensor:
+    def _compose(self, found: torch.Tensor, steps: torch.Tensor, motion: str, stack: Stack) -> torch.Tensor:
         if not self.guards:
             return found @ steps
-        delta = parameters_from_matrix(to_normalised(steps.double(), stack.frame), newton.motion).float()
-        return newton.compose(found, -delta.nan_to_num(0.0))
+        delta = parameters_from_matrix(to_normalised(steps.double(), stack.frame), motion).to(found)
+        return GaussNewton(motion, stack.frame, max_step=self.max_step).compose(found, -delta.nan_to_num(0.0))
 
     def _state(self) -> dict[str, torch.Tensor]:
-        if self._template is None:
-            raise CongealError("this ECC is not fitted yet: call fit first")
         return {"template": self._template}
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -178,19 +247,18 @@ class _Canvas:
         self.frame_from = np.linalg.inv(self.from_frame.astype(np.float64))
 
     def show(
-        self, stack: Stack, part: np.ndarray, found: torch.Tensor, kind: str
+        self, stack: Stack, part: np.ndarray, found: torch.Tensor, appearance: Appearance
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """(B, H, W) float32, and uint8 masks where part of the canvas has no image under it."""
-        stack_from_canvas = found @ torch.as_tensor(self.frame_from).float()
-        images, masks = stack.images(part).mean(1, keepdim=True), stack.masks(part)
-        shown = warp(images, stack_from_canvas, self.size, mode="bicubic")[:, 0].numpy()
-        if masks is not None:
-            seen = warp(masks, stack_from_canvas, self.size)
-        elif kind == "photo":
-            seen = coverage(stack_from_canvas, stack.size, self.size)
-        else:
-            return shown, None
-        return shown, (seen[:, 0] > 0.99).numpy().astype(np.uint8)
+        """(B, H, W) float32, and uint8 masks where part of the canvas has no image under it.
+
+        Sampled as precisely as `found` is given.
+        """
+        stack_from_canvas = found @ torch.as_tensor(self.frame_from).to(found)
+        images, masks = stack.images(part).mean(1, keepdim=True).to(found), stack.masks(part)
+        shown = warp(images, stack_from_canvas, self.size, mode="bicubic")[:, 0].float().numpy()
+        masks = None if masks is None else masks.to(found)
+        seen = appearance.covered(stack_from_canvas, stack.size, self.size, masks)
+        return shown, None if seen is None else (seen[:, 0] > _WHOLLY_SEEN).numpy().astype(np.uint8)
 
 
 def _sane(step: np.ndarray, frame: tuple[int, int]) -> bool:
@@ -199,27 +267,32 @@ def _sane(step: np.ndarray, frame: tuple[int, int]) -> bool:
     if not np.isfinite(centred).all() or abs(centred[2, 2]) < 1e-6:
         return False
     centred = centred / centred[2, 2]
-    return bool(np.abs(centred[2, :2]).sum() < 0.9 and np.linalg.det(centred) > 0.05)
+    return bool(np.abs(centred[2, :2]).sum() < _STEEPEST and np.linalg.det(centred) > _SMALLEST)
 
 
-def _look(stack: Stack, found: torch.Tensor, kind: str) -> dict[str, Any]:
-    """The mean (C, h, w) of the images as they are now, their mean squared distance to it, and their ink."""
+@dataclass
+class _Target:
+    """What the images show together."""
+
+    mean: torch.Tensor  # (C, h, w)
+    cost: float  # mean squared distance of the images to it
+    ink: float  # of all images together, in frame pixels
+
+
+def _collect(stack: Stack, found: torch.Tensor, appearance: Appearance) -> _Target:
+    """The mean of the images as they are now, and what goes with it, in one pass."""
     total: Any = 0.0
     squares: Any = 0.0
     weight: Any = 0.0
     ink = 0.0
     for part in chunks(stack):
-        masks = stack.masks(part)
         shown = warp(stack.images(part), found[part], stack.frame)
-        seen = torch.ones_like(shown[:, :1])
-        if masks is not None:
-            seen = warp(masks, found[part], stack.frame)
-        elif kind == "photo":
-            seen = coverage(found[part], stack.size, stack.frame)
+        seen = appearance.covered(found[part], stack.size, stack.frame, stack.masks(part))
+        seen = torch.ones_like(shown[:, :1]) if seen is None else seen
         total, squares = total + (shown * seen).sum(0).double(), squares + (shown.square() * seen).sum(0).double()
         weight = weight + seen.sum(0).double()
         ink += float(shown.sum())
     weight = weight.clamp(min=1e-3)
     mean = total / weight
     cost = float((squares - weight * mean.square()).sum() / (weight.sum() * len(mean)))
-    return {"mean": mean.float(), "cost": cost, "ink": ink}
+    return _Target(mean.float(), cost, ink)

@@ -14,20 +14,60 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.images import Stack
-from congeal.methods.funnel import FunnelMethod, Level
-from congeal.solvers.filters import blur
+from congeal.methods.funnel import FunnelMethod
+from congeal.solvers.appearance import Appearance
+from congeal.solvers.fields import Level
+from congeal.solvers.filters import blur, frame_unit
+
+_OBJECT_BINS, _PHOTO_BINS = 2, 8  # ink or ground says all of an object; grey values of photographs mean more
 
 
 @dataclass(kw_only=True, eq=False)
 class Entropy(FunnelMethod):
     """Entropy congealing with a funnel for new images.
 
-    Minimises Σ_x H(p(x)), where p(x) is the distribution of the set's values at pixel x. With `bins=2` a value is the
-    probability of ink; with more, values are spread over bins by a triangular Parzen window. "auto": 2 for objects on
-    empty ground, 8 for photographs.
+    Minimises Σ_x H(p(x)), where p(x) is the distribution of the set's values at pixel x, by trial steps.
+
+    Parameters
+    ----------
+    bins : int or "auto"
+        Of values. With 2 a value is the probability of ink; with more, values are spread over bins by a triangular
+        Parzen window. "auto": 2 for objects on empty ground, 8 for photographs.
+    blurs : tuple of float
+        Gaussian blur of the distributions at each level, in pixels of a 28-pixel frame.
+    steps : tuple of float
+        First step at each level: corner motion in pixels of a 28-pixel frame.
+    sweeps : tuple of int
+        Sweeps over all parameters at each level, at most.
+    relative : bool
+        Count only what an image disagrees with the set about, not the entropy it has by itself; False as published.
+    shrink : float
+        An image that refuses both directions of a parameter tries a step this much shorter next time; 1 as published.
+    min_step : float
+        Steps, in pixels of corner motion, do not become shorter than this.
+    noise : float
+        Standard deviation of the random change of each step's length, relative to it.
+    tolerance : float
+        A level ends when the mean corner motion of a sweep falls below this many pixels.
+    motion, size, align_on, kind, guards, random_state
+        As for every method, see `Method`.
+
+    Attributes
+    ----------
+    transforms_ : Transforms
+        aligned_from_source of every image of the fit, in source pixels.
+    quality_ : Quality
+        Numbers and verdict of the fit.
+    history_ : list of dict
+        After every sweep: cost (nats per pixel), motion (mean corner motion in pixels), level.
+    stack_from_frame_ : (n, 3, 3) array
+        The poses between the pictures the method worked on.
+    layout_ : Layout
+        Sizes, channels, value ranges and kind of those pictures.
     """
 
     bins: int | str = "auto"
+    """Of values: 2 or more, or "auto" for 2 on objects and 8 on photographs."""
     blurs: tuple[float, ...] = (2.0, 1.0, 0.0)
     """Gaussian blur of the distributions at each level, in pixels of a 28-pixel frame."""
     steps: tuple[float, ...] = (1.0, 1.0, 0.5)
@@ -46,10 +86,11 @@ class Entropy(FunnelMethod):
         if self.bins != "auto" and (not isinstance(self.bins, int) or self.bins < 2):
             raise CongealError(f"bins must be 'auto' or a number of 2 or more, not {self.bins!r}")
 
-    def _levels(self, stack: Stack, kind: str) -> list[Level]:
-        bins = self.bins if isinstance(self.bins, int) else (2 if kind == "object" else 8)
-        unit = max(stack.frame) / 28
-        outside = shares(torch.zeros(1, stack.channels, 1, 1), bins, 0.0)[0, :, 0, 0] if kind == "object" else None
+    def _levels(self, stack: Stack, appearance: Appearance) -> list[Level]:
+        usual = _OBJECT_BINS if appearance.empty_ground else _PHOTO_BINS
+        bins, unit = self.bins if isinstance(self.bins, int) else usual, frame_unit(stack.frame)
+        ground = shares(torch.zeros(1, stack.channels, 1, 1), bins, 0.0)[0, :, 0, 0]
+        outside = ground if appearance.empty_ground else None
         return [
             Level(
                 partial(shares, bins=bins, sigma=sigma * unit), step * unit, sweeps, 1 if bins == 2 else bins, outside

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+
+from congeal.errors import require
 from congeal.progress import Progress
 
 
@@ -26,18 +31,36 @@ Callback = Callable[[Event], None]
 class StateFile(Protocol):
     """Where state is kept between steps; `congeal.runs.folder.Checkpoint` is one."""
 
-    def save(self, state: dict[str, Any]) -> None: ...
-    def load(self) -> dict[str, Any] | None: ...
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace what was kept."""
+
+    def load(self) -> dict[str, Any] | None:
+        """What was kept, or None."""
 
 
 @dataclass
 class Job:
+    """One piece of work of a method: fitting a set, or placing new images.
+
+    Parameters
+    ----------
+    method : str
+        Its name, for the progress bar and the checkpoint.
+    callbacks : iterable of callables
+        Called with an `Event` after every step.
+    checkpoint : StateFile, optional
+        Where the state is kept, so that an interrupted job continues.
+    quiet : bool
+        Show no progress.
+    save_every : float
+        Seconds between checkpoints.
+    """
+
     method: str
     callbacks: Iterable[Callback] = ()
     checkpoint: StateFile | None = None
     quiet: bool = True
     save_every: float = 20.0
-    """Seconds between checkpoints."""
     history: list[dict[str, float]] = field(default_factory=list)
     _progress: Progress | None = None
     _saved: float = field(default_factory=time.monotonic)
@@ -52,12 +75,6 @@ class Job:
         for callback in self.callbacks:
             callback(Event(self.method, step, total, values))
 
-    def stage(self, what: str, total: int, done: int = 0) -> Progress:
-        """A bar of its own for a long pass over the images, in place of the steps'."""
-        self.close()
-        self._progress = Progress(total, f"{self.method}: {what}", quiet=self.quiet, done=done)
-        return self._progress
-
     def load(self) -> dict[str, Any] | None:
         """The state an earlier, interrupted run saved, or None. Its history continues."""
         state = self.checkpoint.load() if self.checkpoint is not None else None
@@ -70,12 +87,71 @@ class Job:
         """Whether it is time to save; ask before building a costly state."""
         return self.checkpoint is not None and time.monotonic() - self._saved >= self.save_every
 
-    def save(self, state: dict[str, Any]) -> None:
+    def save(self, state: Mapping[str, Any]) -> None:
         """Keep plain tensors and numbers, from which `load` continues as if nothing had happened."""
         if self.checkpoint is not None:
-            self.checkpoint.save({"method": self.method, "history": self.history, "state": state})
+            self.checkpoint.save({"method": self.method, "history": self.history, "state": dict(state)})
             self._saved = time.monotonic()
 
+    def place(
+        self,
+        parts: Sequence[np.ndarray],
+        work: Callable[[Sequence[np.ndarray]], Iterable[tuple[torch.Tensor, ...]]],
+        *outputs: torch.Tensor,
+        beside: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A long pass over images that are each placed alone: fill the outputs run by run, with a progress bar.
+
+        What is done is kept now and then, and an interrupted pass goes on after it.
+
+        Parameters
+        ----------
+        parts : sequence of (k,) arrays
+            Successive runs of positions, from 0.
+        work : callable
+            Gets the runs that are left; gives, for each in order, its rows of every output.
+        *outputs : tensors
+            Filled in place; row i belongs to position i.
+        beside : mapping, optional
+            What else the checkpoint has to hold.
+        """
+        state = self.load() or {}
+        done = int(state.get("placed", 0))
+        for output, saved in zip(outputs, state.get("outputs", ()), strict=False):
+            output[:done] = saved
+        left = [part for part in parts if part[-1] >= done]
+        self.close()
+        total = int(parts[-1][-1]) + 1
+        self._progress = progress = Progress(total, f"{self.method}: aligning", quiet=self.quiet, done=done)
+        for part, rows in zip(left, work(left), strict=True):
+            for output, values in zip(outputs, rows, strict=True):
+                output[part] = values
+            progress.update(len(part))
+            if self.due():
+                done = int(part[-1]) + 1
+                kept = {"placed": done, "outputs": [output[:done].clone() for output in outputs]}
+                self.save({**(beside or {}), **kept})
+
     def close(self) -> None:
+        """End the progress bar."""
         if self._progress is not None:
             self._progress.__exit__(None, None, None)
+
+
+class TensorBoard:
+    """A callback that writes what a method reports to TensorBoard: one scalar per reported value and step.
+
+    `method.fit(images, callbacks=[TensorBoard("logs")])`
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._writer = require("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
+
+    def __call__(self, event: Event) -> None:
+        for name, value in event.values.items():
+            self._writer.add_scalar(f"{event.method}/{name}", value, event.step)
+        self._writer.flush()  # a run may stop early, or be ended: what is on disk can be looked at
+
+    def close(self) -> None:
+        """Close the log."""
+        self._writer.close()

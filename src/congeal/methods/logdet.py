@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from congeal.errors import CongealError
@@ -18,17 +19,58 @@ from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.job import Job
+from congeal.solvers.appearance import Appearance
 from congeal.solvers.best import Best
-from congeal.solvers.filters import blur
-from congeal.solvers.gauge import Gauge, chunks, corner_motion, set_kind, total_ink
+from congeal.solvers.filters import blur, frame_unit
+from congeal.solvers.gauge import Gauge, corner_motion, mean_motion
 from congeal.solvers.gaussnewton import GaussNewton, steepest_descent
+from congeal.solvers.streaming import chunks, start_poses
+
+_FIRST_ROUNDS = 4  # power steps from a random basis; later ones begin where the last ended and need one
 
 
 @dataclass(kw_only=True, eq=False)
 class LogDet(Method):
-    """Log-det congealing. Alternates PCA of the aligned set and Gauss-Newton towards each image's projection.
+    """Log-det congealing: PCA of the aligned set and Gauss-Newton towards each image's projection, in turn.
 
-    Minimises ½ log det(ε²I + cov(c)) + 1/(2D) Σ_i ‖I_i − c_i∘p_i⁻¹‖² / n over codes c_i and transforms p_i.
+    Minimises ½ log det(ε²I + cov(c)) + 1/(2D) Σ_i ‖I_i − c_i∘p_i⁻¹‖² / n over codes c_i and transforms p_i. Needs
+    roughly aligned input. New images take steps towards their projections on the codes that the fit learnt.
+
+    Parameters
+    ----------
+    noise : float
+        ε: standard deviation of a pixel, in [0, 1], below which a direction of the codes costs nothing more.
+    distortion : float
+        D: how much squared error one nat of code is worth; large ones leave little more than the mean image.
+    rank : int
+        Principal directions kept, at most; the rest of the variance counts as one flat remainder.
+    blurs : tuple of float
+        Standard deviation of the Gaussian blur at each level, in pixels of a 28-pixel frame.
+    iterations : tuple of int
+        Steps at each level, at most.
+    damping : float
+        Levenberg damping, relative to the diagonal of the Hessian.
+    max_step : float
+        With guards: no corner moves farther than this many pixels in one step.
+    tolerance : float
+        A level ends when the mean corner motion of a step falls below this many pixels. A new image ends a level by its
+        own motion.
+    motion, size, align_on, kind, guards, random_state
+        As for every method, see `Method`.
+
+    Attributes
+    ----------
+    transforms_ : Transforms
+        aligned_from_source of every image of the fit, in source pixels.
+    quality_ : Quality
+        Numbers and verdict of the fit.
+    history_ : list of dict
+        After every step: cost, its parts complexity (nats) and distortion (squared error of an image), and motion (mean
+        corner motion in pixels).
+    stack_from_frame_ : (n, 3, 3) array
+        The poses between the pictures the method worked on.
+    layout_ : Layout
+        Sizes, channels, value ranges and kind of those pictures.
     """
 
     noise: float = 0.03
@@ -40,9 +82,11 @@ class LogDet(Method):
     blurs: tuple[float, ...] = (2.0, 1.0, 0.0)
     """Gaussian blur of each level, in pixels of a 28-pixel frame."""
     iterations: tuple[int, ...] = (10, 10, 30)
+    """Steps at each level, at most."""
     damping: float = 1e-2
+    """Levenberg damping, relative to the diagonal of the Hessian."""
     max_step: float = 3.0
-    """No corner moves farther than this many pixels in one step."""
+    """With guards: no corner moves farther than this many pixels in one step."""
     tolerance: float = 0.01
     """A level ends when the mean corner motion of a step falls below this many pixels."""
 
@@ -53,31 +97,34 @@ class LogDet(Method):
         if len(self.blurs) != len(self.iterations):
             raise CongealError(f"blurs {self.blurs} and iterations {self.iterations} need the same length")
 
-    def _align(self, stack: Stack, job: Job) -> torch.Tensor:
+    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
         with torch.no_grad():
-            return self._alternate(stack, job)
+            return self._alternate(stack, appearance, job)
 
-    def _alternate(self, stack: Stack, job: Job) -> torch.Tensor:
-        start, kind = torch.as_tensor(stack.start.copy()).float(), set_kind(stack)
+    def _alternate(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+        start = start_poses(stack)
         fresh: dict[str, Any] = {"found": start, "level": 0, "iteration": 0, "zoom": 1.0, "best": None, "basis": None}
         state = job.load() or fresh
         found, basis, total = state["found"], state["basis"], sum(self.iterations)
-        ink = total_ink(stack) if kind == "object" else None
-        gauge = Gauge(start, stack.frame, ink, float(state["zoom"])) if self.guards else None
-        best, self._codebooks = Best(start, state["best"]), list(state.get("codebooks", []))
+        gauge = None
+        if self.guards:
+            zoom = float(state["zoom"])
+            gauge = Gauge.of_stack(stack, self.motion, holds_ink=appearance.holds_ink, zoom=zoom)
+        best, codebooks = Best(start, state["best"]), list(state.get("codebooks", []))
         for at in range(int(state["level"]), len(self.blurs)):
-            level = _Level(self, stack, self.blurs[at], kind)
+            level = _Level(self, stack, self.blurs[at], appearance)
             moved = float("inf")
             for iteration in range(int(state["iteration"]) if at == state["level"] else 0, self.iterations[at]):
                 code = level.learn(found, basis)
                 basis = code.basis
                 stepped, distortion = level.step(found, code)
                 cost = code.complexity + distortion / (2 * self.distortion)
-                if at == len(self.blurs) - 1:
-                    best.offer(found, cost, code.ink / ink if ink else None)
                 if gauge is not None:
+                    if at == len(self.blurs) - 1:
+                        best.offer(found, cost, gauge.energy(code.ink))
+                    # Blur carries ink over the frame's edge, so only sharp images witness the scale.
                     stepped = gauge.fix(stepped, None if level.sigma else code.ink)
-                moved = float(corner_motion(found, stepped, stack.frame).clamp(max=1e3).mean())
+                moved = mean_motion(found, stepped, stack.frame)
                 found = stepped
                 values = {"cost": cost, "complexity": code.complexity, "distortion": distortion, "motion": moved}
                 job.step(sum(self.iterations[:at]) + iteration + 1, total, **values)
@@ -85,29 +132,44 @@ class LogDet(Method):
                     zoom = 1.0 if gauge is None else gauge.zoom
                     next_one = iteration + 1 if moved >= self.tolerance else self.iterations[at]
                     where = {"level": at, "iteration": next_one, "zoom": zoom, "basis": basis}
-                    kept = {"best": best.state(), "codebooks": self._codebooks}
-                    job.save({"found": found, **where, **kept})
+                    job.save({"found": found, **where, "best": best.state(), "codebooks": codebooks})
                 if moved < self.tolerance:
                     break
-            self._codebooks.append(level.learn(found, basis).tensors())
+            codebooks.append(level.learn(found, basis).tensors())
+        self._codebooks: list[dict[str, torch.Tensor]] = codebooks
         return found if gauge is None or not best.sound else best.found
 
-    def _align_new(self, stack: Stack) -> torch.Tensor:
+    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
         """Gauss-Newton towards projections on what `fit` learnt at each level."""
-        found, kind = torch.as_tensor(stack.start.copy()).float(), set_kind(stack)
+        found = start_poses(stack)
         with torch.no_grad():
-            for sigma, iterations, tensors in zip(self.blurs, self.iterations, self._codebooks, strict=True):
-                level = _Level(self, stack, sigma, kind)
-                for _ in range(iterations):
-                    before = found
-                    found, _ = level.step(found, Codebook(**tensors))
-                    if float(corner_motion(before, found, stack.frame).clamp(max=1e3).mean()) < self.tolerance:
-                        break
+            levels = [_Level(self, stack, sigma, appearance) for sigma in self.blurs]
+            codes = [Codebook.from_tensors(code, torch.float64) for code in self._codebooks]
+            job.place(
+                chunks(stack),
+                lambda parts: ((self._place(stack, part, levels, codes),) for part in parts),
+                found,
+            )
         return found
 
+    def _place(self, stack: Stack, part: np.ndarray, levels: list[_Level], codes: list[Codebook]) -> torch.Tensor:
+        """Poses (B, 3, 3) of some images, each of which ends a level by its own motion.
+
+        In float64: how sums are rounded depends on the number of images, and no image may depend on the others.
+        """
+        poses, images, masks = torch.as_tensor(stack.start[part]), stack.images(part).double(), stack.masks(part)
+        masks = None if masks is None else masks.double()
+        for level, code, iterations in zip(levels, codes, self.iterations, strict=True):
+            soft, moving = blur(images, level.sigma), torch.arange(len(part))
+            for _ in range(iterations):
+                before, own_masks = poses[moving], None if masks is None else masks[moving]
+                poses[moving], _ = level.step_some(soft[moving], own_masks, before, code)
+                moving = moving[corner_motion(before, poses[moving], stack.frame) >= self.tolerance]
+                if not len(moving):
+                    break
+        return poses.float()
+
     def _state(self) -> dict[str, torch.Tensor]:
-        if not hasattr(self, "_codebooks"):
-            raise CongealError("this LogDet is not fitted yet: call fit first")
         return {f"{i}.{name}": value for i, code in enumerate(self._codebooks) for name, value in code.items()}
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -125,21 +187,28 @@ class Codebook:
     complexity: float = 0.0
     ink: float = 0.0
 
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Codebook:
+        """The inverse of `tensors`, in another precision."""
+        return cls(tensors["mean"].to(dtype), tensors["basis"].to(dtype), tensors["keep"].to(dtype))
+
     def project(self, shown: torch.Tensor) -> torch.Tensor:
         """Codes of images (B, C, h, w) already sampled into the frame."""
         weights = (shown.flatten(1) - self.mean) @ self.basis
         return (self.mean + (weights * self.keep) @ self.basis.T).view_as(shown)
 
     def tensors(self) -> dict[str, torch.Tensor]:
+        """What projecting takes, to be kept in a file."""
         return {"mean": self.mean, "basis": self.basis, "keep": self.keep}
 
 
 class _Level:
     """One level of blur: passes over the set that learn the codebook or step every image towards its code."""
 
-    def __init__(self, method: LogDet, stack: Stack, sigma: float, kind: str) -> None:
-        self.method, self.stack, self.kind, self.parts = method, stack, kind, chunks(stack)
-        self.sigma = sigma * max(stack.frame) / 28
+    def __init__(self, method: LogDet, stack: Stack, sigma: float, appearance: Appearance) -> None:
+        """sigma: in pixels of a 28-pixel frame."""
+        self.method, self.stack, self.appearance, self.parts = method, stack, appearance, chunks(stack)
+        self.sigma = sigma * frame_unit(stack.frame)
         max_step = method.max_step if method.guards else float("inf")
         self.newton = GaussNewton(method.motion, stack.frame, method.damping, max_step)
 
@@ -150,7 +219,7 @@ class _Level:
         rounds = 1
         if basis is None or basis.shape != (m, rank):
             generator = torch.Generator().manual_seed(self.method.random_state)
-            basis, rounds = torch.linalg.qr(torch.randn(m, rank, generator=generator))[0], 4
+            basis, rounds = torch.linalg.qr(torch.randn(m, rank, generator=generator))[0], _FIRST_ROUNDS
         for _ in range(rounds):
             mean, spread, total, ink = self._moments(found, basis)
             values, turn = torch.linalg.eigh(basis.double().T @ spread)
@@ -168,7 +237,7 @@ class _Level:
         product: Any = 0.0
         squares = ink = 0.0
         for part in self.parts:
-            shown = self._shown(part, found).flatten(1).double()
+            shown = self._shown(blur(self.stack.images(part), self.sigma), found[part]).flatten(1).double()
             first, squares = first + shown.sum(0), squares + float(shown.square().sum())
             product = product + shown.T @ (shown @ basis.double())
             ink += float(shown.sum())
@@ -181,40 +250,43 @@ class _Level:
         """Move every image once: (new stack_from_frame, mean squared distance of a source image to its code)."""
         moved, distortion = torch.empty_like(found), 0.0
         for part in self.parts:
-            images, masks = blur(self.stack.images(part), self.sigma), self.stack.masks(part)
-            picture = code.project(self._shown(part, found))
-            b, c = picture.shape[:2]
-            slopes = steepest_descent(picture, self.method.motion).transpose(1, 2)  # (B, k, C·h·w)
-            k = slopes.shape[1]
-            maps = torch.cat([picture, slopes.reshape(b, k * c, *self.stack.frame)], 1)
-            frame_from_stack = invert(found[part].double()).float()
-            back = warp(maps, frame_from_stack, self.stack.size)
-            residual = images - back[:, :c]
-            weight = self._weight(frame_from_stack, masks)
-            if weight is not None:
-                residual = residual * weight
-            jacobian = back[:, c:].reshape(b, k, -1)
-            if weight is not None:
-                jacobian = jacobian * weight.expand_as(residual).reshape(b, 1, -1)
-            slope = jacobian @ residual.reshape(b, -1, 1)
-            delta = (self.newton._solver(jacobian @ jacobian.transpose(1, 2)) @ slope)[..., 0]
-            moved[part] = self.newton.compose(found[part], delta)
-            distortion += float(residual.square().sum())
+            images = blur(self.stack.images(part), self.sigma)
+            moved[part], squares = self.step_some(images, self.stack.masks(part), found[part], code)
+            distortion += squares
         return moved, distortion / len(self.stack)
+
+    def step_some(
+        self, images: torch.Tensor, masks: torch.Tensor | None, found: torch.Tensor, code: Codebook
+    ) -> tuple[torch.Tensor, float]:
+        """Move some blurred images (B, C, H, W) once: (new stack_from_frame, summed squared distance to their codes).
+
+        Masks, poses and codes have the precision of the images.
+        """
+        picture = code.project(self._shown(images, found))
+        b, c = picture.shape[:2]
+        slopes = steepest_descent(picture, self.method.motion).transpose(1, 2)  # (B, k, C·h·w)
+        k = slopes.shape[1]
+        maps = torch.cat([picture, slopes.reshape(b, k * c, *self.stack.frame)], 1)
+        frame_from_stack = invert(found.double()).to(found)
+        back = warp(maps, frame_from_stack, self.stack.size)
+        residual = images - back[:, :c]
+        weight = self._weight(frame_from_stack, masks)
+        if weight is not None:
+            residual = residual * weight
+        jacobian = back[:, c:].reshape(b, k, -1)
+        if weight is not None:
+            jacobian = jacobian * weight.expand_as(residual).reshape(b, 1, -1)
+        slope = jacobian @ residual.reshape(b, -1, 1)
+        delta = (self.newton.damped_inverse(jacobian @ jacobian.transpose(1, 2)) @ slope)[..., 0]
+        return self.newton.compose(found, delta), float(residual.square().sum())
 
     def _weight(self, frame_from_stack: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor | None:
         """Which source pixels count: all for objects, as what the frame misses is lost; the shared part of photos."""
-        if self.kind == "object":
+        if self.appearance.empty_ground:
             return masks
         seen = coverage(frame_from_stack, self.stack.frame, self.stack.size)
         return seen if masks is None else seen * masks
 
-    def _shown(self, part: Any, found: torch.Tensor) -> torch.Tensor:
-        images = self.stack.images(part)
+    def _shown(self, images: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
         # Photographs do not end in black: the edge is carried on, or every frame corner would be a principal direction.
-        return warp(
-            blur(images, self.sigma),
-            found[part],
-            self.stack.frame,
-            padding="zeros" if self.kind == "object" else "border",
-        )
+        return warp(images, found, self.stack.frame, padding=self.appearance.padding)

@@ -10,27 +10,69 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from congeal.errors import CongealError
+from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.job import Job
-from congeal.solvers.gauge import Gauge, set_kind, total_ink
-from congeal.solvers.gaussnewton import GaussNewton
+from congeal.solvers.appearance import Appearance
+from congeal.solvers.filters import blur, frame_unit
+from congeal.solvers.gauge import Gauge, corner_motion
+from congeal.solvers.gaussnewton import GaussNewton, Linearisation
 from congeal.solvers.reference import reference_image
 from congeal.solvers.setpass import SetPass
+from congeal.solvers.streaming import chunks, start_poses
+
+_OF_THE_SET = ("auto", "mean", "stack")  # references that the set itself makes, anew with every step
 
 
 @dataclass(kw_only=True, eq=False)
 class LSC(Method):
-    """Least-squares congealing. `fit` streams over the set once per iteration; memory stays flat.
+    """Least-squares congealing: Gauss-Newton steps towards a reference. Needs roughly aligned input.
 
-    Minimises Σ_i ‖I_i∘p_i − T‖²: T is the mean of the aligned images (`reference="mean"`), one image ("auto" picks
-    one, or a position, file or array), or every other image in turn ("stack").
+    Minimises Σ_i ‖I_i∘p_i − T‖². `fit` streams over the set once per iteration, so memory does not grow with it. New
+    images take the same steps towards the reference that the fit ended with.
+
+    Parameters
+    ----------
+    reference : str, int, path or array
+        T: the mean of the aligned images ("auto" or "mean"), every other image in turn ("stack"), a typical image of
+        the set ("medoid"), or one image: a position in the set, a file, or an array of the frame's size.
+    blurs : tuple of float
+        Standard deviation of the Gaussian blur at each level, in pixels of a 28-pixel frame.
+    iterations : tuple of int
+        Steps at each level, at most.
+    robust : float, optional
+        Huber threshold on intensities in [0, 1]: larger residuals count linearly. None: plain squares.
+    damping : float
+        Levenberg damping, relative to the diagonal of the Hessian.
+    max_step : float
+        With guards: no corner moves farther than this many pixels in one step.
+    tolerance : float
+        A level ends when the mean corner motion of a step falls below this many pixels. A new image ends a level by its
+        own motion.
+    motion, size, align_on, kind, guards, random_state
+        As for every method, see `Method`.
+
+    Attributes
+    ----------
+    transforms_ : Transforms
+        aligned_from_source of every image of the fit, in source pixels.
+    quality_ : Quality
+        Numbers and verdict of the fit.
+    history_ : list of dict
+        After every step: cost (mean squared residual), motion (mean corner motion in pixels), blur.
+    stack_from_frame_ : (n, 3, 3) array
+        The poses between the pictures the method worked on.
+    layout_ : Layout
+        Sizes, channels, value ranges and kind of those pictures.
     """
 
-    reference: Any = "mean"
+    reference: Any = "auto"
+    """"auto" or "mean", "stack", "medoid", a position, a file or an array."""
     blurs: tuple[float, ...] = (2.0, 1.0, 0.0)
     """Gaussian blur of each level, in pixels of a 28-pixel frame."""
     iterations: tuple[int, ...] = (10, 10, 30)
@@ -38,8 +80,9 @@ class LSC(Method):
     robust: float | None = None
     """Huber threshold on intensities in [0, 1]: residuals beyond it count linearly. None: plain squares."""
     damping: float = 1e-2
+    """Levenberg damping, relative to the diagonal of the Hessian."""
     max_step: float = 3.0
-    """No corner moves farther than this many pixels in one step."""
+    """With guards: no corner moves farther than this many pixels in one step."""
     tolerance: float = 0.01
     """A level ends when the mean corner motion of a step falls below this many pixels."""
 
@@ -50,20 +93,20 @@ class LSC(Method):
         if len(self.blurs) != len(self.iterations):
             raise CongealError(f"blurs {self.blurs} and iterations {self.iterations} need the same length")
 
-    def _align(self, stack: Stack, job: Job) -> torch.Tensor:
-        self._template: torch.Tensor | None = None
-        fixed = None
-        if not (isinstance(self.reference, str) and self.reference in ("mean", "stack")):
-            fixed = reference_image(self.reference, stack, self.random_state)
-        start = torch.as_tensor(stack.start.copy()).float()
-        state = job.load() or {"found": start.clone(), "level": 0, "iteration": 0, "target": None, "zoom": 1.0}
+    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+        fixed = None if self._is_of_the_set() else reference_image(self.reference, stack, self.random_state)
+        start = start_poses(stack)
+        state = job.load() or {"found": start, "level": 0, "iteration": 0, "target": None, "zoom": 1.0}
         found, total = state["found"], sum(self.iterations)
         with torch.no_grad():
-            gauge = self._gauge(stack, start, float(state["zoom"])) if fixed is None else None
+            gauge = None
+            if self.guards and fixed is None:  # a fixed reference holds the common pose by itself
+                zoom = float(state["zoom"])
+                gauge = Gauge.of_stack(stack, self.motion, holds_ink=appearance.holds_ink, zoom=zoom)
             for level in range(int(state["level"]), len(self.blurs)):
-                solver = self._pass(stack, self.blurs[level], fixed, gauge)
+                solver = self._pass(stack, appearance, self.blurs[level], fixed, gauge)
                 resumed = level == state["level"] and state["target"] is not None
-                solver.target = state["target"] if resumed else solver.look(found)
+                solver.target = state["target"] if resumed else solver.collect(found)
                 first = int(state["iteration"]) if level == state["level"] else 0
                 for iteration in range(first, self.iterations[level]):
                     found, moved, cost = solver.step(found)
@@ -78,39 +121,70 @@ class LSC(Method):
                             job.save({**at, "level": level, "iteration": iteration + 1, "target": solver.target})
                     if converged:
                         break
-            self._template = fixed if fixed is not None else self._pass(stack, 0.0).look(found)["mean"]
+            last = self._pass(stack, appearance, 0.0).collect(found)["mean"] if fixed is None else fixed
+        self._template: torch.Tensor = last
         return found
 
-    def _gauge(self, stack: Stack, start: torch.Tensor, zoom: float) -> Gauge | None:
-        """A fixed reference holds the common pose by itself; a mean or a stack would drift."""
-        if not self.guards:
-            return None
-        return Gauge(start, stack.frame, total_ink(stack) if set_kind(stack) == "object" else None, zoom)
+    def _is_of_the_set(self) -> bool:
+        return isinstance(self.reference, str) and self.reference in _OF_THE_SET
 
     def _pass(
-        self, stack: Stack, sigma: float, fixed: torch.Tensor | None = None, gauge: Gauge | None = None
+        self,
+        stack: Stack,
+        appearance: Appearance,
+        sigma: float,
+        fixed: torch.Tensor | None = None,
+        gauge: Gauge | None = None,
     ) -> SetPass:
-        max_step = self.max_step if self.guards else float("inf")
-        newton = GaussNewton(self.motion, stack.frame, self.damping, max_step, self.robust)
-        pairs = isinstance(self.reference, str) and self.reference == "stack" and fixed is None
-        return SetPass(stack, newton, sigma * max(stack.frame) / 28, fixed=fixed, gauge=gauge, pairs=pairs)
+        """A pass over the set; sigma in pixels of a 28-pixel frame."""
+        pairs = self._is_of_the_set() and self.reference == "stack" and fixed is None
+        sigma *= frame_unit(stack.frame)
+        return SetPass(stack, self._newton(stack), appearance, sigma, fixed=fixed, gauge=gauge, pairs=pairs)
 
-    def _align_new(self, stack: Stack) -> torch.Tensor:
+    def _newton(self, stack: Stack) -> GaussNewton:
+        max_step = self.max_step if self.guards else float("inf")
+        return GaussNewton(self.motion, stack.frame, self.damping, max_step, self.robust)
+
+    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
         """Steps towards the template that `fit` ended with."""
-        found = torch.as_tensor(stack.start.copy()).float()
+        found, newton, unit = start_poses(stack), self._newton(stack), frame_unit(stack.frame)
         with torch.no_grad():
-            for sigma, iterations in zip(self.blurs, self.iterations, strict=True):
-                solver = self._pass(stack, sigma, self._template)
-                solver.target = solver.look(found)
-                for _ in range(iterations):
-                    found, moved, _ = solver.step(found)
-                    if moved < self.tolerance:
-                        break
+            template = self._template.double()[None]
+            levels = [(sigma * unit, newton.linearise(blur(template, sigma * unit)[0])) for sigma in self.blurs]
+            job.place(
+                chunks(stack),
+                lambda parts: ((self._place(stack, part, appearance, newton, levels),) for part in parts),
+                found,
+            )
         return found
 
+    def _place(
+        self,
+        stack: Stack,
+        part: np.ndarray,
+        appearance: Appearance,
+        newton: GaussNewton,
+        levels: list[tuple[float, Linearisation]],
+    ) -> torch.Tensor:
+        """Poses (B, 3, 3) of some images, each of which ends a level by its own motion.
+
+        In float64: how sums are rounded depends on the number of images, and no image may depend on the others.
+        """
+        poses, images, masks = torch.as_tensor(stack.start[part]), stack.images(part).double(), stack.masks(part)
+        masks = None if masks is None else masks.double()
+        for (sigma, line), iterations in zip(levels, self.iterations, strict=True):
+            soft, moving = blur(images, sigma), torch.arange(len(part))
+            for _ in range(iterations):
+                before, own_masks = poses[moving], None if masks is None else masks[moving]
+                shown = warp(soft[moving], before, stack.frame)
+                weights = appearance.weights(before, stack.size, stack.frame, own_masks)
+                poses[moving] = newton.compose(before, newton.delta(shown, line, weights))
+                moving = moving[corner_motion(before, poses[moving], stack.frame) >= self.tolerance]
+                if not len(moving):
+                    break
+        return poses.float()
+
     def _state(self) -> dict[str, torch.Tensor]:
-        if self._template is None:
-            raise CongealError("this LSC is not fitted yet: call fit first")
         return {"template": self._template}
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:

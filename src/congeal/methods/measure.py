@@ -10,8 +10,10 @@ import torch
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
 from congeal.metrics import Quality, QualityMeter, geometric_mean, scales, score_against_mean
+from congeal.metrics.limits import BLANK_INK, LOST_INK, LOST_OUTSIDE
 from congeal.progress import Progress
-from congeal.solvers.gauge import chunks, pixel_area, set_kind
+from congeal.solvers.appearance import Appearance, plain_appearance
+from congeal.solvers.streaming import chunks, pixel_area
 from congeal.transforms import STATUSES
 
 OK, BLANK, OUTLIER, FAILED = (STATUSES.index(word) for word in ("ok", "blank", "outlier", "failed"))
@@ -25,9 +27,16 @@ class Measurement:
     out_of_frame: np.ndarray  # (n,) share of the frame that has no image under it
 
 
-def measure(stack: Stack, stack_from_frame: np.ndarray, *, quiet: bool = True) -> Measurement:
-    """Quality before and after, in the frame the method worked in. Two passes; some 40 bytes an image stay."""
-    kind = set_kind(stack)
+_FAR = 5.0  # deviations (by the median) below the median score: an outlier
+_LEAST_SPREAD = 0.02  # of scores: where all images match alike, the last one is not odd yet
+
+
+def measure(stack: Stack, stack_from_frame: np.ndarray, kind: str, *, quiet: bool = True) -> Measurement:
+    """Quality before and after, in the frame the method worked in. Two passes; some 40 bytes an image stay.
+
+    kind: "object" or "photo", which decides what counts as a collapse.
+    """
+    appearance = plain_appearance(kind)
     meter = QualityMeter(kind, aligned_area=1 / pixel_area(stack))
     n = len(stack)
     ink, source_ink, outside, outside_before = (np.zeros(n, dtype=np.float32) for _ in range(4))
@@ -36,8 +45,8 @@ def measure(stack: Stack, stack_from_frame: np.ndarray, *, quiet: bool = True) -
         for part in chunks(stack):
             found, start = _matrices(stack_from_frame[part]), _matrices(stack.start[part])
             images, masks = stack.images(part), stack.masks(part)
-            before, before_weight = _seen(images, masks, start, stack, kind)
-            after, after_weight = _seen(images, masks, found, stack, kind)
+            before, before_weight = _seen(images, masks, start, stack, appearance)
+            after, after_weight = _seen(images, masks, found, stack, appearance)
             meter.update_before(before, before_weight)
             meter.update_after(after, images, after_weight, masks)
             ink[part], source_ink[part] = after.flatten(1).sum(1), images.flatten(1).sum(1)
@@ -48,10 +57,11 @@ def measure(stack: Stack, stack_from_frame: np.ndarray, *, quiet: bool = True) -
             progress.update(len(part))
         mean = meter.after.mean
         for part in chunks(stack):
-            after, weight = _seen(stack.images(part), stack.masks(part), _matrices(stack_from_frame[part]), stack, kind)
+            matrices = _matrices(stack_from_frame[part])
+            after, weight = _seen(stack.images(part), stack.masks(part), matrices, stack, appearance)
             score[part] = score_against_mean(after, mean, weight)
             progress.update(len(part))
-    status = _status(kind, score, ink * np.float32(pixel_area(stack)), source_ink, outside)
+    status = _status(appearance, score, ink * np.float32(pixel_area(stack)), source_ink, outside)
     counted = status != FAILED if (status != FAILED).any() else np.ones(n, dtype=bool)
     mean_scale = geometric_mean(scale[counted])
     quality = meter.finish(mean_scale=mean_scale, out_of_frame=outside, out_of_frame_before=outside_before)
@@ -63,25 +73,21 @@ def _matrices(rows: np.ndarray) -> torch.Tensor:
 
 
 def _seen(
-    images: torch.Tensor, masks: torch.Tensor | None, matrices: torch.Tensor, stack: Stack, kind: str
+    images: torch.Tensor, masks: torch.Tensor | None, matrices: torch.Tensor, stack: Stack, appearance: Appearance
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Images as the frame shows them, and their weights: real photographs do not end in black."""
-    shown = warp(images, matrices, stack.frame)
-    weight = None
-    if masks is not None:
-        weight = warp(masks, matrices, stack.frame)
-    elif kind == "photo":
-        weight = coverage(matrices, stack.size, stack.frame)
-    return shown, weight
+    return warp(images, matrices, stack.frame), appearance.covered(matrices, stack.size, stack.frame, masks)
 
 
-def _status(kind: str, score: np.ndarray, ink: np.ndarray, source_ink: np.ndarray, outside: np.ndarray) -> np.ndarray:
+def _status(
+    appearance: Appearance, score: np.ndarray, ink: np.ndarray, source_ink: np.ndarray, outside: np.ndarray
+) -> np.ndarray:
     status = np.full(len(score), OK, dtype=np.uint8)
     spread = 1.4826 * np.median(np.abs(score - np.median(score)))
-    status[score < np.median(score) - 5 * max(spread, 0.02)] = OUTLIER
-    if kind == "object":
-        status[ink < 0.5 * source_ink] = FAILED
-        status[source_ink < 0.02 * np.median(source_ink)] = BLANK
+    status[score < np.median(score) - _FAR * max(spread, _LEAST_SPREAD)] = OUTLIER
+    if appearance.holds_ink:
+        status[ink < LOST_INK * source_ink] = FAILED
+        status[source_ink < BLANK_INK * np.median(source_ink)] = BLANK
     else:
-        status[outside > 0.9] = FAILED
+        status[outside > LOST_OUTSIDE] = FAILED
     return status

@@ -17,9 +17,11 @@ from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.job import Job
+from congeal.solvers.appearance import Appearance
 from congeal.solvers.best import Best
-from congeal.solvers.gauge import set_kind
-from congeal.solvers.lowrank import Decomposition, Linear, MotionGauge, Spectrum, decompose, linearise, move
+from congeal.solvers.filters import frame_unit
+from congeal.solvers.gauge import Gauge
+from congeal.solvers.lowrank import Decomposition, Linear, Spectrum, decompose, linearise, move
 
 _ROUGH = 1e-3  # tolerance of the inner solver on blurred images: a third fewer steps, the same outcome
 _SMALL = 5e-4  # of the objective: with guards a step that lowers it by less is the last one
@@ -27,10 +29,50 @@ _SMALL = 5e-4  # of the objective: with guards a step that lowers it by less is 
 
 @dataclass(kw_only=True, eq=False)
 class RASL(Method):
-    """Minimises ‖A‖_* + λ‖E‖₁ over transforms, where the aligned images, as rows of unit norm, are A + E.
+    """Low rank plus sparse errors: for sets with occlusions or changing light. Needs roughly aligned input.
 
-    The whole set is in memory: per pixel and image (1 + number of parameters) values in float64, and (5 + number of
-    parameters) in float32 for pixels that are not empty in every image.
+    Minimises ‖A‖_* + λ‖E‖₁ over transforms, where the aligned images, as rows of unit norm, are A + E. The whole set is
+    in memory: per pixel and image (1 + number of parameters) values in float64, and (5 + number of parameters) in
+    float32 for pixels that are not empty in every image. It has no step for new images.
+
+    Parameters
+    ----------
+    sparsity : float
+        λ = sparsity / √(pixels). Smaller: more is explained as error, and A has lower rank.
+    smoothing : float
+        Standard deviation of the Gaussian blur of the images, in frame pixels.
+    coarse : tuple of float
+        With guards, for objects: blurs to begin with, in pixels of a 28-pixel frame. (): sharp from the start, as
+        published.
+    coarse_iterations : int
+        Outer steps at each of them, at most.
+    iterations : int
+        Outer steps (re-linearisations) on the images as `smoothing` leaves them, at most.
+    tolerance : float
+        The method ends when a step lowers the objective by less than this or, with guards, by less than a 2,000th.
+    inner_tolerance : float
+        The inner solver ends when D + Q d − A − E is this small against D; 1e-6 as published.
+    inner_iterations : int
+        Steps of the inner solver, at most.
+    growth : float
+        Of the inner solver's penalty with every step; 1.25 as published.
+    max_step : float
+        With guards: no corner moves farther than this many pixels in one step.
+    motion, size, align_on, kind, guards, random_state
+        As for every method, see `Method`.
+
+    Attributes
+    ----------
+    transforms_ : Transforms
+        aligned_from_source of every image, in source pixels.
+    quality_ : Quality
+        Numbers and verdict of the fit.
+    history_ : list of dict
+        After every outer step: objective, and inner (steps of the inner solver).
+    stack_from_frame_ : (n, 3, 3) array
+        The poses between the pictures the method worked on.
+    layout_ : Layout
+        Sizes, channels, value ranges and kind of those pictures.
     """
 
     motion: str = "affine"
@@ -50,6 +92,7 @@ class RASL(Method):
     inner_tolerance: float = 1e-4
     """The inner solver ends when D + Q d − A − E is this small against D; 1e-6 as published."""
     inner_iterations: int = 1000
+    """Steps of the inner solver, at most."""
     growth: float = 1.5
     """Of the inner solver's penalty with every step; 1.25 as published, at twice the number of steps."""
     max_step: float = 3.0
@@ -61,24 +104,21 @@ class RASL(Method):
         """How many of the largest singular values are not penalised."""
         return 0
 
-    def _align(self, stack: Stack, job: Job) -> torch.Tensor:
-        start, kind = torch.as_tensor(stack.start.copy()), set_kind(stack)
-        blurs = self._blurs(stack.frame, kind)
-        state: dict[str, Any] = job.load() or {
-            "found": start,
-            "last": math.inf,
-            "level": 0,
-            "iteration": 0,
-            "zoom": 1.0,
-        }
+    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+        start, blurs = torch.as_tensor(stack.start.copy()), self._blurs(stack.frame, appearance)
+        fresh: dict[str, Any] = {"found": start, "last": math.inf, "level": 0, "iteration": 0, "zoom": 1.0}
+        state = job.load() or fresh
         found, last, best = state["found"], float(state["last"]), Best(start, state.get("best"))
-        gauge = MotionGauge(stack, self.motion, kind, float(state["zoom"])) if self.guards else None
+        gauge = None
+        if self.guards:
+            zoom = float(state["zoom"])
+            gauge = Gauge.of_stack(stack, self.motion, holds_ink=appearance.holds_ink, zoom=zoom)
         limits = [self.coarse_iterations] * (len(blurs) - 1) + [self.iterations]
         with torch.no_grad():
             for level in range(int(state["level"]), len(blurs)):
                 for iteration in range(int(state["iteration"]) if level == state["level"] else 0, limits[level]):
                     done = sum(limits[:level]) + iteration
-                    line = linearise(stack, found, self.motion, blurs[level], kind)
+                    line = linearise(stack, found, self.motion, blurs[level], appearance)
                     seed = self.random_state * 1000 + done  # a resumed run draws what an uninterrupted one would
                     free = max(self._unpenalised(), int(level + 1 < len(blurs)))
                     spectrum = Spectrum((line.data.shape[0], line.data.shape[1]), free, seed)
@@ -102,9 +142,9 @@ class RASL(Method):
                 last = math.inf
         return found if gauge is None else best.found
 
-    def _blurs(self, frame: Size, kind: str) -> list[float]:
+    def _blurs(self, frame: Size, appearance: Appearance) -> list[float]:
         """Of the levels, in frame pixels."""
-        coarse = [sigma * max(frame) / 28 for sigma in self.coarse if self.guards and kind == "object"]
+        coarse = [sigma * frame_unit(frame) for sigma in self.coarse if self.guards and appearance.empty_ground]
         return [*(sigma for sigma in coarse if sigma > self.smoothing), self.smoothing]
 
     def _least(self, objective: float) -> float:

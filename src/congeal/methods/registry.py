@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from congeal.errors import CongealError
 
@@ -15,12 +15,12 @@ _METHODS = {
     "deep": (
         "congeal.methods.deep.congealing",
         "DeepCongealing",
-        "a spatial transformer trained on the set, then refined: reaches images that start far away, aligns new ones",
+        "a spatial transformer trained on the set, then refined: reaches images that start far apart",
     ),
     "lsc": (
         "congeal.methods.lsc",
         "LSC",
-        "least squares to a reference, by Gauss-Newton: fast and sharp from a fair start",
+        "least squares to a reference, by Gauss-Newton: fast and sharp on roughly aligned input",
     ),
     "rasl": (
         "congeal.methods.rasl",
@@ -50,7 +50,7 @@ _METHODS = {
     "sift": (
         "congeal.methods.sift",
         "SIFT",
-        "entropy of visual words: for photographs whose raw values mean little, aligns new images by a funnel",
+        "entropy of visual words: for photographs whose pixel values mean little, aligns new images by a funnel",
     ),
     "deepfeatures": (
         "congeal.methods.deepfeatures",
@@ -63,6 +63,12 @@ _METHODS = {
         "a simple code for the aligned set that gives every source image back: sharp, and cannot win by shrinking",
     ),
 }
+
+# Known by name, but not among the methods that are listed and compared: it trains for hours, and collapses.
+_PRINTED = {"paper": ("congeal.methods.deep.paper", "PaperCongealing")}
+
+# name on the command line: (method, name of its parameters in congeal.methods.deep.congealing)
+PRESETS = {"paper-mnist": ("paper", "PAPER_MNIST"), "paper-lfw": ("paper", "PAPER_LFW")}
 
 
 def methods() -> dict[str, str]:
@@ -77,7 +83,18 @@ def classes() -> dict[str, str]:
 
 def method_class(name: str) -> type[Method]:
     """The class behind a method's name."""
-    if name not in _METHODS:
+    if name in _PRINTED:
+        module, cls = _PRINTED[name]
+    elif name in _METHODS:
+        module, cls, _ = _METHODS[name]
+    else:
         raise CongealError(f"unknown method '{name}': choose one of {', '.join(_METHODS)}")
-    module, cls, _ = _METHODS[name]
     return getattr(importlib.import_module(module), cls)
+
+
+def preset(name: str) -> tuple[str, dict[str, Any]]:
+    """The method and the parameters behind a preset: "paper-mnist" or "paper-lfw"."""
+    if name not in PRESETS:
+        raise CongealError(f"unknown preset '{name}': choose one of {', '.join(PRESETS)}")
+    method, parameters = PRESETS[name]
+    return method, dict(getattr(importlib.import_module("congeal.methods.deep.congealing"), parameters))

@@ -14,11 +14,15 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.images import Stack
-from congeal.methods.funnel import FunnelMethod, Level
+from congeal.methods.funnel import FunnelMethod
+from congeal.solvers.appearance import Appearance
 from congeal.solvers.descriptors import DESCRIPTOR, dense_descriptors, kmeans, squared_distances
-from congeal.solvers.gauge import chunks
+from congeal.solvers.fields import Level
+from congeal.solvers.filters import frame_unit
+from congeal.solvers.streaming import chunks
 
 _SAMPLE = 20_000  # descriptors that k-means sees
+_FLAT = 0.1  # norm of a descriptor up to which there is nothing to be seen, and nothing to be learnt
 
 
 @dataclass(kw_only=True, eq=False)
@@ -27,9 +31,49 @@ class SIFT(FunnelMethod):
 
     Every pixel gets a 32-d gradient histogram of the patch around it and from that soft shares of `clusters` visual
     words, learnt by k-means on the set. Minimises the entropy of the words at each pixel of the frame.
+
+    Parameters
+    ----------
+    clusters : int
+        Visual words.
+    patch : int
+        Side of the patch in pixels, even. It is halved for each later part of the sweeps, to 2 at least.
+    softness : float
+        Shares fall off as exp(−d²/2σ²), with σ² the mean squared distance to the nearest word times this.
+    step : float
+        First step: corner motion in pixels of a 28-pixel frame.
+    sweeps : tuple of int
+        Sweeps over all parameters in each part, at most. Before each part descriptors are taken anew from the images as
+        they lie.
+    relative : bool
+        Count only what an image disagrees with the set about, not the entropy it has by itself; False as published.
+    shrink : float
+        An image that refuses both directions of a parameter tries a step this much shorter next time; 1 as published.
+    min_step : float
+        Steps, in pixels of corner motion, do not become shorter than this.
+    noise : float
+        Standard deviation of the random change of each step's length, relative to it.
+    tolerance : float
+        A level ends when the mean corner motion of a sweep falls below this many pixels.
+    motion, size, align_on, kind, guards, random_state
+        As for every method, see `Method`.
+
+    Attributes
+    ----------
+    transforms_ : Transforms
+        aligned_from_source of every image of the fit, in source pixels.
+    quality_ : Quality
+        Numbers and verdict of the fit.
+    history_ : list of dict
+        After every sweep: cost (nats per pixel), motion (mean corner motion in pixels), level.
+    stack_from_frame_ : (n, 3, 3) array
+        The poses between the pictures the method worked on.
+    layout_ : Layout
+        Sizes, channels, value ranges and kind of those pictures.
     """
 
     clusters: int = 12
+    """Visual words."""
     patch: int = 8
     """Side of the patch in pixels, even. It is halved for each later part of the sweeps, to 2 at least: large patches
     see far, small ones are exact."""
@@ -72,7 +116,7 @@ class SIFT(FunnelMethod):
             chosen = torch.from_numpy(rng.integers(0, pixels, (len(part), 1, each))).expand(-1, DESCRIPTOR, -1)
             sample.append(found.gather(2, chosen).transpose(1, 2).reshape(-1, DESCRIPTOR))
         points = torch.cat(sample)
-        seen = points[points.norm(dim=1) > 0.1]
+        seen = points[points.norm(dim=1) > _FLAT]
         generator = torch.Generator().manual_seed(self.random_state)
         if len(seen) < self.clusters:
             raise CongealError(f"{stack.source.name} shows too little structure for {self.clusters} visual words")
@@ -80,8 +124,8 @@ class SIFT(FunnelMethod):
         words = torch.cat([torch.zeros(1, DESCRIPTOR), kmeans(seen, self.clusters - 1, generator)])
         return words, squared_distances(seen, words).amin(1).mean().clamp(min=1e-6)
 
-    def _levels(self, stack: Stack, kind: str) -> list[Level]:
-        unit = max(stack.frame) / 28
+    def _levels(self, stack: Stack, appearance: Appearance) -> list[Level]:
+        unit = frame_unit(stack.frame)
         # Each part begins where the last one ended, so its first step may be shorter.
         steps = [max(self.step * self.shrink**i, self.min_step) * unit for i in range(len(self.sweeps))]
         levels = []
@@ -89,7 +133,8 @@ class SIFT(FunnelMethod):
             words = partial(self._words, patch=patch)
             # Published: beyond the edge any word is as likely as any other. Around an object there is empty ground.
             empty = words(torch.zeros(1, stack.channels, 1, 1))[0, :, 0, 0]
-            outside = empty if kind == "object" and self.guards else torch.full((self.clusters,), 1 / self.clusters)
+            known = appearance.empty_ground and self.guards
+            outside = empty if known else torch.full((self.clusters,), 1 / self.clusters)
             levels.append(Level(words, step, sweeps, self.clusters, outside, anchored=True))
         return levels
 
@@ -97,10 +142,10 @@ class SIFT(FunnelMethod):
         """Soft shares of the visual words at every pixel: (B, C, H, W) → (B, clusters, H, W)."""
         b, _, height, width = images.shape
         if height * width == 1:
-            found = torch.zeros(b, DESCRIPTOR, 1, 1)
+            found = images.new_zeros(b, DESCRIPTOR, 1, 1)
         else:
             found = dense_descriptors(images, patch)
         points = found.movedim(1, -1).reshape(-1, DESCRIPTOR)
-        distance = squared_distances(points, self._learnt[f"words.{patch}"])
+        distance = squared_distances(points, self._learnt[f"words.{patch}"].to(points))
         shares = torch.softmax(-distance / (2 * self.softness * self._learnt[f"spread.{patch}"]), 1)
         return shares.reshape(b, height, width, -1).movedim(-1, 1).contiguous()

@@ -19,9 +19,12 @@ from congeal.errors import CongealError
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.job import Job
+from congeal.solvers.appearance import Appearance
 from congeal.solvers.best import Best
-from congeal.solvers.gauge import chunks, set_kind
-from congeal.solvers.lowrank import Linear, MotionGauge, linearise, move, soft
+from congeal.solvers.filters import frame_unit
+from congeal.solvers.gauge import Gauge
+from congeal.solvers.lowrank import Linear, linearise, move, soft
+from congeal.solvers.streaming import chunks, start_poses
 
 MODES = ("batch", "online", "frozen")
 _WARM_UP = 20  # images an online subspace is learnt on before it goes on alone
@@ -31,12 +34,22 @@ _APPROACH = 0.7  # of the linearisations: with guards, those that lead from one 
 _TOGETHER = 16  # images that are solved for one subspace before it turns for each of them
 _MOST_TURNS = 2000  # of the subspace between two warps: a larger set shows it no more
 _SEEN = 500  # images that new directions are taken from
+_IMAGES_PER_COLUMN = 5  # with guards: a subspace with more columns learns each image by heart, misaligned as it is
+_SOLVED_AT_ONCE = 256  # images: what they need at once stays in cache
+_FIRST_PENALTY = 2.0  # of the per-image solver; it doubles with every step
+_MOST_ITERATIONS = 30  # of the per-image solver: its penalty is then 1e9, and what is left 1e-9 of an image
+_NOTHING = 1e-12  # gradient times weights of an image that is blank, or explained already: the subspace stays
+_FIRST_TURN, _LONGEST_TURN = math.pi / 2, math.pi / 3  # radians: what sets the scale of turns, and the most of any
+_CALM, _CALM_LEAST, _CALM_MOST = 3.0, 1.0, 30.0  # memory of how turns agree: at first, and where the level changes
+_SHORTER = 500  # the first turn of a calming tracker against one that is not: it begins near where it belongs
+_AGREEMENT_WIDTH = 0.1  # cosine by which two turns must agree or disagree to count fully
 
 
 @dataclass(kw_only=True, eq=False)
 class TGRASTA(Method):
-    """Minimises Σ_i ‖e_i‖₁ where image i, aligned and of unit norm, is U w_i + e_i with one orthonormal basis U.
+    """Alignment to a subspace learnt image by image, with sparse errors. Needs roughly aligned input.
 
+    Minimises Σ_i ‖e_i‖₁ where image i, aligned and of unit norm, is U w_i + e_i with one orthonormal basis U.
     `batch` learns U on all images; `online` on the first 20, then passes once over the others and lets U follow;
     `frozen` on a fifth of them, 150 at most, and aligns the others to it. Images the fit has not seen are aligned to
     the sequence of subspaces that the fit went through, then to U as it ended.
@@ -44,6 +57,40 @@ class TGRASTA(Method):
     With guards U begins as the one direction that blurred images share and grows while they sharpen: a subspace that is
     whole from the start learns the misalignment. Its turns become shorter with every image. Without them it begins as
     noise, as published.
+
+    Parameters
+    ----------
+    mode : str
+        batch, online or frozen.
+    dimension : int
+        Columns of U in the end. With guards at most a fifth of the images it is learnt on.
+    linearisations : int
+        Times that images are warped anew; each ends with one step of every image.
+    sweeps : int
+        Passes of the subspace over the images between two warps.
+    solver_iterations : int
+        Of the per-image solver; more than 30 change nothing.
+    smoothing : float
+        Standard deviation of the Gaussian blur of the images, in frame pixels.
+    coarse : float
+        With guards: the blur to begin with, in pixels of a 28-pixel frame.
+    max_step : float
+        With guards: no corner moves farther than this many pixels in one step.
+    motion, size, align_on, kind, guards, random_state
+        As for every method, see `Method`.
+
+    Attributes
+    ----------
+    transforms_ : Transforms
+        aligned_from_source of every image of the fit, in source pixels.
+    quality_ : Quality
+        Numbers and verdict of the fit.
+    history_ : list of dict
+        After every linearisation or run of followers: cost, the mean of ‖e_i‖₁.
+    stack_from_frame_ : (n, 3, 3) array
+        The poses between the pictures the method worked on.
+    layout_ : Layout
+        Sizes, channels, value ranges and kind of those pictures.
     """
 
     motion: str = "affine"
@@ -56,7 +103,7 @@ class TGRASTA(Method):
     sweeps: int = 5
     """Passes of the subspace over the images between two warps."""
     solver_iterations: int = 12
-    """Of the per-image solver."""
+    """Of the per-image solver; more than 30 change nothing."""
     smoothing: float = 0.4
     """Gaussian blur of the images, in frame pixels."""
     coarse: float = 1.5
@@ -72,26 +119,25 @@ class TGRASTA(Method):
         if min(self.dimension, self.linearisations, self.sweeps, self.solver_iterations) < 1:
             raise CongealError("dimension, linearisations, sweeps and solver_iterations are counts: at least 1")
 
-    def _align(self, stack: Stack, job: Job) -> torch.Tensor:
-        kind = set_kind(stack)
+    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
         learners, others = self._split(stack)
         total = self.linearisations + len(others)
-        state = job.load() or self._begin(stack, kind, learners)
+        state = job.load() or self._begin(stack, appearance, learners)
         found, best = state["found"].clone(), Best(state["found"][learners], state.get("best"))
         self._tracker = tracker = Tracker(state["subspace"], state["pace"], calming=self.guards)
         self._path: list[torch.Tensor] = list(state["path"])
-        gauge = MotionGauge(stack, self.motion, kind, float(state["zoom"]), learners) if self.guards else None
+        gauge = self._gauge(stack, appearance, learners, float(state["zoom"])) if self.guards else None
         with torch.no_grad():
             for step in range(int(state["step"]), total):
                 if step < self.linearisations:
-                    cost = self._learn(stack, kind, found, learners, step, gauge, best)
+                    cost = self._learn(stack, appearance, found, learners, step, gauge, best)
                     if step + 1 == self.linearisations and self.guards:
                         found[learners] = best.found
                 else:
                     part = others[step - self.linearisations]
-                    found[part], costs = self._follow(stack, kind, found[part], part)
+                    found[part], costs = self._follow(stack, appearance, found[part], part)
                     if self.guards and len(part) >= _WARM_UP:  # fewer have no mean worth trusting
-                        found[part] = self._settle(stack, kind, found[part], part)
+                        found[part] = self._settle(stack, appearance, found[part], part)
                     cost = float(costs.mean())
                 job.step(step + 1, total, cost=cost)
                 if job.due():
@@ -113,10 +159,14 @@ class TGRASTA(Method):
         others = np.setdiff1d(order, learners)
         return learners, [part for part in np.array_split(others, len(chunks(stack))) if len(part)]
 
-    def _begin(self, stack: Stack, kind: str, learners: np.ndarray) -> dict[str, Any]:
+    def _gauge(self, stack: Stack, appearance: Appearance, rows: np.ndarray, zoom: float = 1.0) -> Gauge:
+        """Of some images alone: runs of them are aligned one after another."""
+        return Gauge.of_stack(stack, self.motion, holds_ink=appearance.holds_ink, zoom=zoom, rows=rows)
+
+    def _begin(self, stack: Stack, appearance: Appearance, learners: np.ndarray) -> dict[str, Any]:
         start = torch.as_tensor(stack.start.copy())
         if self.guards:
-            line = linearise(stack, start[learners], self.motion, self._blur(stack, 0), kind, learners)
+            line = linearise(stack, start[learners], self.motion, self._blur(stack, 0), appearance, learners)
             subspace = leading(line.data, 1)
         else:
             pixels = stack.channels * stack.frame[0] * stack.frame[1]
@@ -131,7 +181,7 @@ class TGRASTA(Method):
 
     def _blur(self, stack: Stack, step: int) -> float:
         """The blur of a linearisation, in frame pixels."""
-        coarse = max(self.coarse * max(stack.frame) / 28, self.smoothing)
+        coarse = max(self.coarse * frame_unit(stack.frame), self.smoothing)
         left = 1 - step / self._approach() if step < self._approach() else 0.0
         return self.smoothing + left * (coarse - self.smoothing)
 
@@ -139,20 +189,20 @@ class TGRASTA(Method):
         """With guards: of the subspace, one for the first half of the linearisations, then more and more."""
         half = self.linearisations / 2
         share = (step + 1 - half) / (self._approach() + 1 - half)
-        return 1 + int((min(self.dimension, max(1, images // 5)) - 1) * min(1.0, max(0.0, share)))
+        return 1 + int((min(self.dimension, max(1, images // _IMAGES_PER_COLUMN)) - 1) * min(1.0, max(0.0, share)))
 
     def _learn(
         self,
         stack: Stack,
-        kind: str,
+        appearance: Appearance,
         found: torch.Tensor,
         learners: np.ndarray,
         step: int,
-        gauge: MotionGauge | None,
+        gauge: Gauge | None,
         best: Best,
     ) -> float:
         """One linearisation of all learners: sweeps of the subspace, then one step of every image, in place."""
-        line = linearise(stack, found[learners], self.motion, self._blur(stack, step), kind, learners)
+        line = linearise(stack, found[learners], self.motion, self._blur(stack, step), appearance, learners)
         generator = torch.Generator().manual_seed(self.random_state * 1000 + step)
         if self.guards:
             self._tracker.begin(line.data, self._columns(step, len(learners)))
@@ -176,27 +226,35 @@ class TGRASTA(Method):
         return cost
 
     def _follow(
-        self, stack: Stack, kind: str, found: torch.Tensor, rows: np.ndarray
+        self, stack: Stack, appearance: Appearance, found: torch.Tensor, rows: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Align images `rows` to the subspace, which follows them one by one in `online`: (places, costs)."""
         if self.mode != "online":
-            return self._place(stack, kind, found, rows)
+            return self._place(stack, appearance, found, rows)
         places, costs = found.clone(), found.new_zeros(len(rows))
         for i in range(len(rows)):
             one = slice(i, i + 1)
-            places[one], costs[one] = self._place(stack, kind, found[one], rows[one])
-            line = linearise(stack, places[one], self.motion, self.smoothing, kind, rows[one])
+            places[one], costs[one] = self._place(stack, appearance, found[one], rows[one])
+            line = linearise(stack, places[one], self.motion, self.smoothing, appearance, rows[one])
             self._tracker.update(solve(line, torch.arange(1), self._tracker.subspace, self.solver_iterations))
         self._tracker.tidy()
         return places, costs
 
     def _place(
-        self, stack: Stack, kind: str, found: torch.Tensor, rows: np.ndarray
+        self,
+        stack: Stack,
+        appearance: Appearance,
+        found: torch.Tensor,
+        rows: np.ndarray,
+        dtype: torch.dtype = torch.float32,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Align images `rows` along the path the subspace took and to what it is; with guards each keeps its best."""
+        """Align images `rows` along the path the subspace took and to what it is: (places, costs).
+
+        With guards each keeps its best. dtype: of the samples, see `linearise`.
+        """
         best, lowest = found.clone(), found.new_full((len(rows),), math.inf)
         for step in range(self.linearisations):
-            line = linearise(stack, found, self.motion, self._blur(stack, step), kind, rows)
+            line = linearise(stack, found, self.motion, self._blur(stack, step), appearance, rows, dtype)
             steps, costs = self._solve_all(line, self._path[step] if step < len(self._path) else None)
             found = move(found, line, steps, self.motion, stack.frame, self._cap())
             better = (costs < lowest) & (line.data.abs().amax(1) > 0) | (not self.guards)
@@ -204,13 +262,13 @@ class TGRASTA(Method):
             best[better], lowest[better] = found[better], costs[better]
         return best, lowest
 
-    def _settle(self, stack: Stack, kind: str, found: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    def _settle(self, stack: Stack, appearance: Appearance, found: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """Images that followed the subspace, with their mean transform removed and their ink back in its band."""
-        gauge = MotionGauge(stack, self.motion, kind, rows=rows)
+        gauge = self._gauge(stack, appearance, rows)
         found = gauge.fix(found)
         for _ in range(_SETTLING):
             zoom = gauge.zoom
-            fixed = gauge.fix(found, linearise(stack, found, self.motion, self.smoothing, kind, rows).ink)
+            fixed = gauge.fix(found, linearise(stack, found, self.motion, self.smoothing, appearance, rows).ink)
             if gauge.zoom == zoom:
                 break
             found = fixed
@@ -219,18 +277,23 @@ class TGRASTA(Method):
     def _solve_all(self, line: Linear, subspace: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Steps (n, k) and costs ‖e‖₁ (n,) of all images for a subspace, by default the one that is tracked now."""
         subspace = self._tracker.subspace if subspace is None else subspace
-        parts = torch.arange(len(line.data)).split(256)
+        parts = torch.arange(len(line.data)).split(_SOLVED_AT_ONCE)
         fits = [solve(line, part, subspace, self.solver_iterations) for part in parts]
         return torch.cat([fit.step for fit in fits]), torch.cat([fit.errors.abs().sum(1) for fit in fits])
 
     def _cap(self) -> float:
         return self.max_step if self.guards else math.inf
 
-    def _align_new(self, stack: Stack) -> torch.Tensor:
-        kind, found = set_kind(stack), torch.as_tensor(stack.start.copy())
+    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+        """Along the path of the subspace and to what it ended as; all in float64, so that each image is alone."""
+        found = start_poses(stack)
+
+        def place(part: np.ndarray) -> torch.Tensor:
+            start = torch.as_tensor(stack.start[part])
+            return self._place(stack, appearance, start, part, torch.float64)[0].float()
+
         with torch.no_grad():
-            for part in chunks(stack):
-                found[part], _ = self._place(stack, kind, found[part], part)
+            job.place(chunks(stack), lambda parts: ((place(part),) for part in parts), found)
         return found
 
     def _state(self) -> dict[str, torch.Tensor]:
@@ -253,13 +316,16 @@ class Fit:
 
 
 def solve(line: Linear, rows: torch.Tensor, subspace: torch.Tensor, iterations: int) -> Fit:
-    """min ‖e‖₁ subject to v + Q d = U w + e, for each of some images, by the alternating direction method."""
+    """min ‖e‖₁ subject to v + Q d = U w + e, for each of some images, by the alternating direction method.
+
+    Every image takes as many steps, so that none depends on the others.
+    """
     data, basis = line.data[rows], line.basis[rows]
     weights = data.new_zeros(len(data), subspace.shape[1])
     errors, dual = torch.zeros_like(data), torch.zeros_like(data)
     explained, step, moved = torch.zeros_like(data), basis.new_zeros(basis.shape[:2]), data
-    penalty = 2.0
-    for _ in range(iterations):
+    penalty = _FIRST_PENALTY
+    for _ in range(min(iterations, _MOST_ITERATIONS)):
         scaled = dual / penalty
         step = torch.bmm(basis, (explained + errors - data + scaled)[..., None])[..., 0]
         moved = data + torch.bmm(step[:, None], basis)[:, 0]
@@ -267,11 +333,8 @@ def solve(line: Linear, rows: torch.Tensor, subspace: torch.Tensor, iterations: 
         weights = (rest - errors) @ subspace
         explained = weights @ subspace.T
         errors = soft(rest - explained, 1 / penalty)
-        gap = explained + errors - moved
-        dual = dual + penalty * gap
+        dual = dual + penalty * (explained + errors - moved)
         penalty *= 2
-        if float(gap.abs().max()) < 1e-7:
-            break
     return Fit(step, moved, weights, errors, dual)
 
 
@@ -298,6 +361,7 @@ class Tracker:
         self._last: tuple[torch.Tensor, torch.Tensor] | None = pace.get("last")
 
     def pace(self) -> dict[str, Any]:
+        """What the next turn depends on, to continue from a file."""
         step = {"scale": self._scale, "calm": self._calm, "level": self._level}
         return {**step, "turns": self._turns, "last": self._last}
 
@@ -317,11 +381,11 @@ class Tracker:
 
     def _turn(self, gradient: torch.Tensor, weights: torch.Tensor) -> None:
         length, size = float(gradient.norm()), float(weights.norm())
-        if length * size < 1e-12:  # a blank image, or one that is explained already
+        if length * size < _NOTHING:
             return
         along, towards = gradient / length, weights / size
         if not self._scale:
-            self._scale = 0.5 * math.pi / (length * size)
+            self._scale = _FIRST_TURN / (length * size)
         if self._last is not None:
             agreement = float(along @ self._last[0]) * float(towards @ self._last[1])
             self._calm += _sigmoid(-agreement)
@@ -330,7 +394,7 @@ class Tracker:
             elif self._calm <= _CALM_LEAST:
                 self._level, self._calm = max(0, self._level - 1), _CALM
         self._last = along, towards
-        angle = min(math.pi / 3, self._scale * 2.0**-self._level * length * size / (1 + self._calm))
+        angle = min(_LONGEST_TURN, self._scale * 2.0**-self._level * length * size / (1 + self._calm))
         if self._calming:
             self._turns += 1
             angle /= _SHORTER + self._turns / 2
@@ -345,10 +409,6 @@ class Tracker:
         self.subspace = (basis * torch.sign(torch.diagonal(upper))).clone(memory_format=torch.contiguous_format)
 
 
-_CALM, _CALM_LEAST, _CALM_MOST = 3.0, 1.0, 30.0
-_SHORTER = 500  # the first turn of a calming tracker against one that is not: it begins near where it belongs
-
-
 def _sigmoid(x: float) -> float:
     """From −½ where gradients agree (x = −1) through 0 to 1 where they do not."""
-    return -0.5 + 1.5 / (1 + 2 * math.exp(-x / 0.1))
+    return -0.5 + 1.5 / (1 + 2 * math.exp(-x / _AGREEMENT_WIDTH))

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-_SOUND = (0.93, 1.07)
-"""Energy ratios between which costs may be compared: shrinking everything lowers any cost, and is no progress."""
+from congeal.metrics.limits import COMPARABLE_ENERGY
 
 
 class Best:
@@ -21,7 +20,7 @@ class Best:
 
     def offer(self, found: torch.Tensor, cost: float, energy: float | None = None) -> None:
         """Look at an iterate; `energy` is its energy ratio, None where ink means nothing (photographs)."""
-        sound = energy is None or _SOUND[0] <= energy <= _SOUND[1]
+        sound = energy is None or COMPARABLE_ENERGY[0] <= energy <= COMPARABLE_ENERGY[1]
         if sound < self.sound or not math.isfinite(cost):
             return
         # Among unsound ones the later is nearer to being put right by the gauge.

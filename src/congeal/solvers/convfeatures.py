@@ -17,6 +17,8 @@ _FAINT = 0.7
 interpolation left, counts as much as the stroke."""
 _LEARNT = 1.0  # of the median patch's contrast: fainter patches teach nothing
 _PATCHES = 20_000  # that k-means sees
+_EMPTY = 1e-3  # contrast of a patch that shows nothing
+_SHARED = 0.5  # of a unit's patches that each neighbour learns from too, at first
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def respond(maps: torch.Tensor, layer: Layer, pool: int = 3) -> torch.Tensor:
     second unit; mean over `pool`×`pool` pixels.
     """
     reach = layer.dilation * (layer.filters.shape[-1] // 2)
-    raw = functional.conv2d(maps, layer.filters, padding=reach, dilation=layer.dilation)
+    raw = functional.conv2d(maps, layer.filters.to(maps), padding=reach, dilation=layer.dilation)
     cosine = raw / (_patch_energy(maps, layer).sqrt() + layer.faint)
     active = ((cosine - _THRESHOLD) / (1 - _THRESHOLD)).clamp(0, 1).square()
     pooled = ((active + active.roll(1, 1) + active.roll(-1, 1)) / 3)[:, ::2].sqrt()
@@ -53,7 +55,7 @@ def learn_layer(
     if centred:
         patches = patches - patches.mean(1, keepdim=True)
     strength = patches.norm(dim=1)
-    seen = strength > 1e-3
+    seen = strength > _EMPTY
     usual = float(strength[seen].median()) if bool(seen.any()) else 1.0
     patches = patches[strength > _LEARNT * usual]
     if len(patches) < units:  # next to nothing to see: any filters do
@@ -71,7 +73,7 @@ def ring_kmeans(points: torch.Tensor, units: int, generator: torch.Generator, ro
     for i in range(rounds):
         members = functional.one_hot((points @ centres.T).argmax(1), units).to(points)
         sums = members.T @ points
-        share = 0.5 * (1 - i / rounds)  # neighbours matter less and less
+        share = _SHARED * (1 - i / rounds)  # neighbours matter less and less
         smooth = sums + share * (sums.roll(1, 0) + sums.roll(-1, 0))
         norm = smooth.norm(dim=1, keepdim=True)
         centres = torch.where(norm > 1e-6, smooth / norm.clamp(min=1e-6), centres)
@@ -80,7 +82,7 @@ def ring_kmeans(points: torch.Tensor, units: int, generator: torch.Generator, ro
 
 def _patch_energy(maps: torch.Tensor, layer: Layer) -> torch.Tensor:
     """Sum of squares in the patch around every pixel, about the patch's mean if centred: (B, 1, H, W)."""
-    ones = torch.ones_like(layer.filters[:1])
+    ones = torch.ones_like(layer.filters[:1]).to(maps)
     reach = layer.dilation * (ones.shape[-1] // 2)
     squares = functional.conv2d(maps.square(), ones, padding=reach, dilation=layer.dilation)
     if layer.centred:

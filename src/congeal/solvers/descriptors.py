@@ -11,6 +11,8 @@ from congeal.solvers.filters import gradient
 
 BINS = 8  # of orientation
 DESCRIPTOR = 4 * BINS  # 2×2 cells
+_FAINT = 0.05  # gradient strength, per pixel of a cell's side, at which a descriptor has half its norm
+_STILL = 1e-5  # k-means ends when no centre moves farther
 
 
 def dense_descriptors(images: torch.Tensor, patch: int = 8) -> torch.Tensor:
@@ -35,7 +37,7 @@ def dense_descriptors(images: torch.Tensor, patch: int = 8) -> torch.Tensor:
     found = torch.cat(cells, 1)
     norm = found.norm(dim=1, keepdim=True)
     # Faint gradients are noise: they fade to nothing instead of being blown up to norm 1.
-    return found / (norm + 0.05 * half)
+    return found / (norm + _FAINT * half)
 
 
 def kmeans(points: torch.Tensor, clusters: int, generator: torch.Generator, rounds: int = 30) -> torch.Tensor:
@@ -50,13 +52,13 @@ def kmeans(points: torch.Tensor, clusters: int, generator: torch.Generator, roun
         counts = members.sum(0)[:, None]
         # A centre that lost all its points stays where it is.
         moved = torch.where(counts > 0, members.T @ points / counts.clamp(min=1), centres)
-        if torch.allclose(moved, centres, atol=1e-5):
+        if torch.allclose(moved, centres, atol=_STILL):
             return moved
         centres = moved
     return centres
 
 
 def squared_distances(points: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    """(n, d), (k, d) → (n, k)."""
+    """Between every point (n, d) and every centre (k, d): (n, k)."""
     cross = points @ centres.T
     return (points.square().sum(1)[:, None] - 2 * cross + centres.square().sum(1)[None]).clamp(min=0)

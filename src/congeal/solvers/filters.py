@@ -1,4 +1,4 @@
-"""What images look like to a method: blur and image gradients, on (B, C, H, W) tensors."""
+"""Blur, image gradients and a window, on (B, C, H, W) tensors."""
 
 from __future__ import annotations
 
@@ -35,9 +35,20 @@ def gradient(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 _WINDOW = 0.45  # standard deviation of the window, in half frames
 
-EDGE_NOISE = 0.03
-"""Differences of oriented gradients beyond this count linearly: most of what differs between two photographs of one
-kind, a smile, a shadow, a hat, is not a matter of pose."""
+EDGE_REACH = 1 / 32
+"""Of the longer side: the neighbourhood whose strength edges are divided by."""
+EDGE_FLOOR = 0.3
+"""Of an image's mean strength: what is added to it, so that flat regions are not blown up to noise."""
+EDGE_MOST = 4.0
+"""An edge this many times as strong as its neighbourhood counts 1; stronger ones do not count more."""
+
+REFERENCE_SIDE = 28
+"""Blurs and steps of all methods are given in pixels of an MNIST digit, the set they were first chosen on."""
+
+
+def frame_unit(frame: tuple[int, int]) -> float:
+    """Frame pixels per pixel of a 28-pixel frame."""
+    return max(frame) / REFERENCE_SIDE
 
 
 @lru_cache(maxsize=32)
@@ -55,11 +66,10 @@ def oriented_gradients(images: torch.Tensor) -> torch.Tensor:
     Light and contrast differ from photograph to photograph and within one; which way edges point does not.
     """
     dx, dy = gradient(images.mean(1, keepdim=True))
-    near = max(images.shape[-2:]) / 32
-    strength = blur((dx.square() + dy.square()).sqrt(), near)
-    scale = strength + 0.3 * strength.mean((-2, -1), keepdim=True) + 1e-4
+    strength = blur((dx.square() + dy.square()).sqrt(), max(images.shape[-2:]) * EDGE_REACH)
+    scale = strength + EDGE_FLOOR * strength.mean((-2, -1), keepdim=True) + 1e-4
     parts = torch.cat([dx, -dx, dy, -dy], 1).clamp(min=0) / scale
-    return (parts / 4).clamp(max=1.0)
+    return (parts / EDGE_MOST).clamp(max=1.0)
 
 
 def scaling(factor: float) -> torch.Tensor:

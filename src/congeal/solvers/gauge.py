@@ -17,6 +17,8 @@ from congeal.solvers.streaming import total_ink
 
 ZOOM_STEP = 1.02
 """The common scale changes by at most this factor at a time: ink follows a step late, and larger ones overshoot."""
+FARTHEST = 1e3
+"""Pixels that a lost image counts as having moved, so that one of them does not keep a level going."""
 
 
 def can_scale(motion: str) -> bool:
@@ -155,3 +157,8 @@ def corner_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> torc
     """(N,) how far the farthest frame corner moved between two sets of stack_from_frame, in stack pixels."""
     frame = torch.as_tensor(corners(size), dtype=before.dtype)
     return (map_points(after, frame) - map_points(before, frame)).norm(dim=-1).amax(-1)
+
+
+def mean_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> float:
+    """The mean of `corner_motion`, by which a level ends; a lost image counts as `FARTHEST`."""
+    return float(corner_motion(before, after, size).clamp(max=FARTHEST).mean())

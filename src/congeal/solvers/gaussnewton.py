@@ -79,15 +79,15 @@ class GaussNewton:
     def linearise(self, template: torch.Tensor) -> Linearisation:
         """Prepare a template (C, h, w), shared by every image that is stepped towards it."""
         jacobian = steepest_descent(template, self.motion)
-        pull = (jacobian @ self._solver(jacobian.T @ jacobian)).T.contiguous()
+        pull = (jacobian @ self.damped_inverse(jacobian.T @ jacobian)).T.contiguous()
         return Linearisation(template, jacobian, pull, pull @ template.flatten())
 
-    def _solver(self, hessian: torch.Tensor) -> torch.Tensor:
-        """The damped inverse of (..., k, k), in float64; a flat template gives a zero step, not an error."""
-        hessian = hessian.double()
-        diagonal = torch.diagonal(hessian, dim1=-2, dim2=-1)
+    def damped_inverse(self, hessian: torch.Tensor) -> torch.Tensor:
+        """The damped inverse of (..., k, k), found in float64; a flat template gives a zero step, not an error."""
+        exact = hessian.double()
+        diagonal = torch.diagonal(exact, dim1=-2, dim2=-1)
         floor = 1e-6 * diagonal.amax(-1, keepdim=True) + 1e-12
-        return torch.linalg.inv(hessian + torch.diag_embed(self.damping * diagonal + floor)).float()
+        return torch.linalg.inv(exact + torch.diag_embed(self.damping * diagonal + floor)).to(hessian.dtype)
 
     def delta(
         self,
@@ -114,25 +114,31 @@ class GaussNewton:
         hessian = warped.new_empty(len(warped), line.jacobian.shape[1], line.jacobian.shape[1])
         hessian[:, upper[0], upper[1]] = entries
         hessian[:, upper[1], upper[0]] = entries
-        slope = (residual * weight) @ line.jacobian
+        # In float64: what is left of it near the optimum is far smaller than its terms.
+        slope = ((residual * weight).double() @ line.jacobian.double()).to(residual.dtype)
         if prior is not None:
             away, precision = prior
             noise = (residual.square() * weight).sum(1) / weight.sum(1).clamp(min=1.0)
             stiffness = noise[:, None] * precision
             hessian += torch.diag_embed(stiffness)
             slope += stiffness * away
-        return (self._solver(hessian) @ slope[..., None])[..., 0]
+        return (self.damped_inverse(hessian) @ slope[..., None])[..., 0]
 
     def descend(
         self, images: torch.Tensor, stack_from_frame: torch.Tensor, line: Linearisation, steps: int
     ) -> torch.Tensor:
-        """`steps` unweighted steps of images (B, C, H, W), without leaving the sampler's coordinates in between."""
+        """`steps` unweighted steps of images (B, C, H, W), without leaving the sampler's coordinates in between.
+
+        Sums are in float64, so that an image's result is the same in any batch: steps magnify what rounding leaves.
+        """
         source_size = (images.shape[-2], images.shape[-1])
-        unit = to_units(stack_from_frame, source_size, self.size)
+        unit = to_units(stack_from_frame.double(), source_size, self.size)
+        pull, rest = line.pull.double(), line.rest.double()
         for _ in range(steps):
-            delta = self.delta(sample_in_units(images, unit, self.size), line)
+            shown = sample_in_units(images, unit.to(images.dtype), self.size)
+            delta = (pull @ shown.flatten(1).double().T).T - rest
             unit = one_at_centre(self.compose(unit, delta), self.size)
-        return from_units(unit, source_size)
+        return from_units(unit, source_size).to(stack_from_frame.dtype)
 
     def compose(self, stack_from_frame: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """H · exp(−δ), with each image's step shortened so that no corner moves farther than about `max_step`."""

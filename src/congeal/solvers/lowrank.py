@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from congeal.geometry import normalise, sampling_grid
+from congeal.geometry import sampling_grid
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
-from congeal.solvers.filters import blur
-from congeal.solvers.gauge import Gauge, can_scale, chunks, pixel_area
+from congeal.solvers.appearance import Appearance
 from congeal.solvers.gaussnewton import GaussNewton, motion_field
+from congeal.solvers.streaming import chunks, pixel_area
 
 LARGE = 1500
 """Where both sides of the matrix exceed this, singular values are found by random projection."""
@@ -29,6 +29,11 @@ _ROWS = 64  # that the solver works on at once, so that they stay in cache
 _COARSE = 0.01  # of the largest singular value: above it float32 is enough to find the others
 _PARTIAL = 0.7  # of all singular vectors: beyond it finding all of them is less work
 _BORDER = 4  # zeros around an image while it is sampled: room for the kernel and for the edge's own gradient
+_BLANK = 1e-6  # norm of an image up to which there is nothing in the frame: its row is zero
+_STUCK = 1e-10  # of the largest eigenvalue of JᵀJ: a direction below it cannot move the image
+_NOWHERE = 1e6  # entry of a matrix from which on a step has left what numbers can say
+_FIRST_RANK = 20  # singular values a projection looks for at first, and at least
+_FIRST_PENALTY = 1.25  # over the spectral norm, as published
 
 
 def soft(x: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -50,12 +55,18 @@ class Linear:
 
 
 def linearise(
-    stack: Stack, found: torch.Tensor, motion: str, smoothing: float, kind: str, rows: np.ndarray | None = None
+    stack: Stack,
+    found: torch.Tensor,
+    motion: str,
+    smoothing: float,
+    appearance: Appearance,
+    rows: np.ndarray | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Linear:
     """Images `rows` of the stack (all by default) through their stack_from_frame `found` (len(rows), 3, 3).
 
-    smoothing: Gaussian blur in frame pixels. kind: of the set, "object" or "photo". Gradients are taken on the source
-    image and warped with it.
+    smoothing: Gaussian blur in frame pixels. Gradients are taken on the source image and warped with it. dtype: in
+    which images are blurred and sampled; in float64 no image depends on how many others are sampled beside it.
     """
     rows = np.arange(len(stack)) if rows is None else rows
     sigma = smoothing * pixel_area(stack) ** 0.5
@@ -68,10 +79,8 @@ def linearise(
     for part in np.array_split(np.arange(n), len(chunks(stack))):
         if not len(part):
             continue
-        images = blur(stack.images(rows[part]), sigma)
-        if kind == "photo":  # beyond its edge there is no image, so the window is cut there, not filled with zeros
-            images = images / blur(torch.ones_like(images[:1, :1]), sigma)
-        shown, dx, dy = _shown(images, found[part], stack.frame, kind)
+        images = appearance.blurred(stack.images(rows[part]).to(dtype), sigma)
+        shown, dx, dy = _shown(images, found[part], stack.frame, appearance.empty_ground)
         ink += float(shown.sum())
         data[part], basis[part], to_parameters[part] = _unit_rows(shown, dx, dy, field)
     return Linear(data, basis, to_parameters, ink)
@@ -84,11 +93,11 @@ def _pixel_centres(size: Size) -> tuple[torch.Tensor, ...]:
 
 
 def _shown(
-    images: torch.Tensor, found: torch.Tensor, size: Size, kind: str
+    images: torch.Tensor, found: torch.Tensor, size: Size, empty_ground: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Images in the frame and their derivatives along the frame's x and y, each (b, c, h, w)."""
     padded = torch.nn.functional.pad(images, (_BORDER,) * 4)
-    shown = _bicubic(torch.cat([padded, *_sobel(padded, kind)], 1), found, size).double()
+    shown = _bicubic(torch.cat([padded, *_sobel(padded, empty_ground)], 1), found, size).double()
     image, along_x, along_y = shown.split(images.shape[1], 1)
     (xx, xy), (yx, yy) = _map_derivative(found, size)
     return (
@@ -98,17 +107,17 @@ def _shown(
     )
 
 
-def _sobel(images: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _sobel(images: torch.Tensor, empty_ground: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """d/dx and d/dy by Sobel's filter, on images with a border of zeros.
 
     An object on empty ground goes on as zeros, so its edge counts even where it touches the border; the border of a
     photograph is not an edge of anything.
     """
     kernel = images.new_tensor([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
-    inner = images if kind == "object" else images[..., _BORDER:-_BORDER, _BORDER:-_BORDER]
+    inner = images if empty_ground else images[..., _BORDER:-_BORDER, _BORDER:-_BORDER]
     padded = torch.nn.functional.pad(inner, (1, 1, 1, 1), mode="replicate").flatten(0, 1)[:, None]
     both = torch.nn.functional.conv2d(padded, torch.stack([kernel, kernel.T])[:, None])
-    if kind != "object":
+    if not empty_ground:
         both = torch.nn.functional.pad(both, (_BORDER,) * 4)
     return both[:, 0].view_as(images), both[:, 1].view_as(images)
 
@@ -170,14 +179,14 @@ def _unit_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows scaled to unit norm, the Jacobian of the scaled rows as an orthonormal basis, and the way back."""
     norm = image.flatten(1).norm(dim=1)[:, None, None, None]
-    scale = torch.where(norm > 1e-6, 1 / norm.clamp(min=1e-6), 0.0)
+    scale = torch.where(norm > _BLANK, 1 / norm.clamp(min=_BLANK), 0.0)
     unit = image * scale
     # The derivative of y/‖y‖. As published it is taken of the gradients, before they are multiplied by the motion.
     dx, dy = (g * scale - unit * (unit * g * scale).sum((1, 2, 3), keepdim=True) for g in (dx, dy))
     jacobian = (dx[:, None] * field[:, 0, None] + dy[:, None] * field[:, 1, None]).flatten(2)  # (b, k, m)
     # Any orthonormal basis of the Jacobian's columns gives the same problem; this one leaves out what cannot move.
     value, vector = torch.linalg.eigh(jacobian @ jacobian.transpose(1, 2))
-    known = value > 1e-10 * value[:, -1:].clamp(min=1e-20)
+    known = value > _STUCK * value[:, -1:].clamp(min=1e-20)
     way = vector * torch.where(known, value.clamp(min=1e-30).rsqrt(), 0.0)[:, None]
     return unit.flatten(1), way.transpose(1, 2) @ jacobian, way
 
@@ -189,61 +198,8 @@ def move(found: torch.Tensor, line: Linear, d: torch.Tensor, motion: str, size: 
     """
     delta = (line.to_parameters @ d[..., None])[..., 0]
     moved = GaussNewton(motion, size, max_step=max_step).compose(found, -delta)
-    there = (moved.isfinite() & (moved.abs() < 1e6)).flatten(1).all(1)
+    there = (moved.isfinite() & (moved.abs() < _NOWHERE)).flatten(1).all(1)
     return torch.where(there[:, None, None], moved, found)
-
-
-# ---- the common pose
-
-
-class MotionGauge:
-    """`Gauge`, within the motion: taking out the mean of many rotations must not leave a change of scale."""
-
-    def __init__(self, stack: Stack, motion: str, kind: str, zoom: float = 1.0, rows: np.ndarray | None = None) -> None:
-        """rows: the images whose common pose it is, all by default."""
-        self.motion = motion
-        rows = np.arange(len(stack)) if rows is None else rows
-        start = torch.as_tensor(stack.start[rows])
-        ink = _ink(stack, rows) if can_scale(motion) and kind == "object" else None
-        self._gauge = Gauge(start, stack.frame, ink, zoom)
-
-    @property
-    def zoom(self) -> float:
-        return self._gauge.zoom
-
-    def energy(self, ink: float) -> float | None:
-        """Ink against that of the sources; None where it means nothing."""
-        return ink / self._gauge.source_ink if self._gauge.source_ink else None
-
-    def fix(self, found: torch.Tensor, ink: float | None = None) -> torch.Tensor:
-        """H_i · G with the G nearest to what `Gauge` would do that the motion has."""
-        # `Gauge` multiplies every matrix by one and the same G, so any image tells which.
-        fixed = self._gauge.fix(found.double(), ink)
-        shift = normalise(torch.linalg.inv(found[0].double()) @ fixed[0])
-        return normalise(found.double() @ self._within_motion(shift)).to(found.dtype)
-
-    def _within_motion(self, shift: torch.Tensor) -> torch.Tensor:
-        if self.motion in ("affine", "homography"):
-            return shift
-        height, width = self._gauge.size
-        centre = shift.new_tensor([(width - 1) / 2, (height - 1) / 2])
-        target = shift @ torch.cat([centre, centre.new_ones(1)])
-        target = target[:2] / target[2]
-        linear = torch.eye(2, dtype=shift.dtype)
-        if self.motion != "translation":
-            turn = torch.stack([shift[0, 0] + shift[1, 1], shift[1, 0] - shift[0, 1]]) / 2
-            if self.motion == "rigid":
-                turn = turn / turn.norm()
-            linear = torch.stack([torch.stack([turn[0], -turn[1]]), torch.stack([turn[1], turn[0]])])
-        result = torch.eye(3, dtype=shift.dtype)
-        result[:2, :2], result[:2, 2] = linear, target - linear @ centre
-        return result
-
-
-def _ink(stack: Stack, rows: np.ndarray) -> float:
-    """The ink of some source images, in units of the frame's pixels."""
-    parts = np.array_split(rows, len(chunks(stack)))
-    return sum(float(stack.images(part).sum()) for part in parts if len(part)) / pixel_area(stack)
 
 
 # ---- singular values
@@ -257,7 +213,7 @@ class Spectrum:
     def __init__(self, shape: tuple[int, int], keep: int = 0, seed: int = 0) -> None:
         self.keep = keep
         self.random = min(shape) > LARGE
-        self._rank = 20
+        self._rank = _FIRST_RANK
         self._steps = 0
         self._largest = float("inf")
         self._vectors = torch.empty(0, 0)  # of the last Gram matrix, ascending
@@ -341,7 +297,7 @@ class Spectrum:
             if float(value[0]) < threshold:  # everything that matters was caught
                 reduced, total = self._reduce(value, threshold)
                 used = reduced > 0
-                self._rank = max(20, int(used.sum()) * 5 // 4 + 10)
+                self._rank = max(_FIRST_RANK, int(used.sum()) * 5 // 4 + 10)
                 gain = (reduced[used] / value[used]).to(matrix.dtype)
                 side = left[:, used]
                 return (side * gain) @ (side.T @ matrix), total
@@ -410,7 +366,7 @@ def decompose(
     if not size:
         return Decomposition(state.step.double(), 0.0, 0)
     state.dual = data / (dual_scale or max(largest, float(data.abs().max()) / weight))
-    penalty, total, iterations = 1.25 / largest, 0.0, 0
+    penalty, total, iterations = _FIRST_PENALTY / largest, 0.0, 0
     while iterations < max_iterations:
         iterations += 1
         target = torch.add(state.moved, state.dual, alpha=1 / penalty, out=state.target)  # D + Q d + Y/μ

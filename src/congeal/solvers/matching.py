@@ -7,23 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import avg_pool2d
 
-from congeal.geometry import (
-    coverage,
-    from_normalised,
-    homography_from_points,
-    matrix_from_parameters,
-    normalise,
-    warp,
-)
+from congeal.geometry import from_normalised, homography_from_points, matrix_from_parameters, normalise, warp
 from congeal.geometry.matrix import Size, corners
-from congeal.solvers.filters import EDGE_NOISE, blur, centre_window, scaling
-from congeal.solvers.gauge import CHUNK_VALUES
+from congeal.solvers.appearance import Appearance
+from congeal.solvers.filters import blur, centre_window, scaling
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
-from congeal.solvers.pose_prior import Plausible
+from congeal.solvers.pose_prior import PosePrior
+from congeal.solvers.streaming import CHUNK_VALUES
 
-NO_MATCH = -1.0
-_INK_RANGE = (1 / 3, 3.0)  # a narrow or flat two needs more than twice its ink to become a typical one
 _SMALL_FRAME = 40  # pixels a side, up to which there is nothing to win by looking at less
+_BLUR_PER_PIXEL = 0.75  # of blur, in pixels of the smaller picture: less would alias, more would be waste
+_SMALLEST_SIDE = 16  # pixels a side that are left when a large frame is looked at smaller
+_NEAREST, _FLATTEST = 0.2, 0.02  # depth of the nearest corner and area of a drawn warp: beyond them it is nearly folded
 
 
 def random_warps(
@@ -44,7 +39,8 @@ def random_warps(
         return from_normalised(matrix_from_parameters(parameters), frame)
     warps = torch.as_tensor(homography_from_points(corner.numpy(), (corner + moved).numpy()))
     depth = (torch.cat([corner, torch.ones(4, 1)], 1).double() @ warps[:, 2, :, None])[..., 0]
-    folded = (depth.amin(1) < 0.2 * depth.amax(1)) | (torch.linalg.det(warps) / depth.mean(1) ** 3 < 0.02)
+    folded = depth.amin(1) < _NEAREST * depth.amax(1)
+    folded |= torch.linalg.det(warps) / depth.mean(1) ** 3 < _FLATTEST
     warps[folded] = torch.eye(3, dtype=warps.dtype)
     return warps.float()
 
@@ -80,55 +76,34 @@ class Views:
 class Matcher:
     """Compares images with a template (C, h, w) and moves them towards it.
 
-    objects: empty ground counts, and an image whose ink fell below a third or rose above three times is no match.
-    Otherwise only pixels that lie on the source image count. plausible: which poses are to be expected, given where
-    an image started.
+    Parameters
+    ----------
+    template : (C, h, w) tensor
+        In terms of what the appearance compares.
+    appearance : Appearance
+        What counts where, and which poses are sound.
+    prior : PosePrior, optional
+        Which poses are to be expected, given where an image started.
     """
 
-    def __init__(self, template: torch.Tensor, *, objects: bool, plausible: Plausible | None = None) -> None:
-        self.template, self.objects, self.plausible = template, objects, plausible
+    def __init__(self, template: torch.Tensor, appearance: Appearance, prior: PosePrior | None = None) -> None:
+        self.template, self.appearance, self.prior = template, appearance, prior
         self.frame: Size = (template.shape[-2], template.shape[-1])
-
-    def weights(
-        self, source_size: Size, poses: torch.Tensor, masks: torch.Tensor | None = None, frame: Size | None = None
-    ) -> torch.Tensor | None:
-        """Which pixels of the frame count: those under a mask (B, 1, H, W), or on the source image; None for all."""
-        if masks is not None:
-            return warp(masks, poses, frame or self.frame)
-        if self.objects:
-            return None
-        frame = frame or self.frame
-        return coverage(poses, source_size, frame) * centre_window(frame).to(poses)
 
     def merit(self, views: Views, start: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
         """(B,) the score, less for a pose that is not to be expected of an image that started there."""
         scores = self.score(views, poses)
-        if self.plausible is None:
+        if self.prior is None:
             return scores
-        return self.plausible.discount(scores, start, poses, centre_window(self.frame))
+        return self.prior.discount(scores, start, poses, centre_window(self.frame))
 
     def score(self, views: Views, poses: torch.Tensor) -> torch.Tensor:
         """(B,) normalised correlation with the template, or NO_MATCH where the pose makes no sense."""
         images = views.images
-        shown, weight = warp(images, poses, self.frame), self.weights(_size(images), poses, views.masks)
-        a, t = shown.flatten(1), self.template.flatten()[None]
-        if weight is None:
-            a = a - a.mean(1, keepdim=True)
-            t = t - t.mean()
-            value = (a @ t[0]) / (a.norm(dim=1) * t.norm()).clamp(min=1e-9)
-        else:
-            w = weight.expand_as(shown).flatten(1)
-            total = w.sum(1, keepdim=True).clamp(min=1e-6)
-            a = a - (w * a).sum(1, keepdim=True) / total
-            t = t - (w * t).sum(1, keepdim=True) / total
-            value = (w * a * t).sum(1) / ((w * a * a).sum(1) * (w * t * t).sum(1)).sqrt().clamp(min=1e-9)
-        if self.objects:
-            ink = shown.flatten(1).sum(1) / images.flatten(1).sum(1).clamp(min=1e-6)
-            sound = (ink > _INK_RANGE[0]) & (ink < _INK_RANGE[1])
-        else:
-            usual = 1.0 if views.masks is None else views.masks.mean((1, 2, 3))  # a mask may be small by itself
-            sound = torch.ones_like(value, dtype=torch.bool) if weight is None else weight.mean((1, 2, 3)) > 0.5 * usual
-        return torch.where(sound & torch.isfinite(value), value, torch.full_like(value, NO_MATCH))
+        shown = warp(images, poses, self.frame)
+        weights = self.appearance.weights(poses, _size(images), self.frame, views.masks)
+        usual = 1.0 if views.masks is None else views.masks.mean((1, 2, 3))
+        return self.appearance.score(shown, self.template, images, weights, usual)
 
     def towards(
         self, views: Views, start: torch.Tensor, poses: torch.Tensor, steps: int, motion: str, sigma: float = 0.0
@@ -137,23 +112,26 @@ class Matcher:
 
         Large frames are looked at as much smaller as the blur allows.
         """
-        shrink = 1 if max(self.frame) <= _SMALL_FRAME else min(max(1, int(sigma / 0.75)), max(self.frame) // 16)
+        shrink = 1
+        if max(self.frame) > _SMALL_FRAME:
+            shrink = min(max(1, int(sigma / _BLUR_PER_PIXEL)), max(self.frame) // _SMALLEST_SIDE)
         template = blur(shrunk(self.template[None], shrink), sigma / shrink)[0]
         images, frame = views.at(shrink, sigma / shrink), _size(template)
-        newton = GaussNewton(motion, frame, robust=None if self.objects else EDGE_NOISE)
+        newton = GaussNewton(motion, frame, robust=self.appearance.robust)
         line = newton.linearise(template)
         poses, start = at_size(shrink, poses), at_size(shrink, start)
-        if self.objects and views.masks is None:
+        alike = self.appearance.empty_ground and views.masks is None  # every pixel counts: one Hessian serves all
+        if alike and self.appearance.robust is None and self.prior is None:
             block = max(1, CHUNK_VALUES // template.numel())  # what stays in cache between steps
             pieces = zip(images.split(block), poses.split(block), strict=True)
             poses = torch.cat([newton.descend(few, pose, line, steps) for few, pose in pieces]) if len(poses) else poses
         else:
             masks = views.masks_at(shrink)
             for _ in range(steps):
-                shown, weights = warp(images, poses, frame), self.weights(_size(images), poses, masks, frame)
+                shown, weights = warp(images, poses, frame), self.appearance.weights(poses, _size(images), frame, masks)
                 prior = None
-                if self.plausible is not None:
-                    prior = self.plausible.pull(start, poses, frame, line.jacobian.shape[1])
+                if self.prior is not None:
+                    prior = self.prior.pull(start, poses, frame, line.jacobian.shape[1])
                 poses = normalise(newton.compose(poses, newton.delta(shown, line, weights, prior)))
         return normalise(scaling(shrink) @ poses @ scaling(1 / shrink))
 

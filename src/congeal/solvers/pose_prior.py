@@ -1,4 +1,4 @@
-"""Which poses are plausible: a prior that a set of images gives itself.
+"""Which poses are to be expected: a prior that a set of images gives itself.
 
 Photographs of one kind start from boxes that are wrong in similar ways: most are a little shifted, few are sheared.
 How far the images that match have moved from their start says what to expect of the others, so an image with little
@@ -20,14 +20,14 @@ _PIXELS_PER_FACT = 20.0  # neighbouring pixels say the same: this many of them c
 
 
 @dataclass
-class Plausible:
+class PosePrior:
     """A Gaussian over the eight motion parameters of start⁻¹ · stack_from_frame."""
 
     centre: torch.Tensor  # (8,)
     spread: torch.Tensor  # (8,), standard deviations
 
     @classmethod
-    def from_poses(cls, start: torch.Tensor, poses: torch.Tensor, frame: Size) -> Plausible:
+    def from_poses(cls, start: torch.Tensor, poses: torch.Tensor, frame: Size) -> PosePrior:
         """From (N, 3, 3) poses that are trusted, and where they started."""
         moved = parameters(start, poses, frame)
         centre = moved.median(0).values

@@ -13,7 +13,8 @@ from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.solvers.filters import blur
 
-_CANDIDATES = 400
+_CANDIDATES = 400  # images looked at: likeness is a table of all pairs of them
+_TYPICAL = 0.3  # of the candidates: those whose ink is nearest to the median
 _BLUR = 0.07  # of the longer side: two pixels of an MNIST digit
 
 
@@ -34,7 +35,7 @@ def medoid(stack: Stack, random_state: int = 0) -> int:
     images = frames(stack, sample)
     ink = images.flatten(1).sum(1)
     deviation = (ink - ink.median()).abs()
-    typical = torch.nonzero(deviation <= deviation.quantile(0.3))[:, 0]
+    typical = torch.nonzero(deviation <= deviation.quantile(_TYPICAL))[:, 0]
     soft = blur(images, _BLUR * max(stack.frame)).flatten(1)
     soft = soft / soft.norm(dim=1, keepdim=True).clamp(min=1e-9)
     likeness = (soft[typical] @ soft.T).mean(1)
@@ -42,8 +43,8 @@ def medoid(stack: Stack, random_state: int = 0) -> int:
 
 
 def reference_image(reference: Any, stack: Stack, random_state: int = 0) -> torch.Tensor:
-    """A (C, h, w) reference in the frame from what the user gave: "auto", a position, an array, or a file."""
-    if isinstance(reference, str) and reference == "auto":
+    """A (C, h, w) reference in the frame from what the user gave: "medoid", a position, an array, or a file."""
+    if isinstance(reference, str) and reference == "medoid":
         return frames(stack, np.array([medoid(stack, random_state)]))[0]
     if isinstance(reference, str) and reference.isdecimal():
         reference = int(reference)
@@ -61,7 +62,7 @@ def _from_file(path: Path, stack: Stack) -> torch.Tensor:
     from congeal.opening import open_images
 
     if not path.exists():
-        raise CongealError(f"reference '{path}' is neither 'auto', a position in the set, nor a file")
+        raise CongealError(f"reference '{path}' is neither 'medoid', a position in the set, nor a file")
     picture = prepare(open_images([path]), size=max(stack.frame), align_on=stack.align_on)
     return _fit_in(picture.images([0])[0], stack)
 

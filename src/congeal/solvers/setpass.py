@@ -5,53 +5,70 @@ Images are read in chunks and nothing is kept but sums, so memory does not grow 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from congeal.geometry import coverage, warp
+from congeal.geometry import warp
 from congeal.images import Stack
-from congeal.solvers.filters import blur, centre_window
-from congeal.solvers.gauge import Gauge, chunks, corner_motion, set_kind
+from congeal.solvers.appearance import Appearance
+from congeal.solvers.filters import blur
+from congeal.solvers.gauge import Gauge, mean_motion
 from congeal.solvers.gaussnewton import GaussNewton, steepest_descent
-from congeal.solvers.pose_prior import Plausible
+from congeal.solvers.pose_prior import PosePrior
+from congeal.solvers.streaming import chunks
 
-_KEPT_BYTES = 512 << 20
+_KEPT_BYTES = 512 << 20  # of blurred features kept between steps; a larger set makes them anew every time
 
 
 class SetPass:
-    """Passes over the set at one level of blur that look (collect the target) or step (move every image).
+    """Passes over the set at one level of blur that `collect` the target, or `step` every image towards it.
 
-    sigma: blur in frame pixels. fixed: a reference (C, h, w) instead of the running mean. gauge: what holds the common
-    pose. pairs: every other image in turn is the reference. appearance: what is compared instead of the plain images.
-    keep (n,): which images make the target and the gauge; the others follow. plausible: photographs are held to poses
-    that the kept ones make likely.
+    Parameters
+    ----------
+    stack : Stack
+    newton : GaussNewton
+        The step rule.
+    appearance : Appearance
+        What is compared, and where it counts.
+    sigma : float
+        Blur in frame pixels.
+    fixed : (C, h, w) tensor, optional
+        A reference instead of the running mean.
+    gauge : Gauge, optional
+        What holds the common pose.
+    pairs : bool
+        Every other image in turn is the reference.
+    keep : (n,) bool tensor, optional
+        Which images make the target and the gauge; the others follow.
+    use_prior : bool
+        Images are held to poses that the kept ones make likely.
     """
 
     def __init__(
         self,
         stack: Stack,
         newton: GaussNewton,
+        appearance: Appearance,
         sigma: float = 0.0,
         *,
         fixed: torch.Tensor | None = None,
         gauge: Gauge | None = None,
         pairs: bool = False,
-        appearance: Callable[[torch.Tensor], torch.Tensor] | None = None,
         keep: torch.Tensor | None = None,
-        plausible: bool = False,
+        use_prior: bool = False,
     ) -> None:
-        self.stack, self.newton, self.sigma, self.gauge, self.pairs = stack, newton, sigma, gauge, pairs
+        self.stack, self.newton, self.appearance = stack, newton, appearance
+        self.sigma, self.gauge, self.pairs = sigma, gauge, pairs
         self.fixed = None if fixed is None else blur(fixed[None], sigma)[0]
-        self.appearance, self.keep, self.plausible = appearance, keep, plausible
+        self.keep, self.use_prior = keep, use_prior
         self._soft: dict[int, torch.Tensor] = {}
-        self._room = appearance is not None and 16 * len(stack) * stack.size[0] * stack.size[1] < _KEPT_BYTES
-        self.parts, self.kind = chunks(stack), set_kind(stack)
+        self._room = appearance.costly and 16 * len(stack) * stack.size[0] * stack.size[1] < _KEPT_BYTES
+        self.parts = chunks(stack)
         self.target: dict[str, Any] = {}
 
-    def look(self, found: torch.Tensor) -> dict[str, Any]:
+    def collect(self, found: torch.Tensor) -> dict[str, Any]:
         """What every image is aligned to, given where they are: the mean, and for `stack` the pairwise sums."""
         total = _Sums(self)
         for part in self.parts:
@@ -62,7 +79,7 @@ class SetPass:
         """Move every image once: (new stack_from_frame, mean corner motion, mean squared residual)."""
         moved, total = torch.empty_like(found), _Sums(self)
         line = self.newton.linearise(self.target["mean"])
-        likely = self.likely(found) if self.plausible else None
+        likely = self.prior(found) if self.use_prior else None
         for part in self.parts:
             shown, weights = self._shown(part, found)
             # The next target is collected from the images as they are now: one warp per image and iteration.
@@ -78,32 +95,26 @@ class SetPass:
         if self.gauge is not None:
             # Blur carries ink over the frame's edge, so only sharp images witness the scale.
             moved = self.gauge.fix(moved, None if self.sigma else self.target["ink"], self.keep)
-        motion = float(corner_motion(found, moved, self.stack.frame).clamp(max=1e3).mean())
-        return moved, motion, cost
+        return moved, mean_motion(found, moved, self.stack.frame), cost
 
-    def likely(self, found: torch.Tensor) -> Plausible:
+    def prior(self, found: torch.Tensor) -> PosePrior:
         """Which poses the kept images make likely."""
         rows = torch.arange(len(found)) if self.keep is None else torch.nonzero(self.keep)[:, 0]
         start = torch.as_tensor(self.stack.start[rows.numpy()]).float()
-        return Plausible.from_poses(start, found[rows], self.stack.frame)
+        return PosePrior.from_poses(start, found[rows], self.stack.frame)
 
     def _pair_delta(self, shown: torch.Tensor) -> torch.Tensor:
         """Towards all the others at once: H = Σ_{i≠j} J_iᵀJ_i, b = Σ_{i≠j} J_iᵀ(I_j − I_i)."""
         jacobian = steepest_descent(shown, self.newton.motion)
         own = jacobian.transpose(1, 2) @ jacobian
         slope = shown.flatten(1) @ self.target["jacobians"] - self.target["offset"]
-        solver = self.newton._solver(self.target["hessian"] - own)
+        solver = self.newton.damped_inverse(self.target["hessian"] - own)
         return (solver @ slope[..., None])[..., 0]
 
     def _shown(self, part: np.ndarray, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        masks = self.stack.masks(part)
-        shown = warp(self._softened(part), found[part], self.stack.frame)
-        if masks is not None:
-            return shown, warp(masks, found[part], self.stack.frame)
-        if self.kind == "photo":
-            seen = coverage(found[part], self.stack.size, self.stack.frame)
-            return shown, seen * centre_window(self.stack.frame) if self.plausible else seen
-        return shown, None
+        poses, size, frame = found[part], self.stack.size, self.stack.frame
+        weights = self.appearance.weights(poses, size, frame, self.stack.masks(part))
+        return warp(self._softened(part), poses, frame), weights
 
     def _softened(self, part: np.ndarray) -> torch.Tensor:
         """What is compared, before it is warped; kept between steps where it is costly to make and there is room."""
@@ -111,7 +122,7 @@ class SetPass:
         if first in self._soft:
             return self._soft[first]
         images = self.stack.images(part)
-        soft = blur(images if self.appearance is None else self.appearance(images), self.sigma)
+        soft = blur(self.appearance.features(images), self.sigma)
         if self._room:
             self._soft[first] = soft
         return soft

@@ -1,0 +1,39 @@
+"""Going through a set in runs of images, so that memory does not grow with it, and sums that only need one pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from congeal.images import Stack
+
+CHUNK_VALUES = 400_000
+"""Pixel values a method holds at once, so that memory stays flat and batches stay in cache."""
+
+
+def chunks(stack: Stack, times: int = 1, multiple: int = 1) -> list[np.ndarray]:
+    """Positions in the stack, in runs of a size that suits its images, or `times` as long.
+
+    multiple: if there is more than one run there are so many, or twice as many, …, so that threads finish together.
+    """
+    pixels = stack.channels * max(stack.size[0] * stack.size[1], stack.frame[0] * stack.frame[1])
+    parts = -(-len(stack) * pixels // (times * CHUNK_VALUES))
+    parts = -(-parts // multiple) * multiple if parts > 1 else parts
+    parts = min(len(stack), parts)  # large images go one by one
+    return list(np.array_split(np.arange(len(stack)), max(1, parts)))
+
+
+def start_poses(stack: Stack) -> torch.Tensor:
+    """stack_from_frame (n, 3, 3) float32 that every image starts at, as a copy that may be changed."""
+    return torch.as_tensor(stack.start.copy()).float()
+
+
+def pixel_area(stack: Stack) -> float:
+    """Stack pixels per frame pixel in the initial gauge: 1 unless the start zooms."""
+    return 1.0 if stack.size == stack.frame else float(np.median(np.abs(np.linalg.det(stack.start[:, :2, :2]))))
+
+
+def total_ink(stack: Stack, rows: np.ndarray | None = None) -> float:
+    """The ink of the source images (of all, or of some `rows`), in units of the frame's pixels."""
+    runs = chunks(stack) if rows is None else np.array_split(rows, len(chunks(stack)))
+    return sum(float(stack.images(part).sum()) for part in runs if len(part)) / pixel_area(stack)

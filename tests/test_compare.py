@@ -20,7 +20,7 @@ import congeal
 from blobs import blob, save_folder
 from congeal import CongealError, Transforms, align, compare
 from congeal.cli import main
-from congeal.comparison.compare import settled
+from congeal.comparison.compare import has_nothing_left
 from congeal.comparison.entries import motion_for, read_labels
 from congeal.comparison.frozen import FrozenStack, freeze
 from congeal.images import prepare
@@ -207,9 +207,9 @@ def test_out_of_time_is_a_row_and_more_time_is_another_try(tmp_path: Path) -> No
     assert rows[0]["apsnr_after"] is None
     assert "time limit of 0.3 s" in (out / "table.md").read_text()
     part = RunFolder.existing(out / "lsc")
-    assert settled(part, 0.3)
-    assert not settled(part, 60)
-    assert not settled(part, None)
+    assert has_nothing_left(part, 0.3)
+    assert not has_nothing_left(part, 60)
+    assert not has_nothing_left(part, None)
 
 
 def test_no_method_finished_is_exit_code_1(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

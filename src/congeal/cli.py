@@ -89,6 +89,7 @@ class Align:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
+        """Align and print the outcome."""
         from congeal.pipeline.align import align
 
         result = align(
@@ -138,6 +139,7 @@ class Apply:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
+        """Align the new images and print the outcome."""
         from congeal.pipeline.apply import apply
 
         result = apply(
@@ -191,6 +193,7 @@ class Compare:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
+        """Compare and print the table."""
         from congeal.comparison.compare import compare, failed
         from congeal.errors import RunFailed
         from congeal.report.tables import markdown
@@ -228,6 +231,7 @@ class Export:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
+        """Write the file and print its path."""
         from congeal.export import export
 
         print(export(self.run_folder, self.to))
@@ -261,6 +265,7 @@ class Propagate:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
+        """Carry or collect what was asked for and print what was written."""
         from congeal import propagate
 
         if not any((self.points, self.mask, self.overlay, self.collect)):
@@ -303,6 +308,7 @@ class Studio:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
+        """Serve the page until Ctrl-C."""
         from congeal.studio import Studio as Server
 
         with Server(self.run_folder, source=self.source, port=self.port) as server:
@@ -328,6 +334,7 @@ class Pack:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
+        """Write the array and print where it is."""
         from congeal.images import pack
         from congeal.opening import open_images
 
@@ -343,6 +350,7 @@ class Methods:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
+        """Print the list."""
         print(describe_methods())
 
 
@@ -358,6 +366,7 @@ class Demo:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
+        """Align the bundled digits and print the outcome."""
         from congeal.pipeline.align import align
 
         result = align("digits:3", self.output, size=28, quiet=self.quiet, command=command)
@@ -397,6 +406,7 @@ class Reproduce:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
+        """Run the experiment and print its table."""
         from congeal.reproduce.execute import check_any, reproduce
         from congeal.reproduce.plan import Options, load_experiment, read_methods
 
@@ -428,6 +438,7 @@ class Report:
     """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
+        """Write the page and print its path."""
         from congeal.report import write_report
         from congeal.report.compare import write_comparison
         from congeal.runs.folder import RunFolder

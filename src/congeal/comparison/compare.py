@@ -105,7 +105,7 @@ def compare(
         parts = [open_part(run, entry, shared) for entry in entries]
         try:
             with failing_as_run():
-                todo = [not settled(part, time_limit) for part in parts]
+                todo = [not has_nothing_left(part, time_limit) for part in parts]
                 stack = prepare_shared(run, images, fingerprint, start, size, quiet) if any(todo) else None
                 rows: list[Row] = []
                 for entry, part, wanted in zip(entries, parts, todo, strict=True):
@@ -154,8 +154,8 @@ def open_part(run: RunFolder, entry: Entry, shared: Mapping[str, Any]) -> RunFol
     return part.begin(config)
 
 
-def settled(part: RunFolder, time_limit: float | None) -> bool:
-    """Whether there is nothing left to do: done, or out of time before and no more time given now."""
+def has_nothing_left(part: RunFolder, time_limit: float | None) -> bool:
+    """Whether a method needs no more work: done, or out of time before and no more time given now."""
     before = part.state.get("out_of_time")
     return part.reached("reported") or (before is not None and time_limit is not None and time_limit <= before)
 

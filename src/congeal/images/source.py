@@ -170,45 +170,56 @@ class Subset(ImageSource):
     # A start may take long to find (see `congeal.images.faces`), so it is not asked for before it is needed.
     @cached_property
     def initial(self) -> np.ndarray | None:  # type: ignore[override]
+        """Those of the chosen images."""
         whole = self.source.initial
         return None if whole is None else whole[self.indices]
 
     @cached_property
     def initial_size(self) -> tuple[int, int] | None:  # type: ignore[override]
+        """That of the whole source."""
         return self.source.initial_size
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def id(self, i: int) -> str:
+        """The name it has in the whole source."""
         return self.source.id(int(self.indices[i]))
 
     def read(self, i: int) -> Image:
+        """Image i of the chosen ones."""
         return self.source.read(int(self.indices[i]))
 
     def probe(self, i: int) -> Header:
+        """Size and type of image i of the chosen ones."""
         return self.source.probe(int(self.indices[i]))
 
     def batch(self, indices: Indices) -> np.ndarray:
+        """(B, H, W, C) pixels of these of the chosen images."""
         return self.source.batch(self.indices[np.asarray(indices)])
 
     def masks(self, indices: Indices) -> np.ndarray:
+        """(B, H, W) masks of these of the chosen images."""
         return self.source.masks(self.indices[np.asarray(indices)])
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
+        """That of the whole source."""
         return self.source.shape
 
     @property
     def dtype(self) -> np.dtype | None:
+        """That of the whole source."""
         return self.source.dtype
 
     @property
     def unreadable(self) -> dict[int, str]:
+        """Positions among the chosen images that are known to be bad."""
         bad = self.source.unreadable
         return {k: bad[int(i)] for k, i in enumerate(self.indices) if int(i) in bad} if bad else {}
 
     def shard_of(self, i: int) -> tuple[str, str] | None:
+        """Where image i of the chosen ones comes from."""
         return self.source.shard_of(int(self.indices[i]))
 
 

@@ -101,6 +101,7 @@ class FileWriter(Writer):
         return self.folder / ((name if keep else stem) + extension)
 
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Write the file of image `index`."""
         tiff = self.source.id(index).lower().endswith((".tif", ".tiff"))
         data, extension = encode(pixels, mask, tiff=tiff)
         path = self._path(index, extension)
@@ -109,6 +110,7 @@ class FileWriter(Writer):
         write_bytes(path, data)
 
     def done(self, index: int) -> bool:
+        """Whether its file is there."""
         return any(self._path(index, extension).exists() for extension in (".png", ".tif"))
 
     def close(self) -> None:
@@ -143,9 +145,11 @@ class NpyWriter(Writer):
         return np.load(self._final, mmap_mode="r").shape[:3] == (len(self.source), *self.size)
 
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Write the row of image `index`."""
         self._put(np.array([index]), pixels[None])
 
     def write_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> None:
+        """Write many rows at a time."""
         missing = self.missing(indices)
         if len(missing):
             self._put(missing, pixels if len(missing) == len(indices) else pixels[np.isin(indices, missing)])
@@ -169,19 +173,23 @@ class NpyWriter(Writer):
         self._pages.touched(pixels.nbytes)
 
     def missing(self, indices: np.ndarray) -> np.ndarray:
+        """Those of these rows that are not marked as done."""
         if self._complete or self._done is None:
             return indices[:0] if self._complete else indices
         return indices[~self._done[indices]]
 
     def flush(self) -> None:
+        """Bring the rows to the disk, then the marks that speak of them."""
         for array in (self._array, self._done):  # the marks last: they speak of the pixels
             if isinstance(array, np.memmap):
                 array.flush()
 
     def done(self, index: int) -> bool:
+        """Whether its row is marked as done."""
         return self._complete or (self._done is not None and bool(self._done[index]))
 
     def close(self) -> None:
+        """Give the array its name."""
         if self._array is None:
             return
         self.flush()
@@ -244,6 +252,7 @@ class ShardWriter(Writer):
         return f"aligned-{index // SHARD_IMAGES:05d}.tar", f"{index:08d}-{key}" if self._numbered else key
 
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Add image `index` to its shard."""
         shard, key = self._place(index)
         if shard != self._current:
             if shard in self._written:
@@ -264,6 +273,7 @@ class ShardWriter(Writer):
         self._tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header
 
     def done(self, index: int) -> bool:
+        """Whether its shard is complete."""
         return self._place(index)[0] in self._written
 
     def _end_shard(self) -> None:
@@ -274,6 +284,7 @@ class ShardWriter(Writer):
         self._tar = self._current = None
 
     def close(self) -> None:
+        """Complete the last shard."""
         self._end_shard()
 
 

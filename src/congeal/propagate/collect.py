@@ -109,6 +109,7 @@ def start_matrices(run: str | os.PathLike[str] | Transforms, found: Transforms) 
 
 
 def spread_rows(names: Sequence[str], xy: np.ndarray, before: np.ndarray | None) -> list[dict[str, Any]]:
+    """Of each name: how far its points (P, 2), and those before alignment, lie from their mean, in pixels."""
     result = []
     labels = np.array(names)
     for name in dict.fromkeys(names):
@@ -136,6 +137,7 @@ def scatter(xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def save(result: CollectedPoints, folder: Path) -> None:
+    """Write collected.csv and spread.csv."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     rows = [

@@ -195,6 +195,7 @@ def read_overlay(overlay: str | os.PathLike[str] | np.ndarray) -> np.ndarray:
 
 
 def open_picture(path: str | os.PathLike[str]) -> Pillow.Image:
+    """A picture file, decoded; `CongealError` if it is none."""
     try:
         with Pillow.open(path) as picture:
             picture.load()
@@ -228,6 +229,7 @@ def file_stems(ids: Iterable[str]) -> list[str]:
 
 
 def write_picture(path: Path, data: bytes) -> None:
+    """Write a file, and the folders above it if they are missing."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, data)

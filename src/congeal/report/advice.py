@@ -28,6 +28,7 @@ def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> lis
 
 
 def counted(n: int) -> str:
+    """A number of images in words."""
     return f"{n:,} image" if n == 1 else f"{n:,} images"
 
 

@@ -18,11 +18,11 @@ MOST_SKIPPED = 100
 def write_comparison(run: RunFolder) -> Path:
     """Write DIR/report.html from what is in the folder; gives its path."""
     path = run / "report.html"
-    write_text(path, fill_template("compare.html.j2", **gather(run)))
+    write_text(path, fill_template("compare.html.j2", **gather_comparison(run)))
     return path
 
 
-def gather(run: RunFolder) -> dict[str, Any]:
+def gather_comparison(run: RunFolder) -> dict[str, Any]:
     """Everything the page shows, as text, numbers and data URIs."""
     rows = read_json(run / "table.json")
     winner = best(rows)

@@ -21,7 +21,7 @@ LARGEST_THUMBNAIL = 8_000  # bytes as PNG; there are up to two hundred of them
 LONGEST_ID = 300  # characters of a name or reason that are shown
 
 
-def gather(run: RunFolder) -> dict[str, Any]:
+def gather_run(run: RunFolder) -> dict[str, Any]:
     """Everything a report shows; parts that the run does not have are None or empty."""
     metrics, config = run.read_json("metrics.json"), run.config
     skipped = run.read_rows("skipped.csv")

@@ -32,6 +32,7 @@ def picture(path: Path, longest: int = LONGEST, largest_png: int = LARGEST_PNG) 
 
 
 def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """A picture as the bytes of a file of this kind; what is neither grey nor RGB becomes RGB."""
     buffer = io.BytesIO()
     (image if image.mode in ("L", "RGB") else image.convert("RGB")).save(buffer, kind, **options)
     return buffer.getvalue()

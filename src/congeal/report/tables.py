@@ -63,6 +63,7 @@ def motion_words(row: Row) -> str:
 
 
 def verdict_words(row: Row) -> str:
+    """The verdict of a row, loud where it failed or collapsed."""
     if "error" in row:
         return f"FAILED: {row['error']}"
     return f"COLLAPSED ({row['verdict']})" if row["collapsed"] else str(row["verdict"])
@@ -87,6 +88,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def cells(row: Row, bold: bool) -> list[str]:
+    """The texts of a row of the Markdown table; bold marks the best."""
     after = fixed(row["apsnr_after"])
     after = f"~~{after}~~ collapsed" if row["collapsed"] else f"**{after}**" if bold else after
     texts = [
@@ -106,8 +108,10 @@ def cells(row: Row, bold: bool) -> list[str]:
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
+    """A number with so many digits after the point; a dash where there is none."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def share(value: float | None) -> str:
+    """A share of 1 as per cent; a dash where there is none."""
     return "–" if value is None else f"{100 * value:.1f} %"

@@ -49,14 +49,17 @@ class Studio:
 
     @property
     def port(self) -> int:
+        """The port it listens at."""
         return int(self._server.server_address[1])
 
     @property
     def url(self) -> str:
+        """The address to open, with the token that lets one in."""
         return f"http://127.0.0.1:{self.port}/{self.token}/"
 
     @property
     def folder(self) -> Path:
+        """Where what is saved goes."""
         return self.session.folder
 
     def __enter__(self) -> Studio:

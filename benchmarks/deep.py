@@ -20,7 +20,8 @@ import torch.nn.functional as functional
 from congeal.datasets import open_named
 from congeal.images import Stack, prepare
 from congeal.methods.deep.congealing import DeepCongealing
-from congeal.methods.deep.presets import make_networks
+from congeal.methods.deep.networks import recipe_networks
+from congeal.methods.job import Job
 from congeal.metrics import RunningStats, apsnr_from_variance
 
 
@@ -37,7 +38,7 @@ def speed(limit: int) -> None:
     with torch.no_grad():
         for _ in range(9):
             begin = time.perf_counter()
-            model._align_new(stack)
+            place(model, stack)
             apply = time.perf_counter() - begin
             begin = time.perf_counter()
             for _ in range(round(calls)):
@@ -48,6 +49,10 @@ def speed(limit: int) -> None:
     print(f"apply: {rate:,.0f} images/s; {calls:.1f} bare grid_sample calls: {bare_rate:,.0f}/s; ratio {ratio:.2f}")
     by_pixels = ratio * frames / calls
     print(f"  the net's calls are smaller: {frames:.1f} frames' worth of pixels; ratio {by_pixels:.2f} by these")
+
+
+def place(model: DeepCongealing, stack: Stack) -> None:
+    model._align_new(stack, model._appearance(stack.kind), Job("deep"))
 
 
 def sampled(model: DeepCongealing, stack: Stack) -> tuple[float, float]:
@@ -64,7 +69,7 @@ def sampled(model: DeepCongealing, stack: Stack) -> tuple[float, float]:
     torch.set_num_threads(1)  # counting is not for several at a time
     functional.grid_sample = counting
     try:
-        model._align_new(stack)
+        place(model, stack)
     finally:
         functional.grid_sample = bare
         torch.set_num_threads(threads)
@@ -73,7 +78,7 @@ def sampled(model: DeepCongealing, stack: Stack) -> tuple[float, float]:
 
 def precision() -> None:
     """CPU time of the aligner on a batch, forward and back, in float32 and under bfloat16 autocast."""
-    aligner, _ = make_networks("default", 1, (28, 28), "homography", 8)
+    aligner, _ = recipe_networks(1, (28, 28), "homography", 8)
     images, start = torch.rand(128, 1, 28, 28), torch.eye(3).expand(128, 3, 3)
     spent = []
     for mixed in (False, True, False, True):

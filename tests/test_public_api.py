@@ -16,6 +16,7 @@ PUBLIC = [
     "propagate_mask",
     "collect_points",
     "CongealError",
+    "PaperCongealing",
     "Transforms",
     "__version__",
     "align",

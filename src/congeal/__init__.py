@@ -15,20 +15,39 @@ if TYPE_CHECKING:
     from congeal.comparison.compare import compare
     from congeal.images import pack
     from congeal.methods.base import load
-    from congeal.methods.deep.congealing import DeepCongealing as DeepCongealing
-    from congeal.methods.lsc import LSC as LSC
+    from congeal.methods.deep.congealing import DeepCongealing
+    from congeal.methods.deep.paper import PaperCongealing
+    from congeal.methods.deepfeatures import DeepFeatures
+    from congeal.methods.ecc import ECC
+    from congeal.methods.entropy import Entropy
+    from congeal.methods.logdet import LogDet
+    from congeal.methods.lsc import LSC
+    from congeal.methods.pssv import PSSV
+    from congeal.methods.rasl import RASL
     from congeal.methods.registry import methods as list_methods
+    from congeal.methods.sift import SIFT
+    from congeal.methods.tgrasta import TGRASTA
     from congeal.opening import open_images
     from congeal.pipeline.align import align
     from congeal.pipeline.apply import apply
     from congeal.propagate import collect_points, propagate_mask, propagate_overlay, propagate_points
     from congeal.transforms import Transforms
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
-    *classes(),
+    "ECC",
+    "LSC",
+    "PSSV",
+    "RASL",
+    "SIFT",
+    "TGRASTA",
     "CongealError",
+    "DeepCongealing",
+    "DeepFeatures",
+    "Entropy",
+    "LogDet",
+    "PaperCongealing",
     "Transforms",
     "__version__",
     "align",
@@ -46,6 +65,7 @@ __all__ = [
 
 # public name: where it is defined
 _HOME = classes() | {
+    "PaperCongealing": "congeal.methods.deep.paper.PaperCongealing",
     "Transforms": "congeal.transforms.Transforms",
     "align": "congeal.pipeline.align.align",
     "apply": "congeal.pipeline.apply.apply",

@@ -22,7 +22,7 @@ _TIFF = (".tif", ".tiff")
 
 
 def open_images(anything: Any, limit: int | None = None) -> ImageSource:
-    """A source over nearly anything: see docs/formats.md. `limit` keeps the first so many images."""
+    """A source over nearly anything: see docs/formats.md. `limit` keeps the first N images."""
     source = _open(anything)
     if len(source) == 0:
         raise CongealError(f"{source.name} holds no images")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +17,27 @@ from congeal.errors import CongealError
 from congeal.geometry import from_normalised, invert, matrix_from_parameters, warp
 from congeal.images import Stack, prepare
 from congeal.images.arrays import ArraySource
-from congeal.methods import guards
+from congeal.methods.deep import recipe
 from congeal.methods.deep.congealing import DeepCongealing
-from congeal.methods.deep.losses import complexity, distortion, self_supervision, without_common_mode
-from congeal.methods.deep.networks import AutoEncoder, DeSTNet, SmallAutoEncoder, positional_weights
-from congeal.methods.deep.presets import make_networks
-from congeal.methods.deep.settling import Settler
+from congeal.methods.deep.losses import complexity, distortion, positional_weights
+from congeal.methods.deep.networks import AutoEncoder, DeSTNet, SmallAutoEncoder, paper_networks, recipe_networks
+from congeal.methods.deep.recipe_losses import (
+    self_supervision,
+    weighted_complexity,
+    weighted_distortion,
+    without_common_mode,
+)
+from congeal.methods.deep.settle import Settler
+from congeal.methods.deep.state import State
+from congeal.methods.registry import preset
 from congeal.metrics import corner_error
-from congeal.runs.folder import Checkpoint
+from congeal.runs.checkpoint import Checkpoint
+from congeal.solvers import streaming
+from congeal.solvers.appearance import NO_MATCH, ObjectPixels
 from congeal.solvers.filters import blur
 from congeal.solvers.gaussnewton import GaussNewton
-from congeal.solvers.matching import NO_MATCH, Matcher, Views, random_warps
-from congeal.solvers.pose_prior import Plausible
+from congeal.solvers.matching import Matcher, Views, random_warps
+from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.threads import in_order
 
 QUICK = {"steps": 120, "batch_size": 128, "restarts": 6, "refreshes": 3}
@@ -41,7 +51,7 @@ def count(net: torch.nn.Module) -> int:
 
 
 def test_the_papers_mnist_networks_have_the_papers_shapes() -> None:
-    aligner, autoencoder = make_networks("paper-mnist", 1, (28, 28), "homography", 32)
+    aligner, autoencoder = paper_networks("mnist", 1, (28, 28), "homography", 32)
     level = (7 * 7 * 4 + 4) + (7 * 7 * 4 * 8 + 8) + (2048 * 8 + 8)
     fusions = sum((8 * m * 256 + 256) + (256 * 8 + 8) for m in range(1, 5))
     assert count(aligner) == 4 * level + fusions == 102_400
@@ -56,7 +66,7 @@ def test_the_papers_mnist_networks_have_the_papers_shapes() -> None:
 
 
 def test_the_papers_face_networks_have_the_papers_shapes() -> None:
-    aligner, autoencoder = make_networks("paper-lfw", 3, (250, 250), "homography", 32)
+    aligner, autoencoder = paper_networks("lfw", 3, (250, 250), "homography", 32)
     assert isinstance(aligner, DeSTNet)
     assert len(aligner.localisers) == 5
     maps = 256 * 32 * 32  # 250 → 125 → 63 → 32
@@ -71,9 +81,12 @@ def test_the_papers_face_networks_have_the_papers_shapes() -> None:
 
 
 @pytest.mark.parametrize(("channels", "frame"), [(1, (28, 28)), (3, (40, 32)), (2, (17, 61))])
-@pytest.mark.parametrize("preset", ["default", "paper-mnist"])
-def test_networks_take_any_size_and_start_at_the_identity(preset: str, channels: int, frame: tuple[int, int]) -> None:
-    aligner, autoencoder = make_networks(preset, channels, frame, "homography", 8)
+@pytest.mark.parametrize("printed", [True, False], ids=["paper", "recipe"])
+def test_networks_take_any_size_and_start_at_the_identity(printed: bool, channels: int, frame: tuple[int, int]) -> None:
+    if printed:
+        aligner, autoencoder = paper_networks("mnist", channels, frame, "homography", 8)
+    else:
+        aligner, autoencoder = recipe_networks(channels, frame, "homography", 8)
     images = torch.rand(3, channels, *frame)
     for pose in aligner(images, torch.eye(3).repeat(3, 1, 1)):
         torch.testing.assert_close(pose, torch.eye(3).repeat(3, 1, 1), atol=1e-5, rtol=0)
@@ -105,19 +118,21 @@ def test_positional_weights_grow_and_sum_to_one() -> None:
 def test_distortion_and_complexity_follow_the_printed_sums() -> None:
     aligned, reference = torch.rand(5, 1, 6, 6), torch.rand(1, 6, 6)
     expected = (aligned - reference).abs().sum((1, 2, 3)).mean()
-    torch.testing.assert_close(distortion(aligned, reference, by_ink=False), expected)
+    torch.testing.assert_close(distortion(aligned, reference), expected)
+    torch.testing.assert_close(weighted_distortion(aligned, reference, by_ink=False), expected)
     net = SmallAutoEncoder(1, (6, 6), 3)
     w = positional_weights(3, 1)
     rebuilt, code = net(aligned)
     expected = (rebuilt - aligned).abs().sum((1, 2, 3)).mean() + 0.7 * (code * w).sum(1).mean()
-    torch.testing.assert_close(complexity(net, aligned, w, 0.7), expected)
+    torch.testing.assert_close(complexity(aligned, rebuilt, code, w, 0.7), expected)
+    torch.testing.assert_close(weighted_complexity(net, aligned, w, 0.7), expected)
 
 
 def test_a_joint_auto_encoder_learns_from_complexity_by_ink() -> None:
     images, w = torch.rand(3, 1, 8, 8), positional_weights(4, 1.0)
     learning, given = SmallAutoEncoder(1, (8, 8), 4), SmallAutoEncoder(1, (8, 8), 4)
-    complexity(learning, images, w, 1.0, by_ink=True).backward()
-    complexity(given, images, w, 1.0, by_ink=True, given=True).backward()
+    weighted_complexity(learning, images, w, 1.0, by_ink=True).backward()
+    weighted_complexity(given, images, w, 1.0, by_ink=True, stop_gradient=True).backward()
     assert learning.template.grad is not None
     assert learning.template.grad.abs().sum() > 0
     assert given.template.grad is None
@@ -130,14 +145,14 @@ def test_only_an_auto_encoder_that_learnt_first_tells_what_is_aligned() -> None:
     net = SmallAutoEncoder(1, (28, 28), 8)
 
     def cost(shown: torch.Tensor) -> float:
-        return float(complexity(net, shown, w, 1.0).detach())
+        return float(weighted_complexity(net, shown, w, 1.0).detach())
 
     assert cost(torch.zeros(1, 1, 28, 28)) < 0.1 * cost(images)
     assert cost(moved) == pytest.approx(cost(images), rel=0.05)
     optimiser = torch.optim.Adam(net.parameters(), lr=2e-3)
     for _ in range(100):
         optimiser.zero_grad()
-        complexity(net, images, w, 1.0).backward()
+        weighted_complexity(net, images, w, 1.0).backward()
         optimiser.step()
     assert cost(images) < 0.6 * cost(moved)
     assert cost(images) < cost(torch.zeros(1, 1, 28, 28))
@@ -154,7 +169,8 @@ def test_an_emptier_image_is_not_less_complex_by_ink() -> None:
     fainter = torch.cat([images, images / 4])
     net, w = Halving(), torch.ones(1)
     raw, by_ink = (
-        [float(complexity(net, some, w, 0.0, by_ink=flag)) for some in fainter.split(3)] for flag in (False, True)
+        [float(weighted_complexity(net, some, w, 0.0, by_ink=flag)) for some in fainter.split(3)]
+        for flag in (False, True)
     )
     assert raw[1] == pytest.approx(raw[0] / 4)
     assert by_ink == pytest.approx([1 / 3, 1 / 3])
@@ -166,7 +182,9 @@ def _shrinking_slope(images: torch.Tensor, reference: torch.Tensor, by_ink: bool
     parameters[:, 3] = -0.05  # the frame looks at a smaller region: the object is larger
     larger = warp(images, from_normalised(matrix_from_parameters(parameters), (28, 28)))
     smaller = warp(images, from_normalised(matrix_from_parameters(-parameters), (28, 28)))
-    return float(distortion(larger, reference, by_ink=by_ink) - distortion(smaller, reference, by_ink=by_ink))
+    return float(
+        weighted_distortion(larger, reference, by_ink=by_ink) - weighted_distortion(smaller, reference, by_ink=by_ink)
+    )
 
 
 def test_raw_distortion_rewards_shrinking_and_ink_takes_the_reward_away() -> None:
@@ -176,9 +194,9 @@ def test_raw_distortion_rewards_shrinking_and_ink_takes_the_reward_away() -> Non
     apart = warp(images, random_warps(torch.full((len(images),), 0.15), (28, 28), torch.Generator().manual_seed(1)))
     reference = images[0]
     raw, by_ink = (_shrinking_slope(apart, reference, flag) for flag in (False, True))
-    assert raw / float(distortion(apart, reference, by_ink=False)) > 0.03
-    assert by_ink / float(distortion(apart, reference, by_ink=True)) < 0.5 * raw / float(
-        distortion(apart, reference, by_ink=False)
+    assert raw / float(weighted_distortion(apart, reference, by_ink=False)) > 0.03
+    assert by_ink / float(weighted_distortion(apart, reference, by_ink=True)) < 0.5 * raw / float(
+        weighted_distortion(apart, reference, by_ink=False)
     )
 
 
@@ -193,7 +211,7 @@ def test_common_mode_removal_keeps_the_value_and_drops_the_shared_slope() -> Non
         shared = from_normalised(matrix_from_parameters(zoom[None]), (28, 28))
         poses = from_normalised(matrix_from_parameters(own), (28, 28)) @ shared
         poses = without_common_mode(poses, (28, 28)) if remove else poses
-        cost = complexity(net, warp(images, poses), position, 0.0)
+        cost = weighted_complexity(net, warp(images, poses), position, 0.0)
         cost.backward()
         assert zoom.grad is not None
         return float(cost.detach()), abs(float(zoom.grad[3]))
@@ -218,7 +236,7 @@ def test_random_warps_have_the_asked_size_and_never_fold() -> None:
 
 def test_matcher_calls_an_emptied_image_no_match() -> None:
     image = prepare(open_named("digits:3")).images(np.arange(1))
-    matcher = Matcher(image[0], objects=True)
+    matcher = Matcher(image[0], ObjectPixels())
     away = torch.eye(3)
     away[0, 2] = 60.0
     poses = torch.stack([torch.eye(3), away])
@@ -232,7 +250,7 @@ def test_a_narrow_digit_may_be_drawn_out() -> None:
     squeeze = torch.tensor([[2.5, 0.0, -20.25], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     narrow = warp(wide, squeeze[None])
     assert narrow.sum() < 0.45 * wide.sum()
-    score = Matcher(wide[0], objects=True).score(Views(narrow), invert(squeeze)[None])
+    score = Matcher(wide[0], ObjectPixels()).score(Views(narrow), invert(squeeze)[None])
     assert score > 0.8
 
 
@@ -274,11 +292,10 @@ def test_held_out_images_align_as_well_as_those_of_the_fit() -> None:
     digits = open_named("digits:7")
     images = digits.batch(np.arange(200))[..., 0]
     model = DeepCongealing(**QUICK | {"steps": 200}).fit(images[:150])
-    trained = model.quality_.apsnr_after
-    model.transform(images[150:])
-    assert model.quality_.apsnr_after > trained - 1.0  # 50 images: their own APSNR varies by that much
-    assert model.quality_.apsnr_after > model.quality_.apsnr_before + 3
-    assert not model.quality_.collapsed
+    new = model.align_new(prepare(ArraySource(images[150:]), layout=model.layout_)).quality
+    assert new.apsnr_after > model.quality_.apsnr_after - 1.0  # 50 images: their own APSNR varies by that much
+    assert new.apsnr_after > new.apsnr_before + 3
+    assert not new.collapsed
 
 
 def test_a_users_reference_colour_and_smaller_motions_work() -> None:
@@ -290,20 +307,75 @@ def test_a_users_reference_colour_and_smaller_motions_work() -> None:
     assert not model.quality_.collapsed
 
 
-def test_presets_set_what_the_user_left_alone() -> None:
-    printed = congeal.DeepCongealing(preset="paper-mnist", steps=7).effective()
-    assert (printed.learning_rate, printed.steps, printed.refine, printed.normalise_ink) == (1e-5, 7, False, False)
-    assert (printed.distortion_weight, printed.complexity_weight, printed.capacity_penalty) == (1, 1, 1)
+# ---- the paper, as printed
+
+
+def test_presets_are_constructors_that_return_what_runs() -> None:
+    printed = congeal.DeepCongealing.paper_mnist(steps=600).get_params()
+    assert (printed["steps"], printed["learning_rate"], printed["batch_size"]) == (600, 1e-5, 64)
+    assert (printed["complexity_weight"], printed["capacity_penalty"], printed["penalty_power"]) == (1, 1, 1)
+    assert "refine" not in printed, "the paper has nothing of ours to record"
+    assert congeal.DeepCongealing.paper_lfw().get_params()["size"] == 250
+    assert preset("paper-lfw")[1]["networks"] == "lfw"
     with pytest.raises(CongealError, match="unknown preset 'papr'"):
-        DeepCongealing(preset="papr").fit(open_named("digits:1"))
+        preset("papr")
+    with pytest.raises(TypeError, match="restarts"):
+        congeal.DeepCongealing.paper_mnist(restarts=3)
 
 
-def test_the_paper_preset_trains_as_printed() -> None:
-    images = open_named("digits:1").batch(np.arange(20))[..., 0]
-    model = DeepCongealing(preset="paper-mnist", steps=4, batch_size=8).fit(images)
-    assert {"loss", "distortion", "complexity"} <= set(model.history_[0])
+def test_as_many_steps_run_as_were_asked_for() -> None:
+    images = open_named("digits:1").batch(np.arange(12))[..., 0]
+    model = DeepCongealing.paper_mnist(steps=3, batch_size=4).fit(images)
+    assert [row["step"] for row in model.history_] == [1, 2, 3]
+    assert model.get_params()["steps"] == 3
+
+
+def test_the_paper_trains_on_colour_pixels_of_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels in, all of them alike, D + λC summed over pixels, the paper's own networks: seen through `fit`."""
+    generator = np.random.default_rng(0)
+    photos = generator.integers(20, 255, (6, 32, 32, 3), dtype=np.uint8)
+    seen: list[torch.Tensor] = []
+    forward = DeSTNet.forward
+
+    def looking(self: DeSTNet, images: torch.Tensor, start: torch.Tensor) -> list[torch.Tensor]:
+        seen.append(images.detach().clone())
+        return forward(self, images, start)
+
+    monkeypatch.setattr(DeSTNet, "forward", looking)
+    model = DeepCongealing.paper_lfw(steps=2, batch_size=4, size=32, reference=0, complexity_weight=0.5).fit(photos)
+    assert model.quality_.kind == "photo"
+    batch = seen[0]
+    assert batch.shape == (4, 3, 32, 32)
+    known = torch.as_tensor(photos).movedim(-1, 1).float() / 255
+    assert all(any(torch.equal(image, own) for own in known) for image in batch)
+    assert isinstance(model.aligner_, DeSTNet)
+    assert len(model.aligner_.localisers) == 5
+    assert isinstance(model.autoencoder_, AutoEncoder)
     first = model.history_[0]
-    assert first["loss"] == pytest.approx(first["distortion"] + first["complexity"], rel=1e-4)
+    # At the identity, before the first step: the plain sum of differences from image 0, over every pixel and channel.
+    expected = float((batch - known[0]).abs().sum((1, 2, 3)).mean())
+    assert first["distortion"] == pytest.approx(expected, rel=1e-4)
+    assert first["loss"] == pytest.approx(first["distortion"] + 0.5 * first["complexity"], rel=1e-5)
+
+
+def test_the_paper_resumes_and_comes_back_from_a_file(tmp_path: Path) -> None:
+    images = open_named("digits:1").batch(np.arange(12))[..., 0]
+    options = {"steps": 4, "batch_size": 4, "learning_rate": 1e-3}
+    whole = DeepCongealing.paper_mnist(**options).fit(images)
+
+    class Ends(Checkpoint):
+        def save(self, state: dict[str, object]) -> None:
+            super().save(state)
+            if state["state"]["step"] == 2:  # type: ignore[index]
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        DeepCongealing.paper_mnist(**options).fit(images, checkpoint=Ends(tmp_path / "c.pt"), save_every=0)
+    resumed = DeepCongealing.paper_mnist(**options).fit(images, checkpoint=Checkpoint(tmp_path / "c.pt"))
+    assert resumed.transforms_ == whole.transforms_
+    whole.save(tmp_path / "m.safetensors")
+    again = congeal.load(tmp_path / "m.safetensors")
+    assert np.array_equal(again.transform(images), whole.transform(images))
 
 
 @pytest.mark.parametrize("off", ["distortion", "complexity"])
@@ -357,26 +429,36 @@ def test_small_pictures_take_one_thread_and_give_the_others_back(monkeypatch: py
 def test_threads_side_by_side_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     images = open_named("digits:3").batch(np.arange(40))[..., 0]
     model = DeepCongealing(**QUICK | {"steps": 10}).fit(images)
-    monkeypatch.setattr(guards, "CHUNK_VALUES", 2500)  # four parts of ten images
+    monkeypatch.setattr(streaming, "CHUNK_VALUES", 2500)  # four parts of ten images
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            model.transform(images)
-            found.append(model.stack_from_frame_)
+            found.append(model.align_new(prepare(ArraySource(images), layout=model.layout_)).stack_from_frame)
     finally:
         torch.set_num_threads(before)
     assert np.array_equal(*found)
 
 
 def test_work_comes_back_in_order_and_so_do_errors() -> None:
-    def slow_at_first(item: int) -> int:
-        time.sleep(0.02 / (1 + item))
+    later = threading.Event()
+
+    def first_is_last(item: int) -> int:
+        if item == 0:
+            later.wait(10)  # the second item is done before the first
+        elif item == 1:
+            later.set()
         return 10 // (item - 5)
 
-    assert list(in_order(slow_at_first, range(5), 3)) == [10 // (item - 5) for item in range(5)]
+    assert list(in_order(first_is_last, range(5), 3)) == [10 // (item - 5) for item in range(5)]
     with pytest.raises(ZeroDivisionError):
-        list(in_order(slow_at_first, range(9), 3))
+        list(in_order(first_is_last, range(9), 3))
+
+
+def test_two_fits_with_one_seed_in_two_threads_agree() -> None:
+    images = open_named("digits:1").batch(np.arange(12))[..., 0]
+    found = list(in_order(lambda _: DeepCongealing(steps=3, restarts=0).fit(images).transforms_, range(3), 3))
+    assert found[0] == found[1] == found[2]
 
 
 # ---- sets larger than what the aligner learns from
@@ -389,7 +471,7 @@ class _KilledWhileAligning(Checkpoint):
 
     def save(self, state: dict[str, object]) -> None:
         super().save(state)
-        if "settled" in state["state"]:  # type: ignore[operator]
+        if "placed" in state["state"]:  # type: ignore[operator]
             self.saves += 1
             if self.saves == 2:
                 raise KeyboardInterrupt
@@ -399,7 +481,7 @@ class _KilledWhileAligning(Checkpoint):
 def test_a_large_set_is_aligned_in_one_pass_that_resumes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tolerance: float
 ) -> None:
-    monkeypatch.setattr("congeal.solvers.gauge.CHUNK_VALUES", 28 * 28 * 10)  # eight parts of 25 images
+    monkeypatch.setattr("congeal.solvers.streaming.CHUNK_VALUES", 28 * 28 * 10)  # eight parts of 25 images
     options = QUICK | {"steps": 60, "fit_sample": 60, "refreshes": 5, "tolerance": tolerance}
     source = open_named("digits:3")
     whole = DeepCongealing(**options).fit(source)
@@ -426,18 +508,17 @@ def test_a_rejected_stage_leaves_nothing_behind(
 ) -> None:
     shrinking = torch.tensor([[2.0, 0.0, -13.5], [0.0, 2.0, -13.5], [0.0, 0.0, 1.0]])  # a quarter of the ink
 
-    def shrunk(
-        self: DeepCongealing, stack: Stack, settings: object, start: torch.Tensor, *rest: torch.Tensor
-    ) -> object:
-        return start @ shrinking, torch.zeros(1, 28, 28), None
+    def shrunk(stack: Stack, state: State, *rest: object) -> State:
+        poses = torch.as_tensor(stack.start.copy()).float() @ shrinking
+        return replace(state, poses=poses, template=torch.zeros(1, 28, 28))
 
-    monkeypatch.setattr(DeepCongealing, "_refine", shrunk)
+    monkeypatch.setattr(recipe, "refine", shrunk)
     images = open_named("digits:3").batch(np.arange(30))[..., 0]
     with caplog.at_level("WARNING"):
         model = DeepCongealing(**QUICK | {"steps": 20}).fit(images)
     assert "going back" in caplog.text
     assert not model.quality_.collapsed
-    assert float(model._template.sum()) > 0
+    assert float(model._guide.template.sum()) > 0
     assert not np.allclose(model.stack_from_frame_, np.eye(3)), "the net's stage, not the start"
 
 
@@ -462,7 +543,7 @@ def test_an_image_without_evidence_is_held_to_what_is_likely() -> None:
     moves = torch.randn(50, 8, generator=rng) * torch.tensor([0.1, 0.1, 0.05, 0.05, 0.01, 0.01, 0.005, 0.005])
     start = torch.eye(3).repeat(50, 1, 1)
     poses = from_normalised(matrix_from_parameters(moves), (64, 64))
-    likely = Plausible.from_poses(start, poses, (64, 64))
+    likely = PosePrior.from_poses(start, poses, (64, 64))
     away, precision = likely.pull(start, poses, (64, 64), 8)
     torch.testing.assert_close(away, moves - likely.centre, atol=0.02, rtol=0)
     assert precision[6] > 10 * precision[0]
@@ -476,7 +557,7 @@ def test_an_image_without_evidence_is_held_to_what_is_likely() -> None:
 
 
 def test_an_odd_pose_must_match_much_better() -> None:
-    likely = Plausible(torch.zeros(8), torch.full((8,), 0.05))
+    likely = PosePrior(torch.zeros(8), torch.full((8,), 0.05))
     start = torch.eye(3).repeat(2, 1, 1)
     moved = torch.zeros(2, 8)
     moved[1, 4] = 0.4  # eight standard deviations of stretch
@@ -493,7 +574,7 @@ def test_an_odd_pose_must_match_much_better() -> None:
     assert discounted(NO_MATCH, NO_MATCH).tolist() == [NO_MATCH, NO_MATCH]
 
 
-@pytest.mark.parametrize("wrong", [{"schedule": "linear"}, {"device": "gpu"}, {"preset": "paper"}])
+@pytest.mark.parametrize("wrong", [{"device": "gpu"}, {"kind": "drawing"}, {"motion": "wobbly"}])
 def test_settings_that_do_not_exist_are_named(wrong: dict[str, str]) -> None:
     with pytest.raises(CongealError, match=next(iter(wrong.values()))):
         DeepCongealing(**wrong).fit(np.zeros((3, 8, 8), np.uint8))
@@ -501,7 +582,7 @@ def test_settings_that_do_not_exist_are_named(wrong: dict[str, str]) -> None:
 
 def test_the_paper_looks_at_faces_of_250_pixels() -> None:
     photos = np.random.default_rng(0).integers(0, 255, (2, 250, 250, 3), dtype=np.uint8)
-    assert DeepCongealing(preset="paper-lfw")._prepare(photos, None).frame == (250, 250)
+    assert DeepCongealing.paper_lfw()._prepare(photos, None).frame == (250, 250)
     assert DeepCongealing()._prepare(photos, None).frame == (64, 64)
 
 
@@ -509,7 +590,7 @@ def test_tensorboard_has_every_step_of_a_run_that_stopped(tmp_path: Path) -> Non
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from congeal.methods.tensorboard import TensorBoard
+    from congeal.methods.job import TensorBoard
 
     images = open_named("digits:1").batch(np.arange(20))[..., 0]
     options = {"steps": 60, "batch_size": 8, "restarts": 0, "refine": False, "tolerance": 1.0}

@@ -1,20 +1,24 @@
 """A prepared stack as files, so that another process sees exactly the same images, start and frame.
 
-The pixels of a decoded stack are in files already, and those are what the other process reads. Only images that were in
-memory, or that are read from their source as they are asked for, are written once more.
+The pixels of a decoded stack and of a mapped array are in files already, and those are what the other process reads.
+Only images that are in memory, or made as they are asked for, are written once more.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from congeal.files import allocate, replacing, writing
 from congeal.images import Image, ImageSource, Layout, Skipped, Stack
-from congeal.images.source import Indices
+from congeal.images.arrays import ArraySource, as_slice
+from congeal.images.source import Indices, Subset
 from congeal.images.store import Store, keep_store, open_store
 
 CHUNK_VALUES = 4_000_000
@@ -26,8 +30,8 @@ def freeze(stack: Stack, folder: Path) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     (folder / ABOUT).unlink(missing_ok=True)
-    pixels = stack.store_folder or _copy_pixels(stack, folder)
-    source = stack.source
+    source, mapped = stack.source, None if stack.store_folder else _mapped_file(stack.source)
+    pixels = None if mapped else str((stack.store_folder or _copy_pixels(stack, folder)).resolve())
     about = {
         "name": source.name,
         "source_ids": list(source.ids()),
@@ -35,7 +39,8 @@ def freeze(stack: Stack, folder: Path) -> None:
         "skipped": stack.skipped,
         "intensity": stack.intensity,
         "layout": stack.layout.as_dict(),
-        "pixels": str(pixels.resolve()),
+        "pixels": pixels,
+        "mapped": mapped,
     }
     with replacing(folder / ABOUT) as file:
         np.savez(
@@ -45,6 +50,7 @@ def freeze(stack: Stack, folder: Path) -> None:
             source_sizes=stack.source_sizes,
             stack_from_source=stack.stack_from_source,
             start=stack.start,
+            rows=_rows_behind(source),
         )
 
 
@@ -56,14 +62,15 @@ class FrozenStack(Stack):
             about = json.loads(str(saved["about"]))
             self.kept, self.source_sizes = saved["kept"], saved["source_sizes"]
             self.stack_from_source, self.start = saved["stack_from_source"], saved["start"]
+            rows = saved["rows"]
         self._layout = Layout(**about["layout"])
         self.size, self.frame, self.aligned_size = self._layout.size, self._layout.frame, self._layout.aligned_size
         self.align_on, self.kind = self._layout.align_on, self._layout.kind or "photo"
-        self.source = _Names(about["name"], about["source_ids"])
+        self.source = _Frozen(about["name"], about["source_ids"], about["mapped"], rows)
         self.source_channels = frozenset(about["source_channels"])
         self.skipped = [Skipped(*one) for one in about["skipped"]]
         self.intensity = tuple(about["intensity"])
-        self._store = open_store(Path(about["pixels"]))
+        self._store = open_store(Path(about["pixels"])) if about["pixels"] else None
 
     @property
     def layout(self) -> Layout:
@@ -89,11 +96,11 @@ class FrozenStack(Stack):
             self._store.pages.release()
 
 
-class _Names(ImageSource):
-    """What is left of a source: its name and the names of its images."""
+class _Frozen(ImageSource):
+    """What is left of a source: its name, the names of its images, and the file it maps if there is one."""
 
-    def __init__(self, name: str, ids: list[str]) -> None:
-        self.name, self._ids = name, ids
+    def __init__(self, name: str, ids: list[str], mapped: Mapping[str, Any] | None, rows: np.ndarray) -> None:
+        self.name, self._ids, self._mapped, self._rows = name, ids, mapped, rows
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -102,7 +109,34 @@ class _Names(ImageSource):
         return self._ids[i]
 
     def read(self, i: int) -> Image:
-        raise NotImplementedError("a frozen stack has no source pixels")
+        raise NotImplementedError("a frozen stack has no originals")
+
+    def batch(self, indices: Indices) -> np.ndarray:
+        if self._mapped is None:
+            raise NotImplementedError("the pixels are in the store")
+        about = self._mapped
+        array = np.memmap(about["file"], about["dtype"], "r", about["offset"], tuple(about["shape"]))
+        pixels = np.array(array[as_slice(self._rows[np.asarray(indices)])])  # and the map is closed again
+        return pixels[..., None] if pixels.ndim == 3 else pixels
+
+
+def _rows_behind(source: ImageSource) -> np.ndarray:
+    """Which images the source has of the one below all subsets."""
+    rows = np.arange(len(source))
+    while isinstance(source, Subset):
+        rows, source = source.indices[rows], source.source
+    return rows
+
+
+def _mapped_file(source: ImageSource) -> dict[str, Any] | None:
+    """Where the array below all subsets lies on the disk; None if it is in memory, or has masks beside it."""
+    while isinstance(source, Subset):
+        source = source.source
+    array = source.array if isinstance(source, ArraySource) and not source.has_masks else None
+    if not isinstance(array, np.memmap) or not isinstance(array.base, mmap.mmap) or not array.flags.c_contiguous:
+        return None  # a view of a map does not know where it begins
+    file = str(Path(str(array.filename)).resolve())
+    return {"file": file, "dtype": array.dtype.str, "offset": array.offset, "shape": array.shape}
 
 
 def _copy_pixels(stack: Stack, folder: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -123,17 +122,14 @@ def one_at_centre(matrices: torch.Tensor, size: Size) -> torch.Tensor:
 
 def _project(matrices: torch.Tensor, size: Size) -> torch.Tensor:
     """Every pixel of a frame through (B, 3, 3) → (B, 3, h, w): x, y, and the guarded denominator."""
-    full = (matrices.reshape(-1, 3) @ _pixels(size).to(matrices)).view(-1, 3, *size)
+    # One sum per pixel instead of a matrix product, whose rounding depends on how many images there are: the result of
+    # an image must not depend on its neighbours.
+    x, y = (torch.arange(n, dtype=matrices.dtype, device=matrices.device) for n in (size[1], size[0]))
+    rows = matrices[:, :, 1, None] * y + matrices[:, :, 2, None]
+    full = (matrices[:, :, 0, None] * x)[:, :, None] + rows[..., None]
     if full.requires_grad:
         depth = full[:, 2:].clamp(min=MIN_DENOMINATOR)
         return torch.cat([full[:, :2] / depth, depth], 1)
     depth = full[:, 2:].clamp_(min=MIN_DENOMINATOR)
     full[:, :2].div_(depth)
     return full
-
-
-@lru_cache(maxsize=32)
-def _pixels(size: Size) -> torch.Tensor:
-    """(3, h·w): x, y and 1 of every pixel centre."""
-    y, x = torch.meshgrid(torch.arange(size[0]), torch.arange(size[1]), indexing="ij")
-    return torch.stack([x.flatten(), y.flatten(), torch.ones(size[0] * size[1])]).float()

@@ -20,5 +20,6 @@ EXPERIMENTS = {
     "scaling": ("congeal.reproduce.scaling", "time and memory from 1,000 to 1,000,000 images"),
     "affnist": ("congeal.reproduce.affnist", "100,000 images per digit under affine warps"),
     "infimnist": ("congeal.reproduce.infimnist", "1,000,000 images per digit under local deformations"),
+    "paper": ("congeal.reproduce.paper", "the printed method by itself: its losses over training, beside our recipe"),
     "lfw": ("congeal.reproduce.lfw", "faces of four people, and how far their landmarks lie apart"),
 }

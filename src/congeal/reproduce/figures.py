@@ -81,6 +81,31 @@ def curves(path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], x: st
     save(axes, path)
 
 
+def training(
+    path: Path,
+    histories: Mapping[str, Sequence[Mapping[str, str]]],
+    panels: Mapping[str, str],
+    levels: Mapping[str, float],
+) -> None:
+    """One panel per reported value (name: title) over the steps of training, one line per history.
+
+    levels: where another method ends, drawn as a dashed line.
+    """
+    figure = require("matplotlib.figure", "figures").Figure(figsize=(3.2 * len(panels), 3.0), layout="constrained")
+    for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        for label, history in histories.items():
+            points = [(int(row["step"]), float(row[name])) for row in history if row.get(name)]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label, linewidth=1)
+        if name in levels:
+            axes.axhline(levels[name], linestyle="--", color="black", linewidth=1)
+        axes.set(title=title, xlabel="step")
+        axes.grid(True, alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=DOTS)
+
+
 # ---- tiles
 
 

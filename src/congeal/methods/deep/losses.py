@@ -1,81 +1,35 @@
-"""What the networks are trained on: distortion D, complexity C, and answers the set gives itself.
+"""The paper's two losses, as printed: distortion D and complexity C.
 
-Every loss is a mean over the batch of sums over pixels, as in the paper.
+    loss = D + λ C
+    D = Σ_i ‖I_i∘p_i − I_j‖₁                                  likeness to the reference I_j
+    C = Σ_i ‖Dec(Enc(I_i∘p_i)) − I_i∘p_i‖₁ + γ wᵀ Enc(I_i∘p_i)     what a small auto-encoder fails to rebuild,
+    w_l = l^k / Σ_l l^k                                            and the code it uses, late units costing more
+
+Norms are sums over pixels and means over the batch. What our recipe trains on instead is in `recipe_losses.py`.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import nn
-
-from congeal.geometry import mean_matrix
-from congeal.geometry.matrix import Size, corners, invert
-
-_FARTHEST = 0.1  # of the projective denominator at the frame's corner: beyond it a corner is as good as at infinity
 
 
-def _difference(
-    shown: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B,) how much two sets of images differ, and the ink of both, to divide by."""
-    error, ink = (shown - wanted).abs(), shown.abs() + wanted.abs()
-    if weights is not None:
-        error, ink = error * weights, ink * weights
-    return error.flatten(1).sum(1), ink.flatten(1).sum(1).clamp(min=1e-3)
-
-
-def distortion(
-    aligned: torch.Tensor, reference: torch.Tensor, weights: torch.Tensor | None = None, *, by_ink: bool
-) -> torch.Tensor:
-    """D = ‖I∘p − I_ref‖₁ per image. by_ink divides it by the ink of both: shrinking the object then wins nothing."""
-    error, ink = _difference(aligned, reference, weights)
-    return (error / ink if by_ink else error).mean()
+def distortion(aligned: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """D of aligned images (B, C, h, w) and a reference (C, h, w)."""
+    return (aligned - reference).abs().flatten(1).sum(1).mean()
 
 
 def complexity(
-    autoencoder: nn.Module,
-    aligned: torch.Tensor,
-    position: torch.Tensor,
-    capacity_penalty: float,
-    weights: torch.Tensor | None = None,
-    *,
-    by_ink: bool = False,
-    given: bool = False,
+    aligned: torch.Tensor, rebuilt: torch.Tensor, code: torch.Tensor, position: torch.Tensor, capacity_penalty: float
 ) -> torch.Tensor:
-    """C = ‖Dec(Enc(I∘p)) − I∘p‖₁ + γ wᵀ Enc(I∘p), mean over the batch; `position` is w.
+    """C of aligned images (B, C, h, w), what the auto-encoder made of them, and its code (B, |z|).
 
-    by_ink divides it by the ink of both, as in `distortion`: an image wins nothing by becoming emptier, which is easier
-    to rebuild. given: what was rebuilt is taken as given, and the image comes nearer to its own reconstruction; for an
-    auto-encoder that learns elsewhere.
+    position (|z|,) is w, capacity_penalty is γ.
     """
-    rebuilt, code = autoencoder(aligned)
-    if given:
-        rebuilt = rebuilt.detach()
-    error, ink = _difference(aligned, rebuilt, weights)
-    cost = error + capacity_penalty * (code @ position)
-    return (cost / ink if by_ink else cost).mean()
+    error = (rebuilt - aligned).abs().flatten(1).sum(1)
+    return (error + capacity_penalty * (code @ position)).mean()
 
 
-def without_common_mode(stack_from_frame: torch.Tensor, frame: Size) -> torch.Tensor:
-    """H_i · M⁻¹ · stop_gradient(M), M the batch's mean: the same values, but no gradient for moving all together.
-
-    Complexity falls when everything shrinks; this takes that reward away and leaves what sets images apart.
-    """
-    mean = mean_matrix(stack_from_frame, frame)
-    return stack_from_frame @ invert(mean) @ mean.detach()
-
-
-def corner_distance(stack_from_frame: torch.Tensor, answer: torch.Tensor, frame: Size) -> torch.Tensor:
-    """(B,) mean distance (L1, in frame pixels) of the frame's corners from where the right answer puts them."""
-    corner = torch.as_tensor(corners(frame), dtype=answer.dtype, device=answer.device)
-    off = invert(answer) @ stack_from_frame
-    moved = corner @ off[..., :2].transpose(1, 2) + off[..., None, :, 2]
-    landed = moved[..., :2] / moved[..., 2:].clamp(min=_FARTHEST)
-    return (landed - corner).abs().mean((1, 2))
-
-
-def self_supervision(poses: list[torch.Tensor], answer: torch.Tensor, frame: Size) -> torch.Tensor:
-    """How far each level's answer is from the known one: log(1 + distance), later levels counting more."""
-    share = 1 / len(poses)
-    losses = [torch.log1p(corner_distance(pose, answer, frame)).mean() for pose in poses]
-    return sum((share * (level + 1) * loss for level, loss in enumerate(losses)), torch.zeros(()))
+def positional_weights(size: int, power: float) -> torch.Tensor:
+    """w_l = l^k / Σ l^k: late units of the code cost more."""
+    weights = torch.arange(1, size + 1, dtype=torch.float32) ** power
+    return weights / weights.sum()

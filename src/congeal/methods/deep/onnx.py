@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from congeal.errors import CongealError, require
+from congeal.files import write_bytes
 from congeal.methods.deep.networks import DeSTNet
-from congeal.methods.deep.training import look
+from congeal.solvers.appearance import Appearance
 
 if TYPE_CHECKING:
     from congeal.methods.deep.congealing import DeepCongealing
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 class _Graph(nn.Module):
     """Images (B, C, H, W) in [0, 1] and stack_from_frame (B, 3, 3) to start from → stack_from_frame."""
 
-    def __init__(self, aligner: DeSTNet, objects: bool, passes: int) -> None:
+    def __init__(self, aligner: DeSTNet, appearance: Appearance, passes: int) -> None:
         super().__init__()
-        self.aligner, self.objects, self.passes = aligner, objects, passes
+        self.aligner, self.appearance, self.passes = aligner, appearance, passes
 
     def forward(self, images: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        return self.aligner.predict(look(images, self.objects), start, self.passes)
+        return self.aligner.predict(self.appearance.features(images), start, self.passes)
 
 
 def write_onnx(model: DeepCongealing, path: str | os.PathLike[str]) -> None:
@@ -40,7 +41,7 @@ def write_onnx(model: DeepCongealing, path: str | os.PathLike[str]) -> None:
     require("onnxscript", "onnx")
     if not hasattr(model, "aligner_"):
         raise CongealError("only a fitted deep model can be written as ONNX: call fit first")
-    graph = _Graph(model.aligner_, model._objects, model.effective().passes).eval()
+    graph = _Graph(model.aligner_, model._guide.appearance, model.passes).eval()
     layout = model.layout_
     images = torch.rand(2, layout.channels, *layout.size)
     start = torch.eye(3).repeat(2, 1, 1)
@@ -64,6 +65,4 @@ def write_onnx(model: DeepCongealing, path: str | os.PathLike[str]) -> None:
         proto = onnx.load(str(written))
     entry = proto.metadata_props.add()
     entry.key, entry.value = "congeal", json.dumps(layout.as_dict())
-    from congeal.files import write_bytes
-
     write_bytes(path, proto.SerializeToString())

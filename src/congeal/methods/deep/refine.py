@@ -1,0 +1,85 @@
+"""Stage 4, refine: all images together, by Gauss-Newton towards the mean of those that match, to a fraction of a pixel.
+
+Why: a template made of settled images is sharper than the one they were settled on, and only a joint step knows where
+the whole set drifts. What it buys: with the steps of `settle` 0.7 dB on clean digits and 1.2 dB under 20 % warps over
+the raw net (docs/results.md, ablation, "+ refinement"). A stage that shrinks or empties the object is taken back.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+
+from congeal.geometry import warp
+from congeal.images import Stack
+from congeal.methods.deep.state import State
+from congeal.metrics.limits import COLLAPSE_ENERGY, REFINED_ENERGY
+from congeal.solvers.appearance import Appearance
+from congeal.solvers.gauge import Gauge
+from congeal.solvers.gaussnewton import GaussNewton
+from congeal.solvers.setpass import SetPass
+from congeal.solvers.streaming import chunks, start_poses, total_ink
+
+log = logging.getLogger("congeal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefineSettings:
+    """Numbers of this stage. The first block are parameters of `DeepCongealing`."""
+
+    motion: str
+    guards: bool
+    refine_steps: int
+
+    early_share: int = 4
+    """Of the steps: stages before the last take so many times fewer, they only lead up to it."""
+    settled: float = 0.01
+    """Pixels of mean corner motion below which a stage ends."""
+
+
+@torch.no_grad()
+def refine(stack: Stack, state: State, appearance: Appearance, doubtful: float, settings: RefineSettings) -> State:
+    """Joint steps towards the running mean, in the gauge of the start; doubtful: the score below which an image may be
+    wrong. Gives the poses, that mean, and which poses are likely now."""
+    gauge = None
+    if settings.guards:
+        gauge = Gauge.of_stack(stack, settings.motion, holds_ink=appearance.holds_ink, band=REFINED_ENERGY)
+    keep, found = appearance.trusted(state.scores, doubtful), state.poses
+    stages = appearance.refinement(settings.motion, stack.frame)
+    for number, (motion, sigma) in enumerate(stages, 1):
+        newton = GaussNewton(motion, stack.frame, robust=appearance.robust)
+        passes = SetPass(stack, newton, appearance, sigma, gauge=gauge, keep=keep, use_prior=appearance.needs_prior)
+        passes.target = passes.collect(found)
+        steps = settings.refine_steps if number == len(stages) else settings.refine_steps // settings.early_share
+        for _ in range(steps):
+            found, moved, _ = passes.step(found)
+            if moved < settings.settled:
+                break
+    prior = passes.prior(found) if appearance.needs_prior else None
+    if sigma > 0:  # new images are compared with a sharp mean, and blurred with it
+        passes = SetPass(stack, newton, appearance, keep=keep)
+        passes.target = passes.collect(found)
+    return replace(state, template=passes.target["mean"], poses=found, prior=prior)
+
+
+@torch.no_grad()
+def last_sound(stack: Stack, states: list[State], appearance: Appearance) -> State:
+    """The last state whose energy ratio is sound; if none is, the last one, which is then measured as collapsed.
+
+    The start itself is tried when every stage failed.
+    """
+    if not appearance.holds_ink:
+        return states[-1]
+    source = total_ink(stack)
+    for state in reversed([replace(states[0], poses=start_poses(stack)), *states]):
+        energy = _shown_ink(stack, state.poses) / source
+        if COLLAPSE_ENERGY[0] <= energy <= COLLAPSE_ENERGY[1]:
+            return state
+        log.warning("a stage of the deep method left the energy ratio at %.2f; going back to the one before", energy)
+    return states[-1]
+
+
+def _shown_ink(stack: Stack, poses: torch.Tensor) -> float:
+    return sum(float(warp(stack.images(part), poses[part], stack.frame).sum()) for part in chunks(stack))

@@ -334,6 +334,20 @@ def test_a_frozen_stack_is_the_stack(tmp_path: Path, dtype: type) -> None:
     assert [*frozen.skipped] == [*stack.skipped]
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, ">u2", np.float64])
+def test_a_mapped_array_is_not_copied(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    np.save(tmp_path / "images.npy", (200 * rng.random((9, 12, 10, 3))).astype(dtype))
+    monkeypatch.setattr("congeal.comparison.frozen._copy_pixels", lambda *_: pytest.fail("copied"))
+    for images in (open_images(tmp_path / "images.npy"), open_images(tmp_path / "images.npy").subset([7, 2, 5])):
+        stack = prepare(images, size=12, align_on=[0, 2])
+        freeze(stack, tmp_path / "frozen")
+        frozen = FrozenStack(tmp_path / "frozen")
+        assert torch.equal(frozen.images(slice(None)), stack.images(slice(None)))
+        assert torch.equal(frozen.some(np.array([2, 0])).images([0, 1]), stack.images([2, 0]))
+        assert frozen.layout == stack.layout
+
+
 def test_a_frozen_stack_keeps_masks(tmp_path: Path) -> None:
     images = [np.full((12, 8, 1), 200, np.uint8), np.full((8, 12, 1), 90, np.uint8)]
     images[0][2:4], images[1][2:4] = 10, 20

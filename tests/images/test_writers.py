@@ -13,7 +13,7 @@ import pytest
 import tifffile
 from PIL import Image as Pillow
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, RunFailed
 from congeal.images import open_writer, pack, prepare, warp_image, warp_pixel_batch, warp_pixels
 from congeal.images.source import ImageSource
 from congeal.opening import open_images
@@ -247,6 +247,39 @@ def test_refusals_of_the_disk_are_one_sentence(tmp_path: Path, monkeypatch: pyte
         patch.setattr("os.posix_fallocate", full, raising=False)
         with pytest.raises(CongealError, match="the disk is full"):
             open_writer(tmp_path / "out", source, (4, 4), "npy").write(0, source.read(0).pixels)
+
+
+@pytest.mark.parametrize("format", ["files", "npy", "tiff", "shards", "pack"])
+@pytest.mark.parametrize(
+    ("number", "kind", "says"),
+    [(errno.ENOSPC, RunFailed, "the disk is full: could not write"), (errno.EACCES, CongealError, "cannot write to")],
+)
+def test_every_way_of_writing_has_the_same_errors(
+    tmp_path: Path, format: str, number: int, kind: type[CongealError], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_images(np.zeros((2, 4, 4), np.uint8))
+
+    def refused(*_: object) -> None:
+        raise OSError(number, "no")
+
+    def write() -> None:
+        if format == "pack":
+            pack(source, tmp_path / "out.npy")
+            return
+        with open_writer(tmp_path / "out", source, (4, 4), format) as writer:
+            writer.write(0, source.read(0).pixels)
+
+    monkeypatch.setattr("os.replace", refused)
+    with pytest.raises(kind, match=says):
+        write()
+    assert [path.name for path in tmp_path.iterdir()] == ([] if format == "pack" else ["out"])
+
+
+def test_what_a_killed_process_was_writing_is_swept_away(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".aligned-00000.tar.123.tmp").write_bytes(b"half of it")
+    open_writer(tmp_path / "out", open_images(np.zeros((2, 4, 4), np.uint8)), (4, 4), "shards")
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_pack_one_size(tmp_path: Path) -> None:

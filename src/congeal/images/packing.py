@@ -31,15 +31,20 @@ def pack(source: ImageSource, path: str | Path, *, quiet: bool = True) -> ImageS
     path = Path(path)
     if path.suffix.lower() != ".npy":
         raise CongealError(f"pack writes a .npy file; {path} has another extension")
-    if source.shape is not None and source.dtype is not None and not source.has_masks:
-        packed = _copy(source, path, source.shape, source.dtype, quiet)
-    else:
-        packed = _decode(source, path, quiet)
-    if len(packed.reasons) == len(source):
-        packed.partial.unlink()
-        i = min(packed.reasons)
-        raise nothing_readable(source, f"{source.id(i)}: {packed.reasons[i]}")
-    _publish(source, path, packed)
+    partial = path.with_name(f".{path.name}.partial.npy")
+    try:
+        if source.shape is not None and source.dtype is not None and not source.has_masks:
+            packed = _copy(source, partial, source.shape, source.dtype, quiet)
+        else:
+            packed = _decode(source, partial, _beside(path, "masks"), quiet)
+        if len(packed.reasons) == len(source):
+            i = min(packed.reasons)
+            raise nothing_readable(source, f"{source.id(i)}: {packed.reasons[i]}")
+        _publish(source, path, packed)
+        put_in_place(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)  # it may be large
+        raise
     return open_npy(path)
 
 
@@ -47,18 +52,16 @@ def pack(source: ImageSource, path: str | Path, *, quiet: bool = True) -> ImageS
 class _Packed:
     """What has been written under a temporary name."""
 
-    partial: Path
     array: np.ndarray
     reasons: dict[int, str]
     masks: np.ndarray | None = None
     canvas_from_source: dict[int, np.ndarray] = field(default_factory=dict)
 
 
-def _copy(source: ImageSource, path: Path, shape: tuple[int, int, int], dtype: np.dtype, quiet: bool) -> _Packed:
+def _copy(source: ImageSource, partial: Path, shape: tuple[int, int, int], dtype: np.dtype, quiet: bool) -> _Packed:
     """Images of one kind, in batches, as they are."""
-    partial = path.with_name(f".{path.name}.partial.npy")
     array = allocate(partial, (len(source), *(shape[:2] if source.grey else shape)), dtype)
-    packed = _Packed(partial, array, dict(source.unreadable))
+    packed = _Packed(array, dict(source.unreadable))
     step = max(1, _BATCH_VALUES // int(np.prod(shape)))
     with Progress(len(source), "packing", quiet=quiet) as progress:
         for start in range(0, len(source), step):
@@ -72,15 +75,14 @@ def _copy(source: ImageSource, path: Path, shape: tuple[int, int, int], dtype: n
     return packed
 
 
-def _decode(source: ImageSource, path: Path, quiet: bool) -> _Packed:
+def _decode(source: ImageSource, partial: Path, beside: Path, quiet: bool) -> _Packed:
     """Images that may differ, one by one, on a canvas of the median size."""
     headers, reasons = _headers(source, quiet)
     sizes = np.array([(h.height, h.width) for h in headers.values()])
     canvas = (int(np.median(sizes[:, 0])), int(np.median(sizes[:, 1])))
     dtype, channels = _common_dtype(headers), _common_channels(headers)
-    partial = path.with_name(f".{path.name}.partial.npy")
     array = allocate(partial, (len(source), *canvas, *((channels,) if channels > 1 else ())), dtype)
-    packed = _Packed(partial, array, reasons)
+    packed = _Packed(array, reasons)
     with Progress(len(source), "packing", quiet=quiet) as progress:
         for i in range(len(source)):
             progress.update()
@@ -100,14 +102,14 @@ def _decode(source: ImageSource, path: Path, quiet: bool) -> _Packed:
             array[i] = pixels.reshape(array.shape[1:])
             if mask is not None:
                 if packed.masks is None:
-                    packed.masks = allocate(_beside(path, "masks"), (len(source), *canvas), np.dtype(np.uint8))
+                    packed.masks = allocate(beside, (len(source), *canvas), np.dtype(np.uint8))
                     packed.masks[:] = 255
                 packed.masks[i] = np.rint(mask * 255)
     return packed
 
 
 def _publish(source: ImageSource, path: Path, packed: _Packed) -> None:
-    """The files beside the array first, the array itself last, so that it never stands there without its ids."""
+    """The files beside the array, which gets its own name last, so that it never stands there without its ids."""
     warps = {"initial": _on_canvas(source.initial, packed), "truth": _on_canvas(source.truth, packed)}
     for name, matrices in warps.items():
         if matrices is not None:
@@ -127,7 +129,6 @@ def _publish(source: ImageSource, path: Path, packed: _Packed) -> None:
         if isinstance(array, np.memmap):
             array.flush()
     write_bytes(sidecar(path), json.dumps(about).encode())
-    put_in_place(packed.partial, path)
 
 
 def _on_canvas(aligned_from_source: np.ndarray | None, packed: _Packed) -> np.ndarray | None:

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_warps import errors, warped_digit
+from known_warps import align_new, digits, errors, warped_digit
 
 from congeal import CongealError, open_images
 from congeal.geometry import from_normalised, matrix_from_parameters, warp
-from congeal.images import prepare
 from congeal.methods.deepfeatures import DeepFeatures
 from congeal.methods.entropy import Entropy, shares
-from congeal.methods.funnel import FunnelMethod, parameter_units
+from congeal.methods.funnel import FunnelMethod
 from congeal.methods.sift import SIFT
 from congeal.metrics import corner_error
 from congeal.solvers.convfeatures import learn_layer, respond, ring_kmeans
 from congeal.solvers.descriptors import dense_descriptors, kmeans
+from congeal.solvers.fields import parameter_units
 
 METHODS: list[type[FunnelMethod]] = [Entropy, SIFT, DeepFeatures]
 
@@ -38,14 +38,6 @@ def scene(n: int = 12, size: tuple[int, int] = (32, 32)) -> tuple[np.ndarray, np
 
 
 @pytest.mark.parametrize("cls", METHODS)
-def test_known_warps_come_back(cls: type[FunnelMethod]) -> None:
-    images, truth = warped_digit("similarity", n=16)
-    before, after = errors(cls(motion="similarity").fit(images), truth)
-    assert before > 1
-    assert after < 0.5
-
-
-@pytest.mark.parametrize("cls", METHODS)
 def test_photographs_come_back_too(cls: type[FunnelMethod]) -> None:
     images, truth = scene()
     model = cls(motion="similarity").fit(images)
@@ -56,36 +48,19 @@ def test_photographs_come_back_too(cls: type[FunnelMethod]) -> None:
 
 
 @pytest.mark.parametrize("cls", METHODS)
-def test_the_funnel_draws_new_images_to_the_same_pose(cls: type[FunnelMethod]) -> None:
-    images, truth = warped_digit("similarity", n=24)
+def test_known_warps_come_back_and_the_funnel_draws_new_images_to_the_same_pose(cls: type[FunnelMethod]) -> None:
+    images, truth = warped_digit("similarity", n=20)
     model = cls(motion="similarity").fit(images[:16])
-    learnt = model.transforms_.matrices
-    model.transform(images[16:])
-    together = np.concatenate([learnt, model.transforms_.matrices])
+    before, after = errors(model, truth[:16])
+    assert before > 1
+    assert after < 0.5
+    together = np.concatenate([model.transforms_.matrices, align_new(model, images[16:]).transforms.matrices])
     assert corner_error(together, truth, (28, 28))[16:].mean() < 0.6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("digit", "0123456789")
-@pytest.mark.parametrize("cls", METHODS)
-def test_every_digit_keeps_its_ink(cls: type[FunnelMethod], digit: str) -> None:
-    motion = "similarity" if cls is SIFT else "affine"
-    quality = cls(motion=motion).fit(open_images(f"digits:{digit}", limit=30)).quality_
-    assert 0.9 <= quality.energy_ratio <= 1.1
-    assert not quality.collapsed
-    assert quality.apsnr_after > quality.apsnr_before + 1
-
-
-@pytest.mark.parametrize("digit", "17")
-def test_entropy_affine_keeps_the_ink(digit: str) -> None:
-    quality = Entropy(motion="affine").fit(open_images(f"digits:{digit}", limit=40)).quality_
-    assert 0.93 <= quality.energy_ratio <= 1.07
-    assert quality.apsnr_after > quality.apsnr_before + 2
-
-
 def test_published_entropy_zooms_out_without_guards_and_not_with_them() -> None:
-    images = open_images("digits:4", limit=24)
-    published = {"relative": False, "shrink": 1.0, "sweeps": (25, 15, 10), "motion": "affine"}
+    images = open_images("digits:4", limit=16)
+    published = {"relative": False, "shrink": 1.0, "sweeps": (15, 10, 8), "motion": "affine"}
     bare = Entropy(guards=False, **published).fit(images).quality_
     held = Entropy(guards=True, **published).fit(images).quality_
     assert bare.energy_ratio < 0.9
@@ -101,16 +76,16 @@ def test_cost_falls_within_a_level() -> None:
 
 def test_a_larger_set_than_fits_the_cache_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     images = warped_digit(n=10)[0]
-    whole = SIFT(sweeps=(2, 2)).fit(images).transforms_
-    monkeypatch.setattr("congeal.methods.funnel._CACHE_BYTES", 0)
-    assert SIFT(sweeps=(2, 2)).fit(images).transforms_ == whole
+    whole = SIFT(sweeps=(1, 1)).fit(images).transforms_
+    monkeypatch.setattr("congeal.solvers.fields._CACHE_BYTES", 0)
+    assert SIFT(sweeps=(1, 1)).fit(images).transforms_ == whole
 
 
 def test_blank_images_do_not_move() -> None:
-    images = warped_digit(n=8)[0]
+    images = warped_digit(n=6)[0]
     images[2] = 0
     for cls in METHODS:
-        model = cls(motion="similarity", guards=False, sweeps=(3,) * (2 if cls is SIFT else 3)).fit(images)
+        model = cls(motion="similarity", guards=False, sweeps=(1,) * (1 if cls is SIFT else 3)).fit(images)
         assert np.allclose(model.stack_from_frame_[2], np.eye(3))
 
 
@@ -175,8 +150,7 @@ def test_neighbours_on_the_ring_are_alike() -> None:
 
 
 def test_features_are_shares_and_empty_ground_has_none() -> None:
-    stack = prepare(open_images("digits:3", limit=20))
-    images = stack.images(np.arange(20))
+    images = digits("3", 20).images(np.arange(20))
     layer = learn_layer(images, 8, 5, torch.Generator().manual_seed(0), centred=True)
     maps = respond(images, layer)
     assert maps.shape == (20, 4, 28, 28)

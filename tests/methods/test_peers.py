@@ -14,8 +14,9 @@ from congeal.methods.registry import method_class, methods
 from congeal.solvers.filters import blur
 
 PEERS = [name for name in methods() if name != "deep"]
-# What other files look at for every digit is not looked at again here.
-HELD = [name for name in PEERS if name not in ("ecc", "logdet", "entropy", "deepfeatures")]
+# The digits on which methods once lost or gained ink; those that take seconds look at two of them.
+DIGITS = dict.fromkeys(PEERS, "147") | {"sift": "17", "deepfeatures": "14", "entropy": "17"}
+DIGITS |= dict.fromkeys(("lsc", "ecc", "logdet"), "0123456789")
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -34,14 +35,12 @@ def test_more_freedom_than_the_warps_had_does_no_harm(name: str) -> None:
     assert errors(method_class(name)(motion="affine", size=28).fit(images), truth)[1] < 0.5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("digit", "0123456789")
-@pytest.mark.parametrize("name", HELD)
-def test_affine_keeps_the_ink_of_every_digit(name: str, digit: str) -> None:
-    quality = method_class(name)(motion="affine", size=28).fit(open_images(f"digits:{digit}", limit=24)).quality_
+@pytest.mark.parametrize(("name", "digit"), [(name, digit) for name in PEERS for digit in DIGITS[name]])
+def test_affine_keeps_the_ink(name: str, digit: str) -> None:
+    quality = method_class(name)(motion="affine", size=28).fit(open_images(f"digits:{digit}", limit=16)).quality_
     assert 0.9 <= quality.energy_ratio <= 1.1
     assert not quality.collapsed
-    assert quality.apsnr_after > quality.apsnr_before
+    assert quality.apsnr_after > quality.apsnr_before + 1
 
 
 def least_squares(image: np.ndarray, template: np.ndarray, motion: str) -> np.ndarray:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
+from known_warps import Kept, align_new, digits, errors, pixels, warped_digit
 
-import congeal
-from congeal.datasets import open_named
 from congeal.errors import CongealError
-from congeal.geometry import from_normalised, matrix_from_parameters, warp
-from congeal.geometry.matrix import invert
-from congeal.images import Stack, prepare
 from congeal.methods.tgrasta import TGRASTA, Tracker, solve
-from congeal.metrics import corner_error
+from congeal.solvers.appearance import ObjectPixels
 from congeal.solvers.lowrank import linearise
 
 
-def digits(name: str, count: int) -> Stack:
-    return prepare(open_named(name).limit(count), size=28)
-
-
-def pixels(name: str, start: int, stop: int) -> np.ndarray:
-    return np.asarray(open_named(name).batch(np.arange(start, stop))[..., 0])
-
-
 def test_solver_splits_image_into_subspace_and_errors() -> None:
-    stack = digits("digits:3", 10)
-    line = linearise(stack, torch.as_tensor(stack.start.copy()), "rigid", 0.4, "object")
+    stack = digits("3", 10)
+    line = linearise(stack, torch.as_tensor(stack.start.copy()), "rigid", 0.4, ObjectPixels())
     subspace = torch.linalg.svd(line.data, full_matrices=False)[2][:3].T
     fit = solve(line, torch.arange(10), subspace, 30)
     torch.testing.assert_close(fit.weights @ subspace.T + fit.errors, fit.moved, atol=1e-5, rtol=0)
@@ -39,8 +24,8 @@ def test_solver_splits_image_into_subspace_and_errors() -> None:
 
 
 def test_tracker_finds_a_subspace_and_stays_orthonormal() -> None:
-    stack = digits("digits:1", 40)
-    line = linearise(stack, torch.as_tensor(stack.start.copy()), "rigid", 0.4, "object")
+    stack = digits("1", 40)
+    line = linearise(stack, torch.as_tensor(stack.start.copy()), "rigid", 0.4, ObjectPixels())
     generator = torch.Generator().manual_seed(0)
     mixed = torch.randn(5, 40, generator=generator, dtype=torch.float64) @ line.data
     tracker = Tracker(torch.linalg.qr(mixed.T)[0])
@@ -55,80 +40,46 @@ def test_tracker_finds_a_subspace_and_stays_orthonormal() -> None:
 
 @pytest.mark.parametrize("mode", ["batch", "online", "frozen"])
 def test_modes_align_and_keep_the_ink(mode: str) -> None:
-    method = TGRASTA(motion="affine", size=28, mode=mode, linearisations=5, sweeps=3).fit(digits("digits:3", 60))
+    """Of fours that follow a subspace the ink once grew to 1.13."""
+    method = TGRASTA(motion="affine", size=28, mode=mode).fit(digits("4", 60))
     assert method.quality_.apsnr_after > method.quality_.apsnr_before + 0.3
     assert 0.9 < method.quality_.energy_ratio < 1.1
 
 
-@pytest.mark.slow
-def test_ink_of_followers_stays_in_its_band() -> None:
-    method = TGRASTA(motion="affine", size=28, mode="online").fit(digits("digits:4", 100))  # grew to 1.13 once
-    assert 0.9 < method.quality_.energy_ratio < 1.1
-
-
 def test_recovers_known_warps() -> None:
-    rng = np.random.default_rng(5)
-    parameters = np.concatenate(
-        [rng.uniform(-2, 2, (25, 2)) / 14, rng.uniform(-0.08, 0.08, (25, 1)), rng.uniform(-0.05, 0.05, (25, 1))], 1
-    )
-    truth = invert(from_normalised(matrix_from_parameters(torch.as_tensor(parameters)), (28, 28)))
-    image = digits("digits:3", 1).images([0]).expand(25, -1, -1, -1)
-    copies = (warp(image, truth.float(), mode="bicubic")[:, 0].clamp(0, 1) * 255).round().byte().numpy()
-    found = TGRASTA(motion="similarity", size=28, dimension=1).fit(copies).transforms_.matrices
-    assert corner_error(found, truth.numpy(), (28, 28)).mean() < 0.5
+    images, truth = warped_digit("similarity")
+    before, after = errors(TGRASTA(motion="similarity", size=28, dimension=1).fit(images), truth)
+    assert before > 1
+    assert after < 0.5
 
 
-def test_new_images_are_aligned_to_the_frozen_subspace(tmp_path: Path) -> None:
-    method = TGRASTA(motion="rigid", size=28, mode="frozen", linearisations=6).fit(pixels("digits:1", 0, 100))
+def test_new_images_are_aligned_to_the_frozen_subspace() -> None:
+    method = TGRASTA(motion="rigid", size=28, mode="frozen", linearisations=6).fit(pixels("1", 0, 60))
     subspace = method._tracker.subspace.clone()
-    new = pixels("digits:1", 100, 140)
-    aligned = method.transform(new)
-    assert aligned.shape == new.shape
-    assert method.quality_.apsnr_after > method.quality_.apsnr_before + 1.0
+    quality = align_new(method, pixels("1", 60, 100)).quality
+    assert quality.apsnr_after > quality.apsnr_before + 1.0
     torch.testing.assert_close(method._tracker.subspace, subspace, atol=0, rtol=0)
-    alone = method.transform(new[:1])  # an image is aligned by itself, whatever else comes along
-    np.testing.assert_array_equal(alone[0], aligned[0])
-    method.save(tmp_path / "model.safetensors")
-    np.testing.assert_array_equal(congeal.load(tmp_path / "model.safetensors").transform(new), aligned)
 
 
-def test_same_seed_same_answer_and_another_seed_another() -> None:
-    stack = digits("digits:2", 30)
-    runs = [TGRASTA(size=28, linearisations=2, sweeps=2, random_state=seed).fit(stack) for seed in (0, 0, 1)]
-    np.testing.assert_array_equal(runs[0].stack_from_frame_, runs[1].stack_from_frame_)
-    assert np.abs(runs[0].stack_from_frame_ - runs[2].stack_from_frame_).max() > 1e-6
-
-
-class Kept:
-    """A checkpoint in memory."""
-
-    def __init__(self) -> None:
-        self.states: list[dict[str, Any]] = []
-
-    def save(self, state: dict[str, Any]) -> None:
-        import copy
-
-        self.states.append(copy.deepcopy(state))
-
-    def load(self) -> dict[str, Any] | None:
-        return self.states[-1] if self.states else None
+def test_another_seed_is_another_answer() -> None:
+    stack = digits("2", 20)
+    one, other = (TGRASTA(size=28, linearisations=2, sweeps=1, random_state=seed).fit(stack) for seed in (0, 1))
+    assert np.abs(one.stack_from_frame_ - other.stack_from_frame_).max() > 1e-6
 
 
 @pytest.mark.parametrize("mode", ["batch", "online", "frozen"])
 def test_resume_equals_uninterrupted(mode: str) -> None:
     def fresh() -> TGRASTA:
-        return TGRASTA(size=28, mode=mode, linearisations=3, sweeps=2)
+        return TGRASTA(size=28, mode=mode, linearisations=3, sweeps=1)
 
-    stack, kept = digits("digits:5", 40), Kept()
+    stack, kept = digits("5", 26), Kept()
     whole = fresh().fit(stack, checkpoint=kept, save_every=0.0)
-    for state in list(kept.states):
-        part = Kept()
-        part.states = [state]
-        resumed = fresh().fit(stack, checkpoint=part, save_every=0.0)
+    for state in kept.states:
+        resumed = fresh().fit(stack, checkpoint=Kept(state))
         np.testing.assert_array_equal(whole.stack_from_frame_, resumed.stack_from_frame_)
         torch.testing.assert_close(whole._tracker.subspace, resumed._tracker.subspace, atol=0, rtol=0)
 
 
 def test_unknown_mode_is_named() -> None:
     with pytest.raises(CongealError, match="streaming"):
-        TGRASTA(mode="streaming").fit(digits("digits:3", 5))
+        TGRASTA(mode="streaming").fit(digits("3", 5))

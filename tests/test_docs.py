@@ -29,7 +29,9 @@ from congeal.reproduce import EXPERIMENTS
 from congeal.transforms import STATUSES
 from test_layers import LAYERS
 
+Definition = ast.FunctionDef | ast.ClassDef
 ROOT = Path(__file__).parent.parent
+PACKAGE = Path(congeal.__file__).parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(DOCS.rglob("*.md"))
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -185,3 +187,24 @@ def test_every_command_is_in_the_reference_with_its_options(site: Path) -> None:
 def test_the_site_loads_nothing_from_outside(site: Path) -> None:
     outside = re.compile(r'<(?:script|link|img)[^>]+(?:src|href)="(?:https?:)?//[^"]*"')
     assert not [found for page in site.rglob("*.html") for found in outside.findall(page.read_text())]
+
+
+def test_every_public_function_says_what_it_does() -> None:
+    missing = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name, node in public_definitions(ast.parse(path.read_text())):
+            if not ast.get_docstring(node):
+                missing.append(f"{path.relative_to(PACKAGE)}:{node.lineno} {name}")
+    assert not missing
+
+
+def public_definitions(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, Definition]]:
+    """Public functions, classes and methods; variants of an overloaded one are not counted."""
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        if any(ast.unparse(one) == "overload" for one in node.decorator_list):
+            continue
+        yield f"{prefix}{node.name}", node
+        if isinstance(node, ast.ClassDef):
+            yield from public_definitions(node, f"{prefix}{node.name}.")

@@ -23,6 +23,7 @@ class Progress:
         self._bar = tqdm(total=total, initial=done, desc=what, dynamic_ncols=True, leave=False) if terminal else None
 
     def update(self, n: int = 1, **values: float) -> None:
+        """`n` more units are done; values are shown beside the rate."""
         self.done += n
         if self._bar is not None:
             if values:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from congeal.datasets import open_named
-from congeal.reproduce import EXPERIMENTS, ablation, perspective, plan, printed, scaling
+from congeal.reproduce import EXPERIMENTS, ablation, paper, perspective, plan, printed, scaling
 from congeal.reproduce.plan import Options, load_experiment
 from congeal.reproduce.wrapped import apsnr_uint8_wrap
 
@@ -190,3 +190,20 @@ def test_the_full_experiment_is_what_the_paper_ran(name: str) -> None:
     }
     if name in expected:
         assert (len(cells), len(sources), limits) == expected[name]
+
+
+def test_the_printed_method_by_itself(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "QUICK_STEPS", 2)
+    monkeypatch.setattr(paper, "BATCH", 4)
+    for name in list(paper.VARIANTS)[2:]:
+        monkeypatch.delitem(paper.VARIANTS, name)
+    assert run("paper", "--digits", "3", "--limit", "12") == 0
+    rows = check_folder(tmp_path / "paper", 3)
+    assert [row["method"] for row in rows] == ["paper", "paper", "deep"]
+    assert [row["params"].get("complexity_weight", 1.0) for row in rows[:2]] == [1.0, 0.1]
+    assert rows[0]["distortion_first"] == pytest.approx(rows[1]["distortion_first"])
+    assert rows[0]["complexity_last"] < rows[0]["complexity_first"]
+    assert rows[2]["distortion_first"] is None, "the recipe's losses are other ones"
+    history = paper.rows_of(tmp_path / "paper" / rows[0]["run"] / "metrics.csv")
+    assert all(float(row["energy"]) > 0 and row["apsnr"] and row["scale"] for row in history)
+    assert run("paper", "--methods", "lsc") == 2

@@ -21,6 +21,8 @@ OK, BLANK, OUTLIER, FAILED = (STATUSES.index(word) for word in ("ok", "blank", "
 
 @dataclass
 class Measurement:
+    """Numbers of a set, and of each of its n images."""
+
     quality: Quality
     score: np.ndarray  # (n,) correlation with the mean
     status: np.ndarray  # (n,) uint8, positions in `STATUSES`

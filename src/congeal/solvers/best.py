@@ -28,4 +28,5 @@ class Best:
             self.found, self.cost, self.sound = found.clone(), cost, sound
 
     def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
         return {"found": self.found, "cost": self.cost, "sound": self.sound}

@@ -157,6 +157,8 @@ class GaussNewton:
 
 @dataclass
 class Linearisation:
+    """A template and what a step towards it needs, made once for all images."""
+
     template: torch.Tensor  # (C, h, w)
     jacobian: torch.Tensor  # (C·h·w, k)
     pull: torch.Tensor  # (k, C·h·w): H⁻¹Jᵀ, from the damped Hessian

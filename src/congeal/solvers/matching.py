@@ -64,6 +64,7 @@ class Views:
         return self._made[shrink, sigma]
 
     def masks_at(self, shrink: int) -> torch.Tensor | None:
+        """Masks `shrink` times smaller."""
         return None if self.masks is None else shrunk(self.masks, shrink)
 
     def take(self, rows: torch.Tensor) -> Views:

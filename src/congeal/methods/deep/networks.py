@@ -211,6 +211,7 @@ class SmallAutoEncoder(nn.Module):
         self.template = nn.Parameter(torch.zeros(channels, *frame))
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Reconstruction (B, C, h, w) and code (B, |z|) in [0, 1]."""
         code = self.encoder(images)
         return self.decoder(code).view_as(images) + self.template, code
 

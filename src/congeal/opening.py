@@ -18,6 +18,7 @@ from congeal.images.source import ImageSource
 
 _NAMED = re.compile(r"[a-z]+(-[a-z]+)*:[^/\\]")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)  # a URL, or one protocol through another
 _TIFF = (".tif", ".tiff")
 
 
@@ -27,6 +28,22 @@ def open_images(anything: Any, limit: int | None = None) -> ImageSource:
     if len(source) == 0:
         raise CongealError(f"{source.name} holds no images")
     return source.limit(limit)
+
+
+def open_images_of_run(named: Any, limit: Any = None) -> ImageSource:
+    """What a run folder says it was made of: a local file or a named data set.
+
+    A run folder may come from a stranger, so nothing is fetched because a file in it says so.
+    """
+    if not isinstance(named, str) or not named:
+        raise CongealError("it does not say what they are")
+    if _ADDRESS.match(named):
+        from congeal.images.remote import without_credentials
+
+        raise CongealError(f"{without_credentials(named)} is not on this machine, and is not fetched unasked")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+        raise CongealError(f"its limit is {limit!r}, which is not a number of images")
+    return open_images(named, limit)
 
 
 def _open(anything: Any) -> ImageSource:

@@ -27,7 +27,7 @@ from congeal.images.remembered import remember_decoded
 from congeal.images.source import ImageSource
 from congeal.metrics import corner_error
 from congeal.opening import open_images
-from congeal.pipeline.request import check_unchanged, source_name, use_stack_position
+from congeal.pipeline.request import check_unchanged, command_name, source_name, use_stack_position
 from congeal.pipeline.stages import finish, prepare_stack
 from congeal.pipeline.starts import at_faces, init_name, read_start
 from congeal.report.compare import write_comparison
@@ -99,7 +99,13 @@ def compare(
         "seed": seed,
         "version": __version__,
     }
-    free = {"methods": labels, "motion": motion, "params": params or {}, "time_limit": time_limit, "command": command}
+    free = {
+        "methods": labels,
+        "motion": motion,
+        "params": params or {},
+        "time_limit": time_limit,
+        "command": command_name(command),
+    }
     with begin(output, shared, free) as run:
         fingerprint = check_unchanged(run, images)
         parts = [open_part(run, entry, shared) for entry in entries]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,16 @@ from congeal.errors import CongealError
 from congeal.images.decode import EXTENSIONS, decode
 from congeal.images.files import natural_key
 from congeal.images.source import Image, ImageSource, UnreadableImage, unique_ids
+
+# A person and a password before the host, and the values of a query, which are often keys.
+_PERSON = re.compile(r"(?<=://)[^/\s]*@")
+_VALUES = re.compile(r"([?&#;][^=&#;\s]*=)[^&#;\s]*?(?=['\")]?(?:[&#;\s]|$))")
+
+
+def without_credentials(text: str) -> str:
+    """The same text with '***' for what the addresses in it may keep to themselves."""
+    words = re.split(r"(\s+)", text)
+    return "".join(_VALUES.sub(r"\1***", _PERSON.sub("***@", word)) if "://" in word else word for word in words)
 
 
 class RemoteSource(ImageSource):
@@ -33,7 +44,8 @@ class RemoteSource(ImageSource):
         try:
             data = self.system.cat_file(self.paths[i])
         except Exception as error:  # each remote system has its own errors
-            raise UnreadableImage(f"cannot be fetched ({type(error).__name__}: {error})") from error
+            reason = without_credentials(str(error))
+            raise UnreadableImage(f"cannot be fetched ({type(error).__name__}: {reason})") from error
         return decode(data, self.id(i))
 
 
@@ -42,36 +54,42 @@ def open_url(url: str, open_path: Callable[[Path], ImageSource]) -> ImageSource:
 
     open_path: opens what turns out to be on this machine.
     """
-    from fsspec.core import url_to_fs
+    from fsspec import core
     from fsspec.implementations.local import LocalFileSystem
 
+    shown = without_credentials(url)
+    if any(part.lower().startswith("reference") for part in url.split("::")):
+        # Such a file may hold templates, which older versions of fsspec run as programs.
+        raise CongealError(f"{shown} is a table of references, which is not read; give the address of the images")
     try:
-        system, path = url_to_fs(url)
+        system, path = core.url_to_fs(url)
         if isinstance(system, LocalFileSystem):
             return open_path(Path(path))
         if any(character in path for character in "*?["):
             found = [name for name in system.glob(path) if not _hidden(name)]
-            return _files(system, found, base=os.path.commonpath([os.path.dirname(p) for p in found] or ["/"]), url=url)
+            base = os.path.commonpath([os.path.dirname(p) for p in found] or ["/"])
+            return _files(system, found, base=base, name=shown)
         if system.isdir(path):
             below = [name for name in system.find(path) if not _hidden(name[len(path) :])]
-            return _files(system, [name for name in below if _is_image(name)], base=path, url=url)
+            return _files(system, [name for name in below if _is_image(name)], base=path, name=shown)
         if not system.exists(path):
-            raise CongealError(f"no such file or folder: {url}")
+            raise CongealError(f"no such file or folder: {shown}")
         if _is_image(path) and not path.lower().endswith((".tif", ".tiff")):
-            return _files(system, [path], base=os.path.dirname(path), url=url)
+            return _files(system, [path], base=os.path.dirname(path), name=shown)
         return _fetched(system, path, open_path)
     except CongealError:
         raise
     except ImportError as error:
-        raise CongealError(f"{url} needs another package: {error}") from error
+        raise CongealError(f"{shown} needs another package: {error}") from error
     except Exception as error:
-        raise CongealError(f"{url} cannot be opened ({type(error).__name__}: {error})") from error
+        reason = without_credentials(str(error))
+        raise CongealError(f"{shown} cannot be opened ({type(error).__name__}: {reason})") from error
 
 
-def _files(system: Any, paths: Sequence[str], *, base: str, url: str) -> RemoteSource:
+def _files(system: Any, paths: Sequence[str], *, base: str, name: str) -> RemoteSource:
     if not paths:
-        raise CongealError(f"{url} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
-    return RemoteSource(system, sorted(paths, key=natural_key), base=base, name=url)
+        raise CongealError(f"{name} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
+    return RemoteSource(system, sorted(paths, key=natural_key), base=base, name=name)
 
 
 def _fetched(system: Any, path: str, open_path: Callable[[Path], ImageSource]) -> ImageSource:

@@ -19,6 +19,7 @@ from congeal.pipeline.request import (
     check_formats,
     check_unchanged,
     choose_method,
+    command_name,
     make_method,
     refuse_twice,
     set_reference,
@@ -116,7 +117,7 @@ def align(
         "output_format": output_format,
         **asked_format(transforms_format),
         "version": __version__,
-        "command": command,
+        "command": command_name(command),
     }
     with RunFolder(output).begin(config) as run:
         fingerprint = check_unchanged(run, images)

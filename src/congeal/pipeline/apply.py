@@ -15,7 +15,7 @@ from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
-from congeal.pipeline.request import asked_format, check_formats, check_unchanged, source_name
+from congeal.pipeline.request import asked_format, check_formats, check_unchanged, command_name, source_name
 from congeal.pipeline.result import Result
 from congeal.pipeline.stages import Answer, finish, keep_answer, log, prepare_stack
 from congeal.pipeline.starts import at_faces, inherited, init_name, read_start
@@ -91,7 +91,7 @@ def apply(
         "output_format": output_format,
         **asked_format(transforms_format),
         "version": __version__,
-        "command": command,
+        "command": command_name(command),
     }
     with RunFolder(output).begin(config) as folder:
         fingerprint = check_unchanged(folder, images)

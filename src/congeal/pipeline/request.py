@@ -11,6 +11,7 @@ import numpy as np
 
 from congeal.errors import CongealError, require
 from congeal.images import ImageSource, Stack
+from congeal.images.remote import without_credentials
 from congeal.images.writers import FORMATS
 from congeal.methods.base import Method
 from congeal.methods.registry import method_class
@@ -122,8 +123,14 @@ def asked_format(transforms_format: str) -> dict[str, str]:
 def source_name(source: Any, images: ImageSource) -> str:
     """What to call the source in config.json: a path in full, so that it means the same from anywhere."""
     if isinstance(source, str | os.PathLike):
-        return str(Path(source).resolve()) if Path(source).exists() else str(source)
+        # Not with its password: an address in a run folder is not opened again, so nobody needs it.
+        return str(Path(source).resolve()) if Path(source).exists() else without_credentials(str(source))
     return f"{images.name}: {len(images)} images"
+
+
+def command_name(command: str | None) -> str | None:
+    """The command as typed, without passwords, for config.json and the report."""
+    return None if command is None else without_credentials(command)
 
 
 def check_unchanged(run: RunFolder, images: ImageSource) -> str:

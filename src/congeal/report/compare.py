@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from congeal.files import read_json, write_text
+from congeal.report.data import shown_config
 from congeal.report.page import fill_template
 from congeal.report.pictures import picture
 from congeal.report.tables import best, motion_words, verdict_words
@@ -45,7 +46,7 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
     idle = [row["idle_memory_mb"] for row in done if row["idle_memory_mb"]]
     return {
         "name": run.path.resolve().name,
-        "config": run.config,
+        "config": shown_config(run),
         "n_images": next((row["n_images"] for row in rows if row["n_images"]), 0),
         "methods": methods,
         "before": done[0] if done else None,

@@ -9,6 +9,7 @@ import numpy as np
 from congeal.files import read_json
 from congeal.geometry.decompose import decompose
 from congeal.geometry.matrix import invert
+from congeal.images.remote import without_credentials
 from congeal.report.advice import next_steps
 from congeal.report.charts import curves, histogram
 from congeal.report.pictures import picture
@@ -23,7 +24,7 @@ LONGEST_ID = 300  # characters of a name or reason that are shown
 
 def gather_run(run: RunFolder) -> dict[str, Any]:
     """Everything a report shows; parts that the run does not have are None or empty."""
-    metrics, config = run.read_json("metrics.json"), run.config
+    metrics, config = run.read_json("metrics.json"), shown_config(run)
     skipped = run.read_rows("skipped.csv")
     faceless = [row["id"] for row in run.read_rows("boxes.csv") if row["remark"]]
     return {
@@ -46,6 +47,11 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
         "n_faceless": len(faceless),
         "versions": {"congeal": metrics.get("version", ""), **run.state.get("versions", {})},
     }
+
+
+def shown_config(run: RunFolder) -> dict[str, Any]:
+    """config.json as a page may show it: folders of earlier versions have addresses with passwords."""
+    return {k: without_credentials(v) if isinstance(v, str) else v for k, v in run.config.items()}
 
 
 def gallery(run: RunFolder) -> list[dict[str, Any]]:

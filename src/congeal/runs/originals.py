@@ -7,7 +7,7 @@ from typing import Any
 
 from congeal.errors import CongealError
 from congeal.images import ImageSource
-from congeal.opening import open_images
+from congeal.opening import open_images, open_images_of_run
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
@@ -36,16 +36,20 @@ def open_originals(run: RunFolder, found: Transforms, source: Any = None) -> Ima
     Image i of the result belongs to row i of `found`: the ids are compared.
     """
     config = run.config
-    given = config.get("source", "") if source is None else source
+    if source is not None:
+        return matching(run, found, open_images(source, limit=config.get("limit")))
     try:
-        images = open_images(given, limit=config.get("limit"))
+        images = open_images_of_run(config.get("source"), config.get("limit"))
     except CongealError as error:
-        if source is not None:
-            raise
         raise CongealError(
             f"the original images of {run} cannot be opened again ({error}); "
             "give them with --source (source= from Python)"
         ) from error
+    return matching(run, found, images)
+
+
+def matching(run: RunFolder, found: Transforms, images: ImageSource) -> ImageSource:
+    """The images, if they are those of the rows of `found`."""
     if images.ids() != found.ids:
         raise CongealError(
             f"{images.name} does not hold the images of {run}: it has {len(images)} images, the run {len(found)}, "

@@ -41,7 +41,7 @@ KEYS = {
 }
 ENTRIES = ("lsc", "lsc@bad", "lsc@loose")
 # A fit without an end, for limits and interruptions.
-ENDLESS = {"tolerance": -1.0, "iterations": (10, 10, 10**9)}
+ENDLESS = {"tolerance": 0.0, "iterations": (10, 10, 10**9)}
 
 
 def command(folder: Path, *more: str) -> list[str]:
@@ -229,8 +229,8 @@ def test_whatever_stops_the_command_ends_the_child(tmp_path: Path, stop: signal.
         assert run.poll() is None
         time.sleep(0.01)
     run.send_signal(stop)  # to the parent alone
-    assert run.wait(20) == code
-    ended = time.monotonic() + 5
+    assert run.wait(120) == code
+    ended = time.monotonic() + 60
     while group_is_alive(run.pid) and time.monotonic() < ended:
         time.sleep(0.05)
     assert not group_is_alive(run.pid)

@@ -111,7 +111,7 @@ def test_a_run_killed_while_it_writes_goes_on(
     np.save(tmp_path / "digits.npy", digits(100))
     arguments = [str(tmp_path / name) for name in ("digits.npy", "killed")]
     process = subprocess.Popen([sys.executable, "-c", SLOWLY, *arguments, output_format])
-    notes, deadline = tmp_path / "killed" / ".work" / "rendering.npz", time.monotonic() + 60
+    notes, deadline = tmp_path / "killed" / ".work" / "rendering.npz", time.monotonic() + 600
     while not notes.exists() or position(notes) < 49:
         assert process.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < deadline

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def ask(
     studio: Studio, path: str, *, method: str = "GET", body: bytes | None = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     """A raw request: the path goes out exactly as it is."""
-    connection = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=60)
     names = {key.replace("_", "-"): value for key, value in headers.items()}
     connection.putrequest(method, path, skip_host="Host" in names, skip_accept_encoding=True)
     for name, value in names.items():
@@ -136,7 +137,7 @@ def test_nothing_but_the_fixed_routes_can_be_read(studio: Studio, route: str) ->
 
 @pytest.mark.parametrize(("route", "status"), [("/é/state", b"403"), ("/{token}/original/²", b"404")])
 def test_bytes_that_are_no_address(studio: Studio, route: str, status: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", studio.port), timeout=5) as plain:
+    with socket.create_connection(("127.0.0.1", studio.port), timeout=60) as plain:
         path = route.format(token=studio.token)
         plain.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{studio.port}\r\n\r\n".encode())
         assert plain.recv(100).split()[1] == status
@@ -285,7 +286,7 @@ def test_the_command_serves_until_ctrl_c(run: Path) -> None:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         port, token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([\w-]{32})/", url).groups()  # type: ignore[union-attr]
-        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
         connection.request("GET", f"/{token}/state")
         assert json.loads(connection.getresponse().read())["n_images"] == 30
         time.sleep(0.1)
@@ -296,3 +297,16 @@ def test_the_command_serves_until_ctrl_c(run: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_eight_pages_saving_at_once_all_succeed(studio: Studio) -> None:
+    def save(k: int) -> int:
+        body = json.dumps({"points": [{"x": k, "y": k}], "excluded": [], "mask": None}).encode()
+        headers = {"Content_Type": "application/json"}
+        return ask(studio, f"/{studio.token}/save", method="POST", body=body, **headers)[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(save, range(64))) == {200}
+    assert save(5) == 200
+    assert "5,5,1" in (studio.folder / "points.csv").read_text()
+    assert not list(studio.folder.glob(".*"))

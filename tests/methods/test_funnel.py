@@ -98,7 +98,7 @@ def test_blank_images_do_not_move() -> None:
         (SIFT, {"clusters": 1}, "clusters"),
         (DeepFeatures, {"units": (5, 8)}, "units"),
         (DeepFeatures, {"side": 4}, "side"),
-        (DeepFeatures, {"steps": (1.0,)}, "three"),
+        (DeepFeatures, {"steps": (1.0,)}, "steps must be 3 values"),
     ],
 )
 def test_impossible_parameters_are_named(cls: type[FunnelMethod], params: dict[str, Any], message: str) -> None:

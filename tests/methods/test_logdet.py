@@ -31,7 +31,7 @@ def test_new_images_reach_the_same_pose() -> None:
 
 def test_the_streamed_pca_is_the_pca() -> None:
     stack = digits("3", 60)
-    level = _Level(LogDet(rank=8, distortion=1e-9, noise=1e-6), stack, 0.0, ObjectPixels())
+    level = _Level(LogDet(rank=8, distortion=1e-9, noise=1e-6)._worker(0), stack, 0.0, ObjectPixels())
     found = torch.eye(3).repeat(60, 1, 1)
     code = level.learn(found, None)
     for _ in range(30):
@@ -47,7 +47,9 @@ def test_the_streamed_pca_is_the_pca() -> None:
 
 def test_much_distortion_leaves_the_mean() -> None:
     stack = digits("3", 30)
-    code = _Level(LogDet(distortion=1e9), stack, 0.0, ObjectPixels()).learn(torch.eye(3).repeat(30, 1, 1), None)
+    code = _Level(LogDet(distortion=1e9)._worker(0), stack, 0.0, ObjectPixels()).learn(
+        torch.eye(3).repeat(30, 1, 1), None
+    )
     shown = stack.images(np.arange(30))
     assert torch.allclose(code.project(shown), shown.mean(0).expand_as(shown), atol=1e-4)
 

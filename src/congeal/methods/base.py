@@ -7,12 +7,16 @@ not change afterwards. A subclass writes `_align` and, if it can align images it
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import reprlib
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 import torch
@@ -22,6 +26,7 @@ from congeal.files import write_bytes
 from congeal.geometry import MOTIONS
 from congeal.images import Layout, Stack, open_writer, prepare, warp_image
 from congeal.images.intensity import AlignOn
+from congeal.methods.checks import MOST_SEED, Range, Seed, accepts, describe, plain_number
 from congeal.methods.job import Callback, Job, StateFile
 from congeal.methods.measure import measure
 from congeal.metrics import Quality
@@ -82,8 +87,8 @@ class Method:
         "object" (on empty ground), "photo", or "auto" to look at the images.
     guards : bool
         Keep the set from zooming or drifting as a whole; off shows the published behaviour.
-    random_state : int
-        Seed of everything random.
+    random_state : int or None
+        Seed of everything random; None draws one, which the fitted model keeps as `random_state_`.
 
     Attributes
     ----------
@@ -97,11 +102,13 @@ class Method:
         The poses between the pictures the method worked on.
     layout_ : Layout
         Sizes, channels, value ranges and kind of those pictures; new images are treated alike.
+    random_state_ : int
+        The seed of the fit.
     """
 
     motion: str = "homography"
     """translation, rigid, similarity, affine or homography."""
-    size: int = 64
+    size: Annotated[int, Range(least=2)] = 64
     """Longer side, in pixels, of the picture the method works on; larger images are reduced to it."""
     align_on: AlignOn = None
     """Channels to align on: None for all, a number, several numbers, or "grey"."""
@@ -109,7 +116,7 @@ class Method:
     """"object" (on empty ground), "photo", or "auto" to look at the images."""
     guards: bool = True
     """Keep the set from zooming or drifting as a whole; off shows the published behaviour."""
-    random_state: int = 0
+    random_state: Seed | None = 0
 
     name: ClassVar[str]
     motions: ClassVar[tuple[str, ...]] = MOTIONS
@@ -123,6 +130,13 @@ class Method:
     @classmethod
     def _parameter_names(cls) -> list[str]:
         return [f.name for f in fields(cls)]
+
+    @classmethod
+    @cache
+    def _hints(cls) -> dict[str, Any]:
+        """The types that the parameters are declared with."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {name: hints[name] for name in cls._parameter_names()}
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The hyper-parameters by name."""
@@ -170,11 +184,15 @@ class Method:
             raise CongealError(f"{stack.source.name} has {len(stack)} usable image: aligning a set needs at least two")
         kind = stack.kind if self.kind == "auto" else self.kind
         job = Job(self.name, callbacks, checkpoint, quiet, save_every)
+        job.random_state = _seed(self.random_state, job)
+        worker = self._worker(job.random_state)
         try:
-            found = self._align(stack, self._appearance(kind), job)
+            with torch.enable_grad():  # whatever the caller is in the middle of
+                found = worker._align(stack, worker._appearance(kind), job)
         finally:
             job.close()
-        self.history_ = job.history
+        self.__dict__ |= {name: value for name, value in worker.__dict__.items() if name not in self.get_params()}
+        self.history_, self.random_state_ = job.history, job.random_state
         self.layout_ = replace(stack.layout, kind=kind)
         result = self._measured(stack, found, kind, quiet)
         self.transforms_, self.quality_ = result.transforms, result.quality
@@ -198,10 +216,12 @@ class Method:
         checkpoint, save_every: as for `fit`, so that a long pass can be interrupted.
         """
         self._check_fitted()
+        self.check_parameters()
         kind = self.layout_.kind or stack.kind
         job = Job(self.name, (), checkpoint, quiet, save_every)
+        worker = self._worker(self.random_state_)
         try:
-            found = self._align_new(stack, self._appearance(kind), job)
+            found = worker._align_new(stack, worker._appearance(kind), job)
         finally:
             job.close()
         return self._measured(stack, found, kind, quiet)
@@ -220,15 +240,23 @@ class Method:
 
     def check_parameters(self) -> None:
         """Raise `CongealError` for hyper-parameters that cannot work; `fit` asks first of all."""
+        for name, hint in self._hints().items():
+            if not accepts(hint, getattr(self, name)):
+                value = reprlib.repr(getattr(self, name))
+                raise CongealError(f"{self.name}: {name} must be {describe(hint)}, not {value}")
         if self.motion not in self.motions:
             raise CongealError(f"{self.name} has no motion '{self.motion}': choose one of {', '.join(self.motions)}")
-        if self.size < 2:
-            raise CongealError(
-                f"size is the longer side, in pixels, of what {self.name} works on; {self.size} is too small"
-            )
         if self.kind not in KINDS:
             raise CongealError(f"unknown kind '{self.kind}': choose one of {', '.join(KINDS)}")
         self._check_parameters()
+
+    def _worker(self, random_state: int) -> Self:
+        """A copy with parameters in Python's own numbers and a seed, which does the work. What it learns becomes this
+        method's in the end; placing new images leaves no trace at all."""
+        worker = copy.copy(self)
+        worker.__dict__ |= {name: plain_number(value) for name, value in self.get_params().items()}
+        worker.random_state = worker.random_state_ = random_state
+        return worker
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "layout_"):
@@ -280,13 +308,15 @@ class Method:
         self._check_fitted()
         layout = self.layout_.as_dict()
         about = {"format": FORMAT, "method": self.name, "params": self._plain_params(), "layout": layout}
+        about["random_state"] = self.random_state_
         tensors = {name: tensor.contiguous() for name, tensor in self._state().items()}
         write_bytes(path, save(tensors, {"congeal": json.dumps(about)}))
 
     def _plain_params(self) -> dict[str, Any]:
         """Hyper-parameters as JSON can hold them; an array given as reference lives on in the learnt state."""
         plain = str | int | float | bool | list | tuple | None
-        return {k: v if isinstance(v, plain) else None for k, v in self.get_params().items()}
+        params = {k: plain_number(v) for k, v in self.get_params().items()}
+        return {k: v if isinstance(v, plain) else None for k, v in params.items()}
 
 
 def load(path: str | os.PathLike[str]) -> Method:
@@ -319,8 +349,17 @@ def load(path: str | os.PathLike[str]) -> Method:
     params = {k: tuple(v) if isinstance(v, list) else v for k, v in about["params"].items() if k in known}
     model = cls().set_params(**params)
     model.layout_ = Layout(**about["layout"])
+    model.random_state_ = about.get("random_state", model.random_state)
     model._restore(state)
     return model
+
+
+def _seed(random_state: int | None, job: Job) -> int:
+    """The seed of a fit: the one given, else that of the interrupted fit, else one that nobody can know."""
+    if random_state is not None:
+        return int(random_state)
+    before = job.saved_random_state()
+    return secrets.randbelow(MOST_SEED + 1) if before is None else before
 
 
 def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> Any:

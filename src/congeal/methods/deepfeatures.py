@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
-from congeal.errors import CongealError
 from congeal.images import Stack
+from congeal.methods.checks import CountOrZero, Factor, NotNegative, Positive, Range
 from congeal.methods.funnel import FunnelMethod
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.convfeatures import Layer, learn_layer, respond
 from congeal.solvers.fields import Level
 from congeal.solvers.filters import frame_unit
 from congeal.solvers.reference import frames
+
+Units = Annotated[int, Range(least=4, every=2)]
 
 _SAMPLE_VALUES = 1_000_000  # pixel values of the images the filters are learnt from
 _DEEP_SAMPLE = 100  # images that the second layer is learnt from: its patches are large, and there are enough of them
@@ -72,36 +74,27 @@ class DeepFeatures(FunnelMethod):
         Sizes, channels, value ranges and kind of those pictures.
     """
 
-    units: tuple[int, int] = (16, 24)
+    units: tuple[Units, Units] = (16, 24)
     """Filters of the first and second layer, even; neighbours are pooled, so half as many maps come out."""
-    side: int = 5
+    side: Annotated[int, Range(least=3, every=2)] = 5
     """Width of the filters, odd; the second layer's taps lie two pixels apart."""
-    steps: tuple[float, ...] = (1.0, 0.5, 0.25)
+    steps: tuple[Positive, Positive, Positive] = (1.0, 0.5, 0.25)
     """First step at each level (the second layer, the first, the first again): corner motion in pixels of a 28-pixel
     frame."""
-    sweeps: tuple[int, ...] = (15, 12, 8)
+    sweeps: tuple[CountOrZero, CountOrZero, CountOrZero] = (15, 12, 8)
     """Sweeps over all parameters at each level, at most."""
-    shrink: float = 0.7
-    noise: float = 0.2  # with even steps that are quickly halved, single images are left behind on the deep level
+    shrink: Factor = 0.7
+    noise: NotNegative = 0.2  # with even steps that are quickly halved, single images are left behind on the deep level
 
     motion: str = "similarity"
     name: ClassVar[str] = "deepfeatures"
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        if not len(self.steps) == len(self.sweeps) == 3:
-            raise CongealError(f"steps {self.steps} and sweeps {self.sweeps} need three numbers each")
-        if len(self.units) != 2 or any(n < 4 or n % 2 for n in self.units):
-            raise CongealError(f"units {self.units} must be two even numbers of 4 or more")
-        if self.side < 3 or self.side % 2 == 0:
-            raise CongealError(f"side must be odd and at least 3, not {self.side}")
 
     def _learn(self, stack: Stack) -> dict[str, torch.Tensor]:
         """Both layers, from images spread over the set as the start shows them."""
         pixels = stack.channels * stack.frame[0] * stack.frame[1]
         count = int(np.clip(_SAMPLE_VALUES // pixels, 1, len(stack)))
         images = frames(stack, np.unique(np.linspace(0, len(stack) - 1, count).astype(int)))
-        generator = torch.Generator().manual_seed(self.random_state)
+        generator = torch.Generator().manual_seed(self.random_state_)
         shallow = learn_layer(images, self.units[0], self.side, generator, centred=True)
         deep = learn_layer(respond(images, shallow)[:_DEEP_SAMPLE], self.units[1], self.side, generator, dilation=2)
         faint = torch.tensor([shallow.faint, deep.faint], dtype=torch.float64)
@@ -117,7 +110,9 @@ class DeepFeatures(FunnelMethod):
         unit, ground = frame_unit(stack.frame), appearance.empty_ground
         return [
             # Empty ground shows no feature at all.
-            Level(view, step * unit, sweeps, 1, torch.zeros(count) if ground else None, anchored=True)
+            Level(
+                view, step * unit, sweeps, 1, torch.zeros(count, dtype=torch.float32) if ground else None, anchored=True
+            )
             for view, step, sweeps, count in zip(views, self.steps, self.sweeps, counts, strict=True)
         ]
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 
-from congeal.errors import CongealError, require
+from congeal.errors import require
 from congeal.geometry import parameters_from_matrix, to_normalised, warp
 from congeal.images import Stack
 from congeal.methods.base import Method
+from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Range, Some
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.best import Best
@@ -74,20 +75,20 @@ class ECC(Method):
         Sizes, channels, value ranges and kind of those pictures.
     """
 
-    rounds: int = 8
+    rounds: Count = 8
     """Passes over the set, at most."""
-    warm_up: int = 3
+    warm_up: CountOrZero = 3
     """Rounds at the beginning that an affine motion or a homography spends as a smaller one, the first as a rigid and a
     homography's others as an affine: from a poor start ECC loses single images."""
-    iterations: int = 50
+    iterations: Count = 50
     """Steps of one call, at most."""
-    epsilon: float = 1e-4
+    epsilon: Positive = 1e-4
     """A call ends when the correlation grows by less than this."""
-    smoothing: tuple[int, ...] = (5, 5, 5, 3)
+    smoothing: Some[Annotated[int, Range(least=1, every=2)]] = (5, 5, 5, 3)
     """Width in pixels (odd) of OpenCV's Gaussian filter in each round; the last one holds for the rest."""
-    max_step: float = 3.0
+    max_step: PositiveOrEndless = 3.0
     """With guards: no corner moves farther than this many pixels in one round."""
-    tolerance: float = 0.01
+    tolerance: NotNegative = 0.01
     """Stop when the mean corner motion of a round falls below this many pixels."""
 
     motion: str = "homography"
@@ -96,8 +97,6 @@ class ECC(Method):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        if not self.smoothing or any(width < 1 or width % 2 == 0 for width in self.smoothing):
-            raise CongealError(f"smoothing {self.smoothing} needs odd widths of 1 or more")
         require("cv2", "faces")
 
     def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:

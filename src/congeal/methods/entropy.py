@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
 from congeal.errors import CongealError
 from congeal.images import Stack
+from congeal.methods.checks import CountOrZero, NotNegative, Positive, Range, Some
 from congeal.methods.funnel import FunnelMethod
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.fields import Level
@@ -66,15 +67,15 @@ class Entropy(FunnelMethod):
         Sizes, channels, value ranges and kind of those pictures.
     """
 
-    bins: int | str = "auto"
+    bins: Annotated[int, Range(least=2)] | Literal["auto"] = "auto"
     """Of values: 2 or more, or "auto" for 2 on objects and 8 on photographs."""
-    blurs: tuple[float, ...] = (2.0, 1.0, 0.0)
+    blurs: Some[NotNegative] = (2.0, 1.0, 0.0)
     """Gaussian blur of the distributions at each level, in pixels of a 28-pixel frame."""
-    steps: tuple[float, ...] = (1.0, 1.0, 0.5)
+    steps: Some[Positive] = (1.0, 1.0, 0.5)
     """First step at each level: corner motion in pixels of a 28-pixel frame."""
-    sweeps: tuple[int, ...] = (15, 15, 25)
+    sweeps: Some[CountOrZero] = (15, 15, 25)
     """Sweeps over all parameters at each level, at most."""
-    noise: float = 0.2  # steps of one length leave images of straight strokes behind
+    noise: NotNegative = 0.2  # steps of one length leave images of straight strokes behind
 
     motion: str = "affine"
     name: ClassVar[str] = "entropy"
@@ -83,13 +84,11 @@ class Entropy(FunnelMethod):
         super()._check_parameters()
         if not len(self.blurs) == len(self.steps) == len(self.sweeps):
             raise CongealError(f"blurs {self.blurs}, steps {self.steps} and sweeps {self.sweeps} need one length")
-        if self.bins != "auto" and (not isinstance(self.bins, int) or self.bins < 2):
-            raise CongealError(f"bins must be 'auto' or a number of 2 or more, not {self.bins!r}")
 
     def _levels(self, stack: Stack, appearance: Appearance) -> list[Level]:
         usual = _OBJECT_BINS if appearance.empty_ground else _PHOTO_BINS
         bins, unit = self.bins if isinstance(self.bins, int) else usual, frame_unit(stack.frame)
-        ground = shares(torch.zeros(1, stack.channels, 1, 1), bins, 0.0)[0, :, 0, 0]
+        ground = shares(torch.zeros(1, stack.channels, 1, 1, dtype=torch.float32), bins, 0.0)[0, :, 0, 0]
         outside = ground if appearance.empty_ground else None
         return [
             Level(

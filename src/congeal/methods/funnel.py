@@ -21,6 +21,7 @@ import torch
 from congeal.geometry import normalise
 from congeal.images import Stack
 from congeal.methods.base import Method
+from congeal.methods.checks import Factor, NotNegative, Positive
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.best import Best
@@ -53,13 +54,13 @@ class FunnelMethod(Method):
     relative: bool = True
     """Count only what an image disagrees with the field about, not the entropy it has by itself from grey values and
     blur, which an image can lower by shrinking. False: the plain entropy, as published."""
-    shrink: float = 0.5
+    shrink: Factor = 0.5
     """An image that refuses both directions of a parameter tries a step this much shorter next time; 1 as published."""
-    min_step: float = 0.05
+    min_step: Positive = 0.05
     """Steps, in pixels of corner motion, do not become shorter than this."""
-    noise: float = 0.0
+    noise: NotNegative = 0.0
     """Standard deviation of the random change of each step's length, relative to it."""
-    tolerance: float = 0.02
+    tolerance: NotNegative = 0.02
     """A level ends when the mean corner motion of a sweep falls below this many pixels."""
 
     def _levels(self, stack: Stack, appearance: Appearance) -> list[Level]:
@@ -129,7 +130,7 @@ class FunnelMethod(Method):
             min_step=self.min_step,
             longest=_LONGEST if self.guards else math.inf,
             noise=self.noise,
-            random_state=self.random_state,
+            random_state=self.random_state_,
         )
 
     def _short(self, reach: torch.Tensor) -> bool:
@@ -168,7 +169,7 @@ class FunnelMethod(Method):
         state = {f"learnt.{name}": value for name, value in self._learnt.items()}
         for i, (fields, gauges) in enumerate(zip(self._fields, self._gauges, strict=True)):
             state[f"fields.{i}"] = torch.stack(fields)
-            state[f"gauges.{i}"] = torch.stack(gauges) if gauges else torch.zeros(0, 3, 3)
+            state[f"gauges.{i}"] = torch.stack(gauges) if gauges else torch.zeros(0, 3, 3, dtype=torch.float32)
         return state
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -62,6 +62,8 @@ class Job:
     quiet: bool = True
     save_every: float = 20.0
     history: list[dict[str, float]] = field(default_factory=list)
+    random_state: int = 0
+    """The seed of the work, kept with its state."""
     _progress: Progress | None = None
     _saved: float = field(default_factory=time.monotonic)
 
@@ -83,6 +85,11 @@ class Job:
         self.history[:] = state["history"]
         return dict(state["state"])
 
+    def saved_random_state(self) -> int | None:
+        """The seed of the state that `load` would give, or None."""
+        state = self.checkpoint.load() if self.checkpoint is not None else None
+        return None if state is None or state.get("method") != self.method else state.get("random_state")
+
     def due(self) -> bool:
         """Whether it is time to save; ask before building a costly state."""
         return self.checkpoint is not None and time.monotonic() - self._saved >= self.save_every
@@ -90,7 +97,8 @@ class Job:
     def save(self, state: Mapping[str, Any]) -> None:
         """Keep plain tensors and numbers, from which `load` continues as if nothing had happened."""
         if self.checkpoint is not None:
-            self.checkpoint.save({"method": self.method, "history": self.history, "state": dict(state)})
+            about = {"method": self.method, "history": self.history, "random_state": self.random_state}
+            self.checkpoint.save({**about, "state": dict(state)})
             self._saved = time.monotonic()
 
     def place(

@@ -18,6 +18,7 @@ from congeal.errors import CongealError
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
 from congeal.methods.base import Method
+from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Some
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.best import Best
@@ -73,21 +74,21 @@ class LogDet(Method):
         Sizes, channels, value ranges and kind of those pictures.
     """
 
-    noise: float = 0.03
+    noise: Positive = 0.03
     """ε: standard deviation of a pixel, in [0, 1], below which a direction of the codes costs nothing more."""
-    distortion: float = 1.0
+    distortion: Positive = 1.0
     """D: how much squared error one nat of code is worth; large ones leave little more than the mean image."""
-    rank: int = 24
+    rank: Count = 24
     """Principal directions kept, at most; the rest of the variance counts as one flat remainder."""
-    blurs: tuple[float, ...] = (2.0, 1.0, 0.0)
+    blurs: Some[NotNegative] = (2.0, 1.0, 0.0)
     """Gaussian blur of each level, in pixels of a 28-pixel frame."""
-    iterations: tuple[int, ...] = (10, 10, 30)
+    iterations: Some[CountOrZero] = (10, 10, 30)
     """Steps at each level, at most."""
-    damping: float = 1e-2
+    damping: NotNegative = 1e-2
     """Levenberg damping, relative to the diagonal of the Hessian."""
-    max_step: float = 3.0
+    max_step: PositiveOrEndless = 3.0
     """With guards: no corner moves farther than this many pixels in one step."""
-    tolerance: float = 0.01
+    tolerance: NotNegative = 0.01
     """A level ends when the mean corner motion of a step falls below this many pixels."""
 
     name: ClassVar[str] = "logdet"
@@ -218,8 +219,11 @@ class _Level:
         rank = min(self.method.rank, m, len(self.stack) - 1)
         rounds = 1
         if basis is None or basis.shape != (m, rank):
-            generator = torch.Generator().manual_seed(self.method.random_state)
-            basis, rounds = torch.linalg.qr(torch.randn(m, rank, generator=generator))[0], _FIRST_ROUNDS
+            generator = torch.Generator().manual_seed(self.method.random_state_)
+            basis, rounds = (
+                torch.linalg.qr(torch.randn(m, rank, generator=generator, dtype=torch.float32))[0],
+                _FIRST_ROUNDS,
+            )
         for _ in range(rounds):
             mean, spread, total, ink = self._moments(found, basis)
             values, turn = torch.linalg.eigh(basis.double().T @ spread)

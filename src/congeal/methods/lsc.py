@@ -17,6 +17,7 @@ from congeal.errors import CongealError
 from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.methods.base import Method
+from congeal.methods.checks import CountOrZero, NotNegative, Positive, PositiveOrEndless, Some
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.filters import blur, frame_unit
@@ -73,17 +74,17 @@ class LSC(Method):
 
     reference: Any = "auto"
     """"auto" or "mean", "stack", "medoid", a position, a file or an array."""
-    blurs: tuple[float, ...] = (2.0, 1.0, 0.0)
+    blurs: Some[NotNegative] = (2.0, 1.0, 0.0)
     """Gaussian blur of each level, in pixels of a 28-pixel frame."""
-    iterations: tuple[int, ...] = (10, 10, 30)
+    iterations: Some[CountOrZero] = (10, 10, 30)
     """Steps at each level, at most."""
-    robust: float | None = None
+    robust: Positive | None = None
     """Huber threshold on intensities in [0, 1]: residuals beyond it count linearly. None: plain squares."""
-    damping: float = 1e-2
+    damping: NotNegative = 1e-2
     """Levenberg damping, relative to the diagonal of the Hessian."""
-    max_step: float = 3.0
+    max_step: PositiveOrEndless = 3.0
     """With guards: no corner moves farther than this many pixels in one step."""
-    tolerance: float = 0.01
+    tolerance: NotNegative = 0.01
     """A level ends when the mean corner motion of a step falls below this many pixels."""
 
     name: ClassVar[str] = "lsc"
@@ -94,7 +95,7 @@ class LSC(Method):
             raise CongealError(f"blurs {self.blurs} and iterations {self.iterations} need the same length")
 
     def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
-        fixed = None if self._is_of_the_set() else reference_image(self.reference, stack, self.random_state)
+        fixed = None if self._is_of_the_set() else reference_image(self.reference, stack, self.random_state_)
         start = start_poses(stack)
         state = job.load() or {"found": start, "level": 0, "iteration": 0, "target": None, "zoom": 1.0}
         found, total = state["found"], sum(self.iterations)

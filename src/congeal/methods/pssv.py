@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from congeal.errors import CongealError
+from congeal.methods.checks import CountOrZero
 from congeal.methods.rasl import RASL
 
 
@@ -61,15 +61,10 @@ class PSSV(RASL):
         Sizes, channels, value ranges and kind of those pictures.
     """
 
-    rank: int = 1
+    rank: CountOrZero = 1
     """How many singular values are free; 0 is RASL."""
 
     name: ClassVar[str] = "pssv"
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        if self.rank < 0:
-            raise CongealError(f"rank is the number of singular values that are free; {self.rank} is none")
 
     def _unpenalised(self) -> int:
         return self.rank

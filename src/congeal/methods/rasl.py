@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.base import Method
+from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Range
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.best import Best
@@ -76,26 +77,26 @@ class RASL(Method):
     """
 
     motion: str = "affine"
-    sparsity: float = 1.0
+    sparsity: Positive = 1.0
     """λ = sparsity / √(pixels). Smaller: more is explained as error, and A has lower rank."""
-    smoothing: float = 0.4
+    smoothing: NotNegative = 0.4
     """Gaussian blur of the images, in frame pixels."""
-    coarse: tuple[float, ...] = (2.0, 1.0)
+    coarse: tuple[NotNegative, ...] = (2.0, 1.0)
     """With guards: blurs to begin with, in pixels of a 28-pixel frame. (): sharp from the start, as published, and as
     photographs always are, in which blur leaves light and background to be aligned."""
-    coarse_iterations: int = 6
+    coarse_iterations: CountOrZero = 6
     """Outer steps at each of them, at most."""
-    iterations: int = 25
+    iterations: Count = 25
     """Outer steps (re-linearisations) on the images as `smoothing` leaves them, at most."""
-    tolerance: float = 0.01
+    tolerance: Annotated[float, Range(endless=True)] = 0.01
     """The method ends when a step lowers the objective by less than this or, with guards, by less than a 2,000th."""
-    inner_tolerance: float = 1e-4
+    inner_tolerance: Positive = 1e-4
     """The inner solver ends when D + Q d − A − E is this small against D; 1e-6 as published."""
-    inner_iterations: int = 1000
+    inner_iterations: Count = 1000
     """Steps of the inner solver, at most."""
-    growth: float = 1.5
+    growth: Annotated[float, Range(above=1)] = 1.5
     """Of the inner solver's penalty with every step; 1.25 as published, at twice the number of steps."""
-    max_step: float = 3.0
+    max_step: PositiveOrEndless = 3.0
     """With guards: no corner moves farther than this many pixels in one step."""
 
     name: ClassVar[str] = "rasl"
@@ -119,7 +120,7 @@ class RASL(Method):
                 for iteration in range(int(state["iteration"]) if level == state["level"] else 0, limits[level]):
                     done = sum(limits[:level]) + iteration
                     line = linearise(stack, found, self.motion, blurs[level], appearance)
-                    seed = self.random_state * 1000 + done  # a resumed run draws what an uninterrupted one would
+                    seed = self.random_state_ * 1000 + done  # a resumed run draws what an uninterrupted one would
                     free = max(self._unpenalised(), int(level + 1 < len(blurs)))
                     spectrum = Spectrum((line.data.shape[0], line.data.shape[1]), free, seed)
                     weight = self.sparsity / line.data.shape[1] ** 0.5

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
 from congeal.errors import CongealError
 from congeal.images import Stack
+from congeal.methods.checks import CountOrZero, NotNegative, Positive, Range, Some
 from congeal.methods.funnel import FunnelMethod
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.descriptors import DESCRIPTOR, dense_descriptors, kmeans, squared_distances
@@ -72,28 +73,21 @@ class SIFT(FunnelMethod):
         Sizes, channels, value ranges and kind of those pictures.
     """
 
-    clusters: int = 12
+    clusters: Annotated[int, Range(least=2)] = 12
     """Visual words."""
-    patch: int = 8
+    patch: Annotated[int, Range(least=2, every=2)] = 8
     """Side of the patch in pixels, even. It is halved for each later part of the sweeps, to 2 at least: large patches
     see far, small ones are exact."""
-    softness: float = 1.0
+    softness: Positive = 1.0
     """Shares fall off as exp(−d²/2σ²), with σ² the mean squared distance to the nearest word times this."""
-    step: float = 1.0
+    step: Positive = 1.0
     """First step: corner motion in pixels of a 28-pixel frame."""
-    sweeps: tuple[int, ...] = (10, 10, 10)
+    sweeps: Some[CountOrZero] = (10, 10, 10)
     """Sweeps over all parameters, at most. Before each part descriptors are taken anew from the images as they lie."""
-    noise: float = 0.1
+    noise: NotNegative = 0.1
 
     motion: str = "similarity"
     name: ClassVar[str] = "sift"
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        if self.patch < 2 or self.patch % 2:
-            raise CongealError(f"patch must be even and at least 2, not {self.patch}")
-        if self.clusters < 2:
-            raise CongealError(f"clusters must be at least 2, not {self.clusters}")
 
     def _patches(self) -> list[int]:
         """Of the parts of the sweeps."""
@@ -108,7 +102,7 @@ class SIFT(FunnelMethod):
 
     def _vocabulary(self, stack: Stack, patch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """k-means on a sample of descriptors that shows every part of the set; flat ones are one word among others."""
-        rng = np.random.default_rng(self.random_state)
+        rng = np.random.default_rng(self.random_state_)
         each = max(1, _SAMPLE // len(stack))
         sample, pixels = [], stack.size[0] * stack.size[1]
         for part in chunks(stack) if len(stack) <= _SAMPLE else [np.sort(rng.permutation(len(stack))[:_SAMPLE])]:
@@ -117,11 +111,11 @@ class SIFT(FunnelMethod):
             sample.append(found.gather(2, chosen).transpose(1, 2).reshape(-1, DESCRIPTOR))
         points = torch.cat(sample)
         seen = points[points.norm(dim=1) > _FLAT]
-        generator = torch.Generator().manual_seed(self.random_state)
+        generator = torch.Generator().manual_seed(self.random_state_)
         if len(seen) < self.clusters:
             raise CongealError(f"{stack.source.name} shows too little structure for {self.clusters} visual words")
         # The empty descriptor is a word by itself: on empty ground it is most of what there is.
-        words = torch.cat([torch.zeros(1, DESCRIPTOR), kmeans(seen, self.clusters - 1, generator)])
+        words = torch.cat([torch.zeros(1, DESCRIPTOR, dtype=torch.float32), kmeans(seen, self.clusters - 1, generator)])
         return words, squared_distances(seen, words).amin(1).mean().clamp(min=1e-6)
 
     def _levels(self, stack: Stack, appearance: Appearance) -> list[Level]:
@@ -132,9 +126,9 @@ class SIFT(FunnelMethod):
         for patch, step, sweeps in zip(self._patches(), steps, self.sweeps, strict=True):
             words = partial(self._words, patch=patch)
             # Published: beyond the edge any word is as likely as any other. Around an object there is empty ground.
-            empty = words(torch.zeros(1, stack.channels, 1, 1))[0, :, 0, 0]
+            empty = words(torch.zeros(1, stack.channels, 1, 1, dtype=torch.float32))[0, :, 0, 0]
             known = appearance.empty_ground and self.guards
-            outside = empty if known else torch.full((self.clusters,), 1 / self.clusters)
+            outside = empty if known else torch.full((self.clusters,), 1 / self.clusters, dtype=torch.float32)
             levels.append(Level(words, step, sweeps, self.clusters, outside, anchored=True))
         return levels
 

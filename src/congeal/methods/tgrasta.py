@@ -18,6 +18,7 @@ import torch
 from congeal.errors import CongealError
 from congeal.images import Stack
 from congeal.methods.base import Method
+from congeal.methods.checks import Count, NotNegative, PositiveOrEndless
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.best import Best
@@ -96,19 +97,19 @@ class TGRASTA(Method):
     motion: str = "affine"
     mode: str = "batch"
     """batch, online or frozen."""
-    dimension: int = 15
+    dimension: Count = 15
     """Columns of U in the end. With guards at most a fifth of the images it is learnt on."""
-    linearisations: int = 10
+    linearisations: Count = 10
     """Times that images are warped anew; each ends with one step of every image."""
-    sweeps: int = 5
+    sweeps: Count = 5
     """Passes of the subspace over the images between two warps."""
-    solver_iterations: int = 12
+    solver_iterations: Count = 12
     """Of the per-image solver; more than 30 change nothing."""
-    smoothing: float = 0.4
+    smoothing: NotNegative = 0.4
     """Gaussian blur of the images, in frame pixels."""
-    coarse: float = 1.5
+    coarse: NotNegative = 1.5
     """With guards: the blur to begin with, in pixels of a 28-pixel frame."""
-    max_step: float = 3.0
+    max_step: PositiveOrEndless = 3.0
     """With guards: no corner moves farther than this many pixels in one step."""
 
     name: ClassVar[str] = "tgrasta"
@@ -116,8 +117,6 @@ class TGRASTA(Method):
     def _check_parameters(self) -> None:
         if self.mode not in MODES:
             raise CongealError(f"tgrasta has no mode '{self.mode}': choose one of {', '.join(MODES)}")
-        if min(self.dimension, self.linearisations, self.sweeps, self.solver_iterations) < 1:
-            raise CongealError("dimension, linearisations, sweeps and solver_iterations are counts: at least 1")
 
     def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
         learners, others = self._split(stack)
@@ -155,7 +154,7 @@ class TGRASTA(Method):
             learners = order[:_WARM_UP]
         else:
             count = min(_FROZEN_MOST, max(_WARM_UP, round(_FROZEN_SHARE * n)))
-            learners = np.sort(np.random.default_rng(self.random_state).permutation(n)[:count])
+            learners = np.sort(np.random.default_rng(self.random_state_).permutation(n)[:count])
         others = np.setdiff1d(order, learners)
         return learners, [part for part in np.array_split(others, len(chunks(stack))) if len(part)]
 
@@ -170,7 +169,7 @@ class TGRASTA(Method):
             subspace = leading(line.data, 1)
         else:
             pixels = stack.channels * stack.frame[0] * stack.frame[1]
-            generator = torch.Generator().manual_seed(self.random_state)
+            generator = torch.Generator().manual_seed(self.random_state_)
             noise = torch.randn(pixels, min(self.dimension, pixels), generator=generator, dtype=torch.float64)
             subspace = torch.linalg.qr(noise)[0]
         return {"found": start, "subspace": subspace, "path": [], "pace": {}, "step": 0, "zoom": 1.0}
@@ -203,7 +202,7 @@ class TGRASTA(Method):
     ) -> float:
         """One linearisation of all learners: sweeps of the subspace, then one step of every image, in place."""
         line = linearise(stack, found[learners], self.motion, self._blur(stack, step), appearance, learners)
-        generator = torch.Generator().manual_seed(self.random_state * 1000 + step)
+        generator = torch.Generator().manual_seed(self.random_state_ * 1000 + step)
         if self.guards:
             self._tracker.begin(line.data, self._columns(step, len(learners)))
         for _ in range(self.sweeps):

@@ -59,7 +59,7 @@ def learn_layer(
     usual = float(strength[seen].median()) if bool(seen.any()) else 1.0
     patches = patches[strength > _LEARNT * usual]
     if len(patches) < units:  # next to nothing to see: any filters do
-        patches = torch.randn(units, channels * side * side, generator=generator)
+        patches = torch.randn(units, channels * side * side, generator=generator, dtype=torch.float32)
         patches = patches - patches.mean(1, keepdim=True) if centred else patches
     patches = patches[torch.randperm(len(patches), generator=generator)[:_PATCHES]]
     points = patches / patches.norm(dim=1, keepdim=True)

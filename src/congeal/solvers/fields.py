@@ -129,7 +129,7 @@ class Search:
         generator = torch.Generator().manual_seed(self.settings.random_state * _SEED_STRIDE + seed)
         now: dict[int, torch.Tensor] = {}
         for j in range(len(self.unit)):
-            stretch = 1 + self.settings.noise * torch.randn(len(found), generator=generator)
+            stretch = 1 + self.settings.noise * torch.randn(len(found), generator=generator, dtype=torch.float32)
             field = self._field(self._try(j, found, reach, field, stretch, now))
         return found, reach
 

@@ -55,7 +55,7 @@ def frame_unit(frame: tuple[int, int]) -> float:
 def centre_window(size: tuple[int, int]) -> torch.Tensor:
     """(h, w), mean 1: how much a pixel of a photograph's frame counts. What is to be aligned is in the middle; hair,
     hats and background are at the edge."""
-    y, x = (torch.linspace(-1, 1, n) for n in size)
+    y, x = (torch.linspace(-1, 1, n, dtype=torch.float32) for n in size)
     window = torch.exp(-0.5 * (y[:, None].square() + x.square()) / _WINDOW**2)
     return window / window.mean()
 

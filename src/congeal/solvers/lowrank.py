@@ -216,7 +216,7 @@ class Spectrum:
         self._rank = _FIRST_RANK
         self._steps = 0
         self._largest = float("inf")
-        self._vectors = torch.empty(0, 0)  # of the last Gram matrix, ascending
+        self._vectors = torch.empty(0, 0, dtype=torch.float32)  # of the last Gram matrix, ascending
         self._whole = self._vectors  # all of them, of the last one that was solved in full
         self._right: torch.Tensor | None = None  # (m, r) where the last matrix lived: a warm start for the next
         self._generator = torch.Generator().manual_seed(seed)

@@ -31,14 +31,15 @@ def random_warps(
     """
     n, corner = len(sigma), torch.as_tensor(corners(frame)).float()
     side = torch.tensor([frame[1], frame[0]], dtype=torch.float32)
-    noise = torch.randn(n, 4, 2, generator=generator) + torch.randn(n, 1, 2, generator=generator)
+    each, all_corners = (torch.randn(n, k, 2, generator=generator, dtype=torch.float32) for k in (4, 1))
+    noise = each + all_corners
     moved = noise * sigma[:, None, None] * side
     if motion != "homography":
         field = point_motion(corner, frame, motion).flatten(1)  # (k, 8)
         parameters = moved.flatten(1) @ torch.linalg.pinv(field)
         return from_normalised(matrix_from_parameters(parameters), frame)
     warps = torch.as_tensor(homography_from_points(corner.numpy(), (corner + moved).numpy()))
-    depth = (torch.cat([corner, torch.ones(4, 1)], 1).double() @ warps[:, 2, :, None])[..., 0]
+    depth = (torch.cat([corner, torch.ones(4, 1, dtype=torch.float32)], 1).double() @ warps[:, 2, :, None])[..., 0]
     folded = depth.amin(1) < _NEAREST * depth.amax(1)
     folded |= torch.linalg.det(warps) / depth.mean(1) ** 3 < _FLATTEST
     warps[folded] = torch.eye(3, dtype=warps.dtype)

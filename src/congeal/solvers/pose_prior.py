@@ -64,8 +64,8 @@ class PosePrior:
 
 def parameters(start: torch.Tensor, poses: torch.Tensor, frame: Size) -> torch.Tensor:
     """(B, 8) of start⁻¹ · pose: its logarithm to second order, which is enough to say how far it went."""
-    off = normalise(to_normalised(invert(start) @ poses, frame)) - torch.eye(3)
+    off = normalise(to_normalised(invert(start) @ poses, frame)) - torch.eye(3, dtype=torch.float32)
     log = (off - off @ off / 2).flatten(1)
-    log = log - log[:, 8:] * torch.eye(3).flatten()
+    log = log - log[:, 8:] * torch.eye(3, dtype=torch.float32).flatten()
     basis = GENERATORS.float().reshape(8, 9)
     return (log @ basis.T) / basis.square().sum(1)

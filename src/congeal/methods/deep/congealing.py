@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from congeal.errors import CongealError
 from congeal.images import Stack
 from congeal.methods.base import Method
+from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, Range, Share
 from congeal.methods.deep.networks import recipe_networks
 from congeal.methods.deep.paper import PaperCongealing, load_networks
 from congeal.methods.deep.recipe import follow_recipe, settings_of
@@ -78,28 +79,28 @@ class DeepCongealing(Method):
     """
 
     reference: Any = "auto"
-    steps: int = 600
-    batch_size: int = 128
-    learning_rate: float = 1e-3
-    distortion_weight: float = 1.0
-    complexity_weight: float = 1.0
-    capacity_penalty: float = 1.0
-    penalty_power: float = 1.0
-    code_size: int = 8
-    complexity_ramp: tuple[float, float] = (0.1, 0.4)
+    steps: CountOrZero = 600
+    batch_size: Count = 128
+    learning_rate: Positive = 1e-3
+    distortion_weight: NotNegative = 1.0
+    complexity_weight: NotNegative = 1.0
+    capacity_penalty: NotNegative = 1.0
+    penalty_power: NotNegative = 1.0
+    code_size: Count = 8
+    complexity_ramp: tuple[Share, Share] = (0.1, 0.4)
     train_apart: bool = True
     remove_common_mode: bool = True
     normalise_ink: bool = True
-    self_supervision: float = 1.0
-    max_misalignment: float = 0.35
+    self_supervision: NotNegative = 1.0
+    max_misalignment: Share = 0.35
     running_reference: bool = True
-    refreshes: int = 6
-    tolerance: float = 0.001
-    fit_sample: int = 6000
-    passes: int = 2
-    restarts: int = 16
+    refreshes: CountOrZero = 6
+    tolerance: NotNegative = 0.001
+    fit_sample: Annotated[int, Range(least=2)] = 6000
+    passes: Count = 2
+    restarts: CountOrZero = 16
     refine: bool = True
-    refine_steps: int = 40
+    refine_steps: CountOrZero = 40
     device: str = "auto"
 
     name: ClassVar[str] = "deep"
@@ -127,7 +128,7 @@ class DeepCongealing(Method):
         return learnt.poses
 
     def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
-        found, scores = torch.empty(len(stack), 3, 3), torch.empty(len(stack))
+        found, scores = (torch.empty(len(stack), *rest, dtype=torch.float32) for rest in ((3, 3), ()))
         settle(stack, self._guide, settings_of(SettleSettings, self), job, found, scores)
         return found
 

@@ -98,7 +98,7 @@ class DeSTNet(nn.Module):
         self.register_buffer("frame_from_view", torch.tensor(frame_from_view, dtype=torch.float32), persistent=False)
         shrinks = torch.stack([scaling(1 / k) for k, _ in self.softenings])
         self.register_buffer("soft_from_stack", shrinks, persistent=False)
-        self.register_buffer("intensity", torch.tensor([0.0, 1.0]))
+        self.register_buffer("intensity", torch.tensor([0.0, 1.0], dtype=torch.float32))
         self.localisers = nn.ModuleList(
             convolutional_localiser(channels, size, layers, count)
             if layers is not None
@@ -243,14 +243,15 @@ def paper_networks(which: str, channels: int, frame: Size, motion: str, code_siz
         form=form,
     )
     filters, hidden, seed_filters = (100, 1024, 1) if which == "mnist" else (128, 512, 3)
-    return aligner, AutoEncoder(
+    autoencoder = AutoEncoder(
         channels, frame, code_size, filters=filters, hidden=hidden, seed_map=seed_map, seed_filters=seed_filters
     )
+    return aligner.float(), autoencoder.float()  # whatever torch's default is
 
 
 def recipe_networks(channels: int, frame: Size, motion: str, code_size: int) -> Networks:
     """Dense localisers on small views, and a dense auto-encoder with a template: a tenth of the time on a CPU."""
-    return DeSTNet(channels, frame, motion), SmallAutoEncoder(channels, frame, code_size)
+    return DeSTNet(channels, frame, motion).float(), SmallAutoEncoder(channels, frame, code_size).float()
 
 
 _TORCH_SEED = threading.Lock()

@@ -18,6 +18,7 @@ from congeal.errors import CongealError
 from congeal.geometry import normalise, warp
 from congeal.images import Stack
 from congeal.methods.base import Method
+from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive
 from congeal.methods.deep.losses import complexity, distortion, positional_weights
 from congeal.methods.deep.networks import PAPER_NETWORKS, DeSTNet, paper_networks, seeded
 from congeal.methods.job import Job
@@ -89,18 +90,18 @@ class PaperCongealing(Method):
 
     networks: str = "mnist"
     reference: Any = "auto"
-    steps: int = 20_000
-    batch_size: int = 64
-    learning_rate: float = 1e-5
-    complexity_weight: float = 1.0
+    steps: Count = 20_000
+    batch_size: Count = 64
+    learning_rate: Positive = 1e-5
+    complexity_weight: NotNegative = 1.0
     """λ: weight of C."""
-    capacity_penalty: float = 1.0
+    capacity_penalty: NotNegative = 1.0
     """γ: what the auto-encoder pays for using its code."""
-    penalty_power: float = 1.0
+    penalty_power: NotNegative = 1.0
     """k: how much more late code units cost."""
-    code_size: int = 32
+    code_size: Count = 32
     """|z|: units of the code."""
-    watch_every: int = 100
+    watch_every: CountOrZero = 100
     """Every so many steps the history also has APSNR, energy ratio and mean scale of some images; 0 for never."""
     guards: bool = False
 
@@ -112,9 +113,6 @@ class PaperCongealing(Method):
             raise CongealError(f"unknown networks '{self.networks}': choose one of {', '.join(PAPER_NETWORKS)}")
         if self.guards:
             raise CongealError("the paper's training has no guards: leave guards=False, or use DeepCongealing")
-        for name in ("steps", "batch_size", "code_size"):
-            if getattr(self, name) < 1:
-                raise CongealError(f"{name} is a count of 1 or more, not {getattr(self, name)}")
 
     def _appearance(self, kind: str) -> Appearance:
         return RawPixels(kind)
@@ -131,13 +129,13 @@ class PaperCongealing(Method):
         aligner, autoencoder = self._networks(stack.channels, stack.frame)
         parts: dict[str, Any] = {"aligner": aligner, "autoencoder": autoencoder}
         parts["optimiser"] = torch.optim.Adam([*aligner.parameters(), *autoencoder.parameters()], lr=self.learning_rate)
-        generator = torch.Generator().manual_seed(self.random_state)
+        generator = torch.Generator().manual_seed(self.random_state_)
         for name, part in parts.items() if state else ():
             part.load_state_dict(state[name])
         if state:
             generator.set_state(state["generator"])
         first = int(state.get("step", 0))
-        reference = reference_image("medoid" if self.reference == "auto" else self.reference, stack, self.random_state)
+        reference = reference_image("medoid" if self.reference == "auto" else self.reference, stack, self.random_state_)
         losses = train(
             aligner,
             autoencoder,
@@ -167,7 +165,7 @@ class PaperCongealing(Method):
 
     def _networks(self, channels: int, frame: tuple[int, int]) -> tuple[DeSTNet, torch.nn.Module]:
         make = lambda: paper_networks(self.networks, channels, frame, self.motion, self.code_size)  # noqa: E731
-        aligner, autoencoder = seeded(make, self.random_state)
+        aligner, autoencoder = seeded(make, self.random_state_)
         return aligner, autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:

@@ -77,7 +77,7 @@ def follow_recipe(stack: Stack, appearance: Appearance, parameters: Any, job: Jo
         state, guide = _settled_and_refined(few, state, guide, parameters)
     if few is stack:
         return Learnt(state.poses, guide, trained.autoencoder)
-    found, scores = torch.empty(len(stack), 3, 3), torch.empty(len(stack))
+    found, scores = (torch.empty(len(stack), *rest, dtype=torch.float32) for rest in ((3, 3), ()))
     beside = {**checkpoint, "sample_poses": state.poses, "sample_template": guide.template}
     beside["sample_prior"] = None if guide.prior is None else guide.prior.tensor()
     settle(stack, guide, settings_of(SettleSettings, parameters), job, found, scores, beside)

@@ -80,4 +80,7 @@ def self_supervision(poses: list[torch.Tensor], answer: torch.Tensor, frame: Siz
     """S: how far each level's answer is from the known one: log(1 + distance), later levels counting more."""
     share = 1 / len(poses)
     losses = [torch.log1p(corner_distance(pose, answer, frame)).mean() for pose in poses]
-    return sum((share * (level + 1) * loss for level, loss in enumerate(losses)), torch.zeros(()))
+    return sum(
+        (share * (level + 1) * loss for level, loss in enumerate(losses)),
+        torch.zeros((), device=answer.device, dtype=answer.dtype),
+    )

@@ -82,7 +82,7 @@ class Guide:
 
 def settle_sample(stack: Stack, state: State, guide: Guide, settings: SettleSettings) -> State:
     """`settle` of the images that were learnt from, as the next state of the recipe."""
-    found, scores = torch.empty(len(stack), 3, 3), torch.empty(len(stack))
+    found, scores = (torch.empty(len(stack), *rest, dtype=torch.float32) for rest in ((3, 3), ()))
     settle(stack, guide, settings, Job("deep"), found, scores)
     return State(state.template, found, scores, state.good, state.bar, guide.prior)
 
@@ -126,7 +126,7 @@ class Settler:
         self.unit = frame_unit(self.matcher.frame)
         self.last_blur = guide.appearance.last_blur(self.matcher.frame)
         generator = torch.Generator().manual_seed(settings.random_state)
-        reach = torch.full((settings.restarts,), settings.reach)
+        reach = torch.full((settings.restarts,), settings.reach, dtype=torch.float32)
         tries = random_warps(reach, self.matcher.frame, generator, settings.motion)
         self.tries = tries.split(settings.tries_at_once) if settings.restarts else ()
 

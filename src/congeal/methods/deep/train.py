@@ -174,7 +174,7 @@ class Trainer:
         settings, progress = self.settings, self.done / self.settings.steps
         for group in self.optimiser.param_groups:
             group["lr"] = settings.learning_rate * self._rate(progress)
-        loss = torch.zeros((), device=self.device)
+        loss = torch.zeros((), device=self.device, dtype=torch.float32)
         values: dict[str, float] = {}
         if settings.self_supervision > 0:
             answers = self._supervise(progress)
@@ -205,7 +205,7 @@ class Trainer:
         rows = self._draw(torch.nonzero(self.state.good)[:, 0], settings.batch_size)
         grown = settings.first_reach + (1 - settings.first_reach) * progress / settings.full_reach_at
         reach = settings.max_misalignment * min(1.0, grown)
-        sigma = torch.rand(len(rows), generator=self.generator) * reach
+        sigma = torch.rand(len(rows), generator=self.generator, dtype=torch.float32) * reach
         warps = random_warps(sigma, self.sample.frame, self.generator, self.sample.motion)
         answer = self.state.poses[rows].to(self.device)
         poses = self.aligner.correct(self._softened(rows), answer @ warps.to(self.device))

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ import torch
 
 from congeal import files as run_module
 from congeal.errors import CongealError, RunFailed, failing_as_run
-from congeal.files import write_bytes, write_json, write_rows
+from congeal.files import write_bytes, write_json, write_rows, write_text
 from congeal.runs.checkpoint import Checkpoint, History
 from congeal.runs.folder import RunFolder
 
@@ -249,3 +250,23 @@ def test_checkpoint_with_code_in_it_is_not_run(tmp_path: Path, capfd: pytest.Cap
 def test_errors_during_the_work_are_failures() -> None:
     with pytest.raises(RunFailed, match="nothing readable"), failing_as_run():
         raise CongealError("nothing readable")
+
+
+def test_threads_that_write_one_file_at_once_all_succeed(tmp_path: Path) -> None:
+    texts = [f"{k}" * 100_000 for k in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(lambda k: write_text(tmp_path / "file", texts[k % 8]), range(80)):
+            pass
+    assert (tmp_path / "file").read_text() in texts
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_name_as_long_as_the_system_allows_can_be_written(tmp_path: Path) -> None:
+    write_bytes(tmp_path / ("é" * 127), b"whole")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"whole"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + "/y", "a/" * 3000])
+def test_a_name_that_is_too_long_is_one_sentence(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CongealError, match="cannot write"):
+        RunFolder(tmp_path / name).begin(CONFIG)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+from PIL import Image
 
 from blobs import blob
 from congeal import CongealError, align
 from congeal.cli import main
+from congeal.files import locked
+from congeal.images import open_writer
 from congeal.images.remote import without_credentials
 from congeal.opening import open_images
-from congeal.propagate import propagate_overlay
+from congeal.propagate import propagate_mask, propagate_overlay
 from congeal.studio import Studio
 
 QUICK = {"method": "lsc", "motion": "translation", "params": {"iterations": (1, 1, 1)}, "quiet": True}
@@ -141,3 +145,138 @@ def test_what_cannot_be_fetched_is_told_without_the_password() -> None:
     with pytest.raises(CongealError) as error:
         open_images("http://user:hunter2@127.0.0.1:9/x.png?token=hunter2")
     assert "hunter2" not in str(error.value)
+
+
+# ---- links in a run folder
+
+
+def victim_of(tmp_path: Path) -> Path:
+    victim = tmp_path / "victim"
+    victim.write_text("years of work")
+    return victim
+
+
+def again(run: Path) -> None:
+    align(run.parent / "set.npy", run, **QUICK)
+
+
+@pytest.mark.parametrize(
+    "name", [".lock", "mean.png", "error.log", "transforms.csv", ".work/state.json", "config.json"]
+)
+def test_a_linked_file_of_a_run_is_refused(run: Path, tmp_path: Path, name: str) -> None:
+    victim = victim_of(tmp_path)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(victim)
+    with pytest.raises(CongealError, match="is a link"):
+        again(run)
+    with pytest.raises(CongealError, match="is a link"):
+        Studio(run)
+    assert main(["report", str(run)]) == 2
+    assert victim.read_text() == "years of work"
+
+
+@pytest.mark.parametrize("name", ["aligned", "studio", ".work", ".work/samples", ".work/stack"])
+def test_a_linked_folder_of_a_run_is_refused(run: Path, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if (run / name).exists():
+        shutil.rmtree(run / name)
+    (run / name).symlink_to(elsewhere)
+    with pytest.raises(CongealError, match="is a link"):
+        again(run)
+    with pytest.raises(CongealError, match="is a link"):
+        Studio(run)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_pipe_in_a_run_folder_does_not_hang(run: Path) -> None:
+    (run / "config.json").unlink()
+    os.mkfifo(run / "config.json")
+    with pytest.raises(CongealError, match="no plain file"):
+        again(run)
+
+
+def test_a_lock_that_is_a_link_is_not_emptied(tmp_path: Path) -> None:
+    victim = victim_of(tmp_path)
+    (tmp_path / "lock").symlink_to(victim)
+    with pytest.raises(CongealError, match="is a link"), locked(tmp_path / "lock", "at work"):
+        pass
+    assert victim.read_text() == "years of work"
+
+
+def test_links_made_while_the_studio_runs_are_not_followed(run: Path, tmp_path: Path) -> None:
+    session, elsewhere = Studio(run).session, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run / "studio").symlink_to(elsewhere)
+    with pytest.raises(CongealError, match="is a link"):
+        session.save({"points": [], "excluded": []}, None)
+    (run / "studio").unlink()
+    session.save({"points": [], "excluded": []}, None)
+    victim = victim_of(tmp_path)
+    for name in ("points.csv", "mask.png", "excluded.csv"):
+        (run / "studio" / name).unlink(missing_ok=True)
+        (run / "studio" / name).symlink_to(victim)
+    session.save({"points": [{"x": 1, "y": 1}], "excluded": []}, None)
+    assert victim.read_text() == "years of work"
+    assert not any(path.is_symlink() for path in (run / "studio").iterdir())
+
+
+@pytest.mark.parametrize("format", ["files", "npy", "tiff", "shards"])
+def test_aligned_images_take_the_place_of_links(tmp_path: Path, format: str) -> None:
+    victim, source, out = victim_of(tmp_path), open_images(blob(3)), tmp_path / "aligned"
+    out.mkdir()
+    for name in (
+        "0.png",
+        "aligned.npy",
+        ".aligned.partial.npy",
+        ".aligned.done.npy",
+        "aligned.tif",
+        "aligned-00000.tar",
+    ):
+        (out / name).symlink_to(victim)
+    with open_writer(out, source, (24, 24), format=format) as writer:
+        writer.write_new(np.arange(3), blob(3)[..., None])
+    assert victim.read_text() == "years of work"
+    with open_writer(out, source, (24, 24), format=format) as writer:
+        assert len(writer.missing(np.arange(3))) == 0
+
+
+def test_folders_below_the_aligned_images_are_not_links(tmp_path: Path) -> None:
+    (tmp_path / "in" / "b").mkdir(parents=True)
+    Image.fromarray(blob(1)[0]).save(tmp_path / "in" / "b" / "c.png")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "b").symlink_to(tmp_path / "in")
+    writer = open_writer(tmp_path / "out", open_images(tmp_path / "in"), (24, 24))
+    with pytest.raises(CongealError, match="is a link"):
+        writer.write(0, blob(1)[0][..., None])
+
+
+def test_masks_are_not_written_through_links(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out" / "masks").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CongealError, match="is a link"):
+        propagate_mask(run, np.zeros((24, 24), np.uint8), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", [".work/samples/0_after.png", ".work/samples/0_before.png"])
+def test_a_linked_picture_is_not_shown(run: Path, tmp_path: Path, name: str) -> None:
+    Image.new("L", (8, 8), 77).save(tmp_path / "private.png")
+    (run / name).unlink()
+    (run / name).symlink_to(tmp_path / "private.png")
+    assert main(["report", str(run)]) == 2
+
+
+@pytest.mark.parametrize("index", ["../../../private", None, [1], 1.5])
+def test_the_gallery_shows_pictures_of_the_run_alone(run: Path, index: object) -> None:
+    Image.new("L", (8, 8), 77).save(run.parent / "private_after.png")
+    Image.new("L", (8, 8), 77).save(run.parent / "private_before.png")
+    listing = run / ".work" / "samples.json"
+    listing.write_text(json.dumps([{**json.loads(listing.read_text())[0], "index": index}]))
+    assert main(["report", str(run)]) == 2
+
+
+def test_a_comparison_shows_pictures_of_its_own_methods_alone(run: Path) -> None:
+    row = {**json.loads((run / "metrics.json").read_text()), "method": "../elsewhere", "idle_memory_mb": 1.0}
+    (run / "table.json").write_text(json.dumps([row]))
+    assert main(["report", str(run)]) == 2

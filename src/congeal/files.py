@@ -1,4 +1,8 @@
-"""Files that are either whole or absent, and one sentence where the disk says no. Everything that writes uses these."""
+"""Files that are either whole or absent, and one sentence where the disk says no. Everything that writes uses these.
+
+Nothing is written through a link. A file takes the place of a link of its name; a folder or a lock that is a link is
+refused, because there is nothing to put in its place.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,11 @@ import csv
 import errno
 import io
 import json
+import logging
 import math
 import os
+import secrets
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +24,17 @@ import numpy as np
 
 from congeal.errors import CongealError, RunFailed
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+try:
+    import fcntl
+except ImportError:  # no such module on Windows; there two processes at once are the user's business
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger("congeal")
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TEMPORARY = ".tmp"
-REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP)
+LONGEST_NAME = 255  # bytes of a file's name, on nearly every file system
 
 
 @contextmanager
@@ -32,7 +47,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
             raise RunFailed(
                 f"the disk is full: could not write {path}; free some space and run the same command again to resume"
             ) from error
-        if error.errno in REFUSED:
+        if error.errno in (*REFUSED, errno.ENAMETOOLONG):
             reason = os.strerror(error.errno).lower()
             raise CongealError(f"cannot write to {path} ({reason}); choose another folder with -o") from error
         raise
@@ -42,10 +57,10 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write that takes the place of `path` when it is whole: a temporary file beside it, then a rename."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    temporary = temporary_beside(path)
     with writing(path):
         try:
-            with open(temporary, "w+b") as file:
+            with open(temporary, "x+b") as file:  # never through a link
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -53,6 +68,101 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name that no other writer has, be it another process or another thread of this one."""
+    return path.with_name(f".{shortened(path.name, 200)}.{os.getpid()}-{secrets.token_hex(6)}{TEMPORARY}")
+
+
+def shortened(name: str, longest: int = LONGEST_NAME) -> str:
+    """The name, cut to so many bytes."""
+    data = os.fsencode(name)
+    return name if len(data) <= longest else data[:longest].decode("utf-8", "ignore")
+
+
+def is_plain(path: Path) -> bool:
+    """Whether this is a file itself: neither a link to one, nor a pipe, nor a device."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def refuse_links(*folders: Path) -> None:
+    """Refuse folders with links in them (or pipes and devices): whoever made those says where we read and write."""
+    own = {"follow_symlinks": False}
+    for folder in folders:
+        try:
+            with os.scandir(folder) as entries:
+                odd = [one for one in entries if not (one.is_file(**own) or one.is_dir(**own))]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for one in odd[:1]:
+            what = "a link" if one.is_symlink() else "no plain file"
+            raise CongealError(f"{one.path} is {what}, which is never followed; delete it, or choose another folder")
+
+
+def make_folders(base: Path, below: str | os.PathLike[str] = "") -> Path:
+    """Make the folder `base`, which the user named, and `below` in it, no part of which may be a link; gives it."""
+    with writing(base):
+        base.mkdir(parents=True, exist_ok=True)
+    folder = base
+    for part in Path(below).parts:
+        folder = folder / part
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+        if folder.is_symlink():
+            raise CongealError(f"{folder} is a link, which is never followed; delete it, or choose another folder")
+    return folder
+
+
+@contextmanager
+def locked(path: Path, busy: str) -> Iterator[None]:
+    """Keep other processes and threads out while this lasts; `busy` begins the sentence they get instead."""
+    lock = acquire_lock(path, busy)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held: who opened it before notices that it is gone
+        os.close(lock)
+
+
+def acquire_lock(path: Path, busy: str) -> int:
+    """Lock a file, with our pid in it for people to read; gives the descriptor, and closing that unlocks.
+
+    The kernel holds the lock, so a killed process leaves nothing to clean up.
+    """
+    if path.is_symlink():
+        raise CongealError(f"{path} is a link, which is never followed; delete it, or choose another folder")
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    try:
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise CongealError(f"{path} is no plain file; delete it, or choose another folder")
+        try:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
+            raise CongealError(
+                f"another process (pid {pid}) is {busy}; wait for it, stop it, or choose another folder"
+            ) from None
+        except OSError as error:
+            folder = path.parent
+            log.warning(
+                "%s is on a file system without locks (%s): do not start a second run in it", folder, error.strerror
+            )
+        if not path.exists() or not os.path.samestat(os.fstat(lock), os.stat(path)):
+            raise FileNotFoundError  # the one before us removed it at its end
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+    except FileNotFoundError:
+        os.close(lock)
+        return acquire_lock(path, busy)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 def put_in_place(finished: Path, path: Path) -> None:
@@ -120,6 +230,7 @@ def allocate(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # a link, or a file that somebody else still has mapped, is left as it is
         array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
         if hasattr(os, "posix_fallocate"):
             with path.open("r+b") as file:

@@ -15,7 +15,7 @@ from PIL import Image as Pillow
 
 from congeal.errors import CongealError, RunFailed
 from congeal.images import open_writer, pack, prepare, warp_image, warp_pixel_batch, warp_pixels
-from congeal.images.source import ImageSource
+from congeal.images.source import ImageSource, Indices
 from congeal.opening import open_images
 
 RNG = np.random.default_rng(3)
@@ -345,3 +345,44 @@ def test_a_foreign_json_beside_an_array_is_ignored(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((2, 4, 4)))
     (tmp_path / "a.npy.json").write_text("[1, 2]")
     assert len(open_images(tmp_path / "a.npy")) == 2
+
+
+def test_two_packs_into_one_file_do_not_mix(tmp_path: Path) -> None:
+    black, white = (open_images(np.full((5, 8, 8), value, np.uint8)) for value in (1, 255))
+    second: list[str] = []
+
+    class Slow(type(black)):  # type: ignore[misc]
+        def batch(self, indices: Indices) -> np.ndarray:
+            with pytest.raises(CongealError) as error:
+                pack(white, tmp_path / "p.npy")
+            second.append(str(error.value))
+            return super().batch(indices)
+
+    packed = pack(Slow(black.array), tmp_path / "p.npy")  # type: ignore[attr-defined]
+    assert "is packing into" in second[0]
+    assert (packed.batch(range(5)) == 1).all()
+    assert (pack(white, tmp_path / "p.npy").batch(range(5)) == 255).all()
+    assert (packed.batch(range(5)) == 1).all(), "who has the old file open keeps it"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.npy", "p.npy.json"]
+
+
+def test_packing_again_leaves_nothing_of_the_pack_before(tmp_path: Path) -> None:
+    mixed = [RNG.integers(0, 256, shape, dtype=np.uint8) for shape in ((20, 20), (40, 20))]
+    first = open_images(mixed)
+    first.initial, first.initial_size = np.broadcast_to(np.eye(3), (2, 3, 3)), (20, 20)
+    old = pack(first, tmp_path / "p.npy")
+    pack(open_images(np.zeros((2, 4, 4), np.uint8)), tmp_path / "p.npy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.npy", "p.npy.json"]
+    assert old.masks([1]).min() == 0, "its masks are still mapped"
+
+
+def test_a_pack_stopped_while_it_is_published_leaves_no_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(open_images(np.zeros((2, 4, 4), np.uint8)), tmp_path / "p.npy")
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("congeal.images.packing.put_in_place", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        pack(open_images(np.ones((2, 4, 4), np.uint8)), tmp_path / "p.npy")
+    assert not (tmp_path / "p.npy").exists(), "not the old pixels beside the new ids"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +14,8 @@ from congeal.methods.base import Method
 from congeal.methods.registry import method_class
 from congeal.methods.registry import methods as known_methods
 from congeal.pipeline.request import make_method
+from congeal.report.compare import LABEL
 
-LABEL = re.compile(r"[a-z0-9]+(@[A-Za-z0-9_+-]+)?")
 # What all methods of a comparison share, and the option that sets it.
 SHARED = {"size": "--size", "random_state": "--seed", "align_on": "the same images for all"}
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import allocate, put_in_place, replacing, write_bytes
+from congeal.files import allocate, locked, put_in_place, replacing, shortened, write_bytes, writing
 from congeal.images.arrays import NOT_FINITE, PACKED, open_npy, sidecar
 from congeal.images.canvas import place, put_on_canvas
 from congeal.images.plan import nothing_readable
@@ -31,21 +32,40 @@ def pack(source: ImageSource, path: str | Path, *, quiet: bool = True) -> ImageS
     path = Path(path)
     if path.suffix.lower() != ".npy":
         raise CongealError(f"pack writes a .npy file; {path} has another extension")
-    partial = path.with_name(f".{path.name}.partial.npy")
+    with ExitStack() as held:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Two at once would leave the array of one beside the ids of the other.
+            held.enter_context(locked(_hidden(path, "lock"), f"packing into {path}"))
+        _pack_locked(source, path, quiet)
+        return open_npy(path)
+
+
+def _pack_locked(source: ImageSource, path: Path, quiet: bool) -> None:
+    partial, masks = _hidden(path, "partial.npy"), _hidden(path, "masks.partial.npy")
     try:
         if source.shape is not None and source.dtype is not None and not source.has_masks:
             packed = _copy(source, partial, source.shape, source.dtype, quiet)
         else:
-            packed = _decode(source, partial, _beside(path, "masks"), quiet)
+            packed = _decode(source, partial, masks, quiet)
         if len(packed.reasons) == len(source):
             i = min(packed.reasons)
             raise nothing_readable(source, f"{source.id(i)}: {packed.reasons[i]}")
         _publish(source, path, packed)
+        if packed.masks is None:
+            _beside(path, "masks").unlink(missing_ok=True)
+        else:
+            put_in_place(masks, _beside(path, "masks"))
         put_in_place(partial, path)
     except BaseException:
-        partial.unlink(missing_ok=True)  # it may be large
+        for unfinished in (partial, masks):
+            unfinished.unlink(missing_ok=True)  # it may be large
         raise
-    return open_npy(path)
+
+
+def _hidden(path: Path, what: str) -> Path:
+    """A file beside `path` that is only there while it is made."""
+    return path.with_name(f".{shortened(path.name, 200)}.{what}")
 
 
 @dataclass
@@ -75,7 +95,7 @@ def _copy(source: ImageSource, partial: Path, shape: tuple[int, int, int], dtype
     return packed
 
 
-def _decode(source: ImageSource, partial: Path, beside: Path, quiet: bool) -> _Packed:
+def _decode(source: ImageSource, partial: Path, partial_masks: Path, quiet: bool) -> _Packed:
     """Images that may differ, one by one, on a canvas of the median size."""
     headers, reasons = _headers(source, quiet)
     sizes = np.array([(h.height, h.width) for h in headers.values()])
@@ -102,7 +122,7 @@ def _decode(source: ImageSource, partial: Path, beside: Path, quiet: bool) -> _P
             array[i] = pixels.reshape(array.shape[1:])
             if mask is not None:
                 if packed.masks is None:
-                    packed.masks = allocate(beside, (len(source), *canvas), np.dtype(np.uint8))
+                    packed.masks = allocate(partial_masks, (len(source), *canvas), np.dtype(np.uint8))
                     packed.masks[:] = 255
                 packed.masks[i] = np.rint(mask * 255)
     return packed
@@ -110,6 +130,7 @@ def _decode(source: ImageSource, partial: Path, beside: Path, quiet: bool) -> _P
 
 def _publish(source: ImageSource, path: Path, packed: _Packed) -> None:
     """The files beside the array, which gets its own name last, so that it never stands there without its ids."""
+    path.unlink(missing_ok=True)  # what was packed here before must not stand beside the ids of this
     warps = {"initial": _on_canvas(source.initial, packed), "truth": _on_canvas(source.truth, packed)}
     for name, matrices in warps.items():
         if matrices is not None:
@@ -128,6 +149,8 @@ def _publish(source: ImageSource, path: Path, packed: _Packed) -> None:
     for array in (packed.array, packed.masks):
         if isinstance(array, np.memmap):
             array.flush()
+    for old in (_beside(path, name) for name, matrices in warps.items() if matrices is None):
+        old.unlink(missing_ok=True)  # of what was packed here before
     write_bytes(sidecar(path), json.dumps(about).encode())
 
 

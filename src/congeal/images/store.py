@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import allocate, replacing
+from congeal.files import allocate, is_plain, replacing
 from congeal.images.canvas import place, put_on_canvas
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
 from congeal.images.mapped import MappedPages
@@ -161,7 +161,7 @@ class _Filling:
 
     def resume(self) -> None:
         """Go on where an earlier, interrupted pass over the same images stopped."""
-        if self.home is None or not self.unfinished.exists():
+        if self.home is None or not is_plain(self.unfinished):
             return
         found = _read_facts(self.unfinished, self.home, self.key, mode="r+")
         if found is None or len(found[0].sizes) != len(self.source):
@@ -272,7 +272,9 @@ def _read_facts(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[S
     """The store `path` speaks of, and all that is said there; None if it is of other images than those of `key`."""
     with np.load(path, allow_pickle=False) as saved:
         about = json.loads(str(saved["about"]))
-        if key not in (None, about["key"]) or not (folder / "stack.npy").exists():
+        if key not in (None, about["key"]) or not is_plain(folder / "stack.npy"):
+            return None
+        if about["masks"] and not is_plain(folder / "masks.npy"):
             return None
         arrays = [saved[name] for name in ("sizes", "black", "white", "kinds")]
     pixels = np.load(folder / "stack.npy", mmap_mode=mode)
@@ -287,7 +289,7 @@ def _read_facts(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[S
 def _load(folder: Path, key: str) -> Store | None:
     """The finished store in the folder if it is of these images; a stale one is cleared away."""
     marker = folder / MARKER
-    if not marker.exists():
+    if not is_plain(marker):
         return None
     found = _read_facts(marker, folder, key, mode="r")
     if found is None:

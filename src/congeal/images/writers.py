@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import allocate, put_in_place, replacing, sweep, write_bytes, writing
+from congeal.files import allocate, is_plain, make_folders, put_in_place, replacing, sweep, write_bytes, writing
 from congeal.images.arrays import as_slice
 from congeal.images.decode import EXTENSIONS
 from congeal.images.encode import encode, tiff_options
@@ -34,8 +34,7 @@ class Writer(ABC):
 
     def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
         self.folder, self.source, self.size = folder, source, size
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         sweep(folder)
 
     @abstractmethod
@@ -105,13 +104,12 @@ class FileWriter(Writer):
         tiff = self.source.id(index).lower().endswith((".tif", ".tiff"))
         data, extension = encode(pixels, mask, tiff=tiff)
         path = self._path(index, extension)
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(self.folder, path.parent.relative_to(self.folder))
         write_bytes(path, data)
 
     def done(self, index: int) -> bool:
         """Whether its file is there."""
-        return any(self._path(index, extension).exists() for extension in (".png", ".tif"))
+        return any(is_plain(self._path(index, extension)) for extension in (".png", ".tif"))
 
     def close(self) -> None:
         """Nothing is left to do: each file was complete when it appeared."""
@@ -127,7 +125,7 @@ class NpyWriter(Writer):
         self._array: np.ndarray | None = None
         self._done: np.ndarray | None = None
         self._complete = self._final_exists()
-        if not self._complete and self._partial.exists() and self._marks.exists():
+        if not self._complete and is_plain(self._partial) and is_plain(self._marks):
             self._resume()
         self._pages = MappedPages(self._array)
 
@@ -140,7 +138,7 @@ class NpyWriter(Writer):
             self._array, self._done = array, done
 
     def _final_exists(self) -> bool:
-        if not self._final.exists():
+        if not is_plain(self._final):
             return False
         return np.load(self._final, mmap_mode="r").shape[:3] == (len(self.source), *self.size)
 
@@ -213,7 +211,7 @@ class TiffWriter(NpyWriter):
     def _final_exists(self) -> bool:
         import tifffile
 
-        if not self._tiff.exists():
+        if not is_plain(self._tiff):
             return False
         with tifffile.TiffFile(self._tiff) as file:
             return len(file.pages) == len(self.source) and file.pages.first.shape[:2] == self.size
@@ -242,7 +240,7 @@ class ShardWriter(Writer):
         self._current: str | None = None
         self._tar: tarfile.TarFile | None = None
         self._open = ExitStack()  # the file of the shard at hand
-        self._written: set[str] = {path.name for path in folder.glob("*.tar")}
+        self._written: set[str] = {path.name for path in folder.glob("*.tar") if is_plain(path)}
 
     def _place(self, index: int) -> tuple[str, str]:
         place = self.source.shard_of(index)

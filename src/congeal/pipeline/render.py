@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from congeal.files import replacing, write_bytes, write_json
+from congeal.files import make_folders, replacing, write_bytes, write_json
 from congeal.geometry.matrix import invert, rescale
 from congeal.geometry.sampling import coverage
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, open_writer, warp_pixel_batch, warp_pixels
@@ -178,7 +178,7 @@ def render_originals(
     result, notes = Rendered(Picture(size, weigh), Picture(shown_size, weigh)), run.work / "rendering.npz"
     result.load(notes, needs_before=start_pictures is None)
     samples = np.array(sorted(choose_samples(run, found)))
-    writer = open_writer(run / "aligned", source, size, format=output_format) if write_aligned else None
+    writer = open_writer(make_folders(run.path, "aligned"), source, size, output_format) if write_aligned else None
     rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
     if writer is not None:
         write_again(writer, source, found, rows[: result.position], size)
@@ -276,6 +276,5 @@ def choose_samples(run: RunFolder, found: Transforms) -> set[int]:
 
 def write_thumbnail(run: RunFolder, name: str, shown: np.ndarray) -> None:
     """A small picture of one image (h, w, c) for the report."""
-    folder = run.work / "samples"
-    folder.mkdir(exist_ok=True)
+    folder = make_folders(run.path, ".work/samples")
     write_bytes(folder / f"{name}.png", png(shown, longest=THUMBNAIL))

@@ -13,7 +13,7 @@ import torch
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError
-from congeal.files import write_bytes, writing
+from congeal.files import make_folders, write_bytes
 from congeal.geometry.matrix import rescale
 from congeal.geometry.sampling import coverage
 from congeal.images import ImageSource, UnreadableImage, warp_pixels
@@ -59,7 +59,7 @@ def propagate_mask(
     with Progress(len(found), "masks", quiet=quiet) as progress:
         for name, matrix, size in zip(names, found.matrices, found.source_sizes.tolist(), strict=True):
             landed = land_mask(values, to_mask @ matrix, (size[0], size[1]), classes)
-            write_picture(folder / f"{name}.png", encode(landed[..., None])[0])
+            write_picture(Path(output), Path("masks", f"{name}.png"), encode(landed[..., None])[0])
             progress.update(1)
     return folder
 
@@ -87,27 +87,27 @@ def propagate_overlay(
     to_drawing = drawn_from_aligned(found, drawing.shape[:2], "the overlay")
     display = display_range_of(folder)
     position = {id: i for i, id in enumerate(everything.ids)}
-    written = Path(output) / "overlays"
     names = file_stems(found.ids)
     with Progress(len(found), "overlays", quiet=quiet) as progress:
         for id, name, matrix in zip(found.ids, names, found.matrices, strict=True):
-            draw_one(images, position[id], drawing, to_drawing @ matrix, display, written / name)
+            drawn = draw_one(images, position[id], drawing, to_drawing @ matrix, display)
+            if drawn is not None:
+                write_picture(Path(output), Path("overlays", name + drawn[1]), drawn[0])
             progress.update(1)
-    return written
+    return Path(output) / "overlays"
 
 
 def draw_one(
-    images: ImageSource, index: int, drawing: np.ndarray, matrix: np.ndarray, display: DisplayRange, target: Path
-) -> None:
-    """Draw on one original and write it; an image that cannot be read any more is reported and left out."""
+    images: ImageSource, index: int, drawing: np.ndarray, matrix: np.ndarray, display: DisplayRange
+) -> tuple[bytes, str] | None:
+    """Draw on one original; gives the file and its extension, None for an image that cannot be read any more."""
     try:
         image = images.read(index)
     except UnreadableImage as error:
         log.warning("no overlay on %s: %s", images.id(index), error)
-        return
+        return None
     pixels = composite(image.pixels, drawing, matrix, display.span(image.pixels.dtype))
-    data, extension = encode(pixels, image.mask, tiff=image.id.lower().endswith((".tif", ".tiff")))
-    write_picture(target.with_name(target.name + extension), data)
+    return encode(pixels, image.mask, tiff=image.id.lower().endswith((".tif", ".tiff")))
 
 
 # ---- one image
@@ -228,8 +228,6 @@ def file_stems(ids: Iterable[str]) -> list[str]:
     return [stem if times[stem] == 1 else name for name, stem in zip(names, stems, strict=True)]
 
 
-def write_picture(path: Path, data: bytes) -> None:
-    """Write a file, and the folders above it if they are missing."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, data)
+def write_picture(output: Path, below: Path, data: bytes) -> None:
+    """Write a file below the output folder, and the folders above it if they are missing."""
+    write_bytes(make_folders(output, below.parent) / below.name, data)

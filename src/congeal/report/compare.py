@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from congeal.files import read_json, write_text
+from congeal.errors import CongealError
+from congeal.files import read_json, refuse_links, write_text
 from congeal.report.data import shown_config
 from congeal.report.page import fill_template
 from congeal.report.pictures import picture
 from congeal.report.tables import best, motion_words, verdict_words
 from congeal.runs.folder import RunFolder
 
+LABEL = re.compile(r"[a-z0-9]+(@[A-Za-z0-9_+-]+)?")  # a method, or method@variant
 LONGEST = 360  # pixels of one of many pictures on a page
 MOST_SKIPPED = 100
 
@@ -26,6 +29,10 @@ def write_comparison(run: RunFolder) -> Path:
 def gather_comparison(run: RunFolder) -> dict[str, Any]:
     """Everything the page shows, as text, numbers and data URIs."""
     rows = read_json(run / "table.json")
+    for row in rows:  # a label is the name of a folder, and this one's folders are all that is shown
+        if not LABEL.fullmatch(str(row["method"])):
+            raise CongealError(f"{run / 'table.json'} is damaged: {row['method']!r} is no method")
+        refuse_links(run / row["method"], run / row["method"] / ".work")
     winner = best(rows)
     methods = [
         {

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from congeal.errors import CongealError
 from congeal.files import read_json
 from congeal.geometry.decompose import decompose
 from congeal.geometry.matrix import invert
@@ -59,6 +60,8 @@ def gallery(run: RunFolder) -> list[dict[str, Any]]:
     listing = run.work / "samples.json"
     cards = []
     for sample in read_json(listing) if listing.exists() else []:
+        if not isinstance(sample, dict) or not isinstance(sample.get("index"), int):
+            raise CongealError(f"{listing} is damaged; run 'congeal align' into a new folder")
         files = {side: run.work / "samples" / f"{sample['index']}_{side}.png" for side in ("before", "after")}
         pair = {side: picture(path, largest_png=LARGEST_THUMBNAIL) for side, path in files.items()}
         if all(pair.values()):

@@ -9,6 +9,8 @@ from typing import Any
 
 from PIL import Image
 
+from congeal.errors import CongealError
+
 LONGEST = 720  # pixels of an inlined picture: sharp on a page, small in a file
 LARGEST_PNG = 150_000  # bytes; beyond that it is a photograph, which JPEG keeps in a fraction of the space
 QUALITY = 85
@@ -16,6 +18,8 @@ QUALITY = 85
 
 def picture(path: Path, longest: int = LONGEST, largest_png: int = LARGEST_PNG) -> dict[str, Any] | None:
     """A picture file as {uri, width, height}, made smaller where a page needs no more; None if there is none."""
+    if path.is_symlink():
+        raise CongealError(f"{path} is a link, which is never followed; delete it and run 'congeal align' again")
     if not path.exists():
         return None
     with Image.open(path) as image:

@@ -19,13 +19,20 @@ from types import TracebackType
 from typing import Any
 
 from congeal.errors import CongealError
-from congeal.files import plain, read_json, sweep, write_bytes, write_json, write_rows, write_text, writing
+from congeal.files import (
+    acquire_lock,
+    make_folders,
+    plain,
+    read_json,
+    refuse_links,
+    sweep,
+    write_bytes,
+    write_json,
+    write_rows,
+    write_text,
+    writing,
+)
 from congeal.runs.checkpoint import Checkpoint
-
-try:
-    import fcntl
-except ImportError:  # no such module on Windows; there two processes at once are the user's business
-    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("congeal")
 
@@ -84,6 +91,7 @@ class RunFolder:
     def existing(cls, path: str | os.PathLike[str]) -> RunFolder:
         """A run that is there already, to read from; never writes."""
         run = cls(path)
+        refuse_links(run.path, run.work)
         if not run.path.exists():
             raise CongealError(f"no such run folder: {run}; 'congeal align SOURCE -o {run}' makes one")
         if not (run / CONFIG).is_file():
@@ -96,10 +104,11 @@ class RunFolder:
     def begin(self, config: Mapping[str, Any]) -> RunFolder:
         """Create the folder, or reopen it if it holds the same question; then lock it."""
         config = plain(config)
-        self._check_belongs()
         with writing(self.path):
-            self.work.mkdir(parents=True, exist_ok=True)
-            self._acquire()
+            self._check_belongs()
+            refuse_links(self.path, self.work)
+            make_folders(self.path, ".work")
+            self._lock = acquire_lock(self / ".lock", f"working in {self}")
         try:
             for folder in (self.path, self.work):
                 sweep(folder)
@@ -155,26 +164,6 @@ class RunFolder:
         if not isinstance(config, dict):
             raise CongealError(f"{self / CONFIG} is not a run's configuration; choose another folder or delete it")
         return config
-
-    # -- the lock: held by the kernel, so a killed process leaves nothing to clean up; the pid inside is for people
-
-    def _acquire(self) -> None:
-        self._lock = os.open(self / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            if fcntl is not None:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.read(self._lock, 32).decode(errors="replace").strip() or "unknown"
-            self.close()
-            raise CongealError(
-                f"another process (pid {pid}) is working in {self}; wait for it, stop it, or choose another folder"
-            ) from None
-        except OSError as error:
-            log.warning(
-                "%s is on a file system without locks (%s): do not start a second run in it", self, error.strerror
-            )
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, f"{os.getpid()}\n".encode())
 
     def close(self) -> None:
         """Let other processes in."""

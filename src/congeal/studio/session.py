@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError
-from congeal.files import write_bytes, write_rows, writing
+from congeal.files import is_plain, make_folders, refuse_links, write_bytes, write_rows
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import UnreadableImage
 from congeal.pipeline.display import display_range_of, smaller
@@ -44,12 +44,14 @@ class Session:
         self._back = self.found.inverse().matrices
         self._known = np.flatnonzero(np.isfinite(self.found.matrices).all(axis=(1, 2)))
         self._display = display_range_of(self.run)
+        self._saving = threading.Lock()  # the three files of one page stay together
         self._reading = threading.Lock()  # sources of shards and TIFF stacks share one open file
 
     # ---- what the page sees
 
     def state(self) -> dict[str, Any]:
         """The run in a few numbers, and what was saved last time."""
+        refuse_links(self.folder)
         points, excluded = self.folder / "points.csv", self.folder / "excluded.csv"
         xy, names = read_points(points) if points.exists() else (np.zeros((0, 2)), [])
         return {
@@ -118,7 +120,7 @@ class Session:
     def picture(self, name: str) -> bytes | None:
         """mean.png of the run, or the mask.png saved last time."""
         path = {"mean.png": self.run / "mean.png", "mask.png": self.folder / "mask.png"}.get(name)
-        return path.read_bytes() if path is not None and path.is_file() else None
+        return path.read_bytes() if path is not None and is_plain(path) else None
 
     # ---- what it saves
 
@@ -127,17 +129,17 @@ class Session:
         whose opacity counts, at mask_scale times the aligned size, or None for no mask."""
         points, excluded = self._checked_points(document.get("points")), self._checked_ids(document.get("excluded"))
         painted = None if mask is None else self._checked_mask(mask)
-        with writing(self.folder):
-            self.folder.mkdir(exist_ok=True)
-        write_rows(self.folder / "excluded.csv", [{"id": id} for id in excluded], columns=["id"])
-        if points:
-            write_rows(self.folder / "points.csv", points, columns=["x", "y", "name"])
-        else:
-            (self.folder / "points.csv").unlink(missing_ok=True)
-        if painted is not None and painted.any():
-            write_bytes(self.folder / "mask.png", encode(Pillow.fromarray(painted), "PNG"))
-        else:
-            (self.folder / "mask.png").unlink(missing_ok=True)
+        with self._saving:
+            make_folders(self.run.path, "studio")
+            write_rows(self.folder / "excluded.csv", [{"id": id} for id in excluded], columns=["id"])
+            if points:
+                write_rows(self.folder / "points.csv", points, columns=["x", "y", "name"])
+            else:
+                (self.folder / "points.csv").unlink(missing_ok=True)
+            if painted is not None and painted.any():
+                write_bytes(self.folder / "mask.png", encode(Pillow.fromarray(painted), "PNG"))
+            else:
+                (self.folder / "mask.png").unlink(missing_ok=True)
         return self.folder
 
     def _checked_points(self, points: Any) -> list[dict[str, Any]]:

@@ -1,11 +1,14 @@
 """The paper's two losses, as printed: distortion D and complexity C.
 
     loss = D + λ C
-    D = Σ_i ‖I_i∘p_i − I_j‖₁                                  likeness to the reference I_j
+    D = Σ_i≠j ‖I_i∘p_i − I_j‖₁                                likeness to the reference I_j
     C = Σ_i ‖Dec(Enc(I_i∘p_i)) − I_i∘p_i‖₁ + γ wᵀ Enc(I_i∘p_i)     what a small auto-encoder fails to rebuild,
     w_l = l^k / Σ_l l^k                                            and the code it uses, late units costing more
 
-Norms are sums over pixels and means over the batch. What our recipe trains on instead is in `recipe_losses.py`.
+Norms are sums over pixels and means over the batch. Batches are drawn from all images, so D also sees the reference
+itself now and then, which the paper leaves out; one image in a thousand makes no difference.
+
+What our recipe trains on instead is in `recipe_losses.py`.
 """
 
 from __future__ import annotations

@@ -160,7 +160,10 @@ class DeSTNet(nn.Module):
 
 
 class AutoEncoder(nn.Module):
-    """The paper's: strided convolutions, two fully connected layers, a sigmoid code, and the mirror image of it."""
+    """The paper's: strided convolutions, two fully connected layers, a sigmoid code, and the mirror image of it.
+
+    tanh after every layer but the code's, the last one included, as printed.
+    """
 
     def __init__(
         self, channels: int, frame: Size, code_size: int, *, filters: int, hidden: int, seed_map: int, seed_filters: int
@@ -182,7 +185,7 @@ class AutoEncoder(nn.Module):
         decoder += [nn.Unflatten(1, (seed_filters, seed_map, seed_map))]
         for a, b in itertools.pairwise([seed_filters, filters, filters, filters]):
             decoder += [nn.ConvTranspose2d(a, b, 3, 2, padding=1, output_padding=1), nn.Tanh()]
-        decoder += [nn.Conv2d(filters, channels, 1)]
+        decoder += [nn.Conv2d(filters, channels, 1), nn.Tanh()]
         self.decoder = nn.Sequential(*decoder)
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

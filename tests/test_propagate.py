@@ -22,7 +22,7 @@ from congeal import (
     propagate_points,
 )
 from congeal.cli import main
-from congeal.propagate.warped import file_stems
+from congeal.images.names import OutputNames
 
 ALIGNED = (40, 50)
 
@@ -261,7 +261,13 @@ def test_originals_that_moved_are_given_again(tmp_path: Path) -> None:
 
 
 def test_file_names_differ_when_ids_do() -> None:
-    assert file_stems(["a.png", "a.jpg", "b.png", "1.5", "x/../y.tif"]) == ["a.png", "a.jpg", "b", "1.5", "x/y"]
+    assert list(OutputNames(["a.png", "a.jpg", "b.png", "1.5", "x/../y.tif"]).stems) == [
+        "a.png",
+        "a.jpg",
+        "b",
+        "1.5",
+        "x/y",
+    ]
 
 
 # ---- collecting

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import csv
 import errno
-import io
 import json
 import logging
 import math
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -201,11 +200,41 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 def write_rows(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
     """Write a table; its columns are `columns` and then whatever keys the rows bring, in order of appearance."""
     names = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
-    text = io.StringIO()
-    table = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_text(path, text.getvalue())
+    with replacing(path) as file:
+        table = CsvWriter(file)
+        table.writerow(names)
+        table.writerows([row.get(name, "") for name in names] for row in rows)
+
+
+class CsvWriter:
+    """A `csv.writer` to a binary file, in which every cell comes back as it was: any bytes, line ends, blanks around.
+
+    Parameters
+    ----------
+    file : binary file
+        Where the lines go, in UTF-8; bytes of file names that are not UTF-8 as they were.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        # Python quotes what is in the line terminator, and nothing else, as a line end.
+        self._plain = csv.writer(self, lineterminator="\r\n")
+        self._quoted = csv.writer(self, lineterminator="\r\n", quoting=csv.QUOTE_ALL)
+
+    def write(self, line: str) -> int:
+        """Take one line from `csv`."""
+        return self._file.write((line.removesuffix("\r\n") + "\n").encode("utf-8", "surrogateescape"))
+
+    def writerow(self, cells: Iterable[Any]) -> None:
+        """Write one row. csv writes floats with repr, which is exact."""
+        cells = list(cells)
+        blanks = any(isinstance(cell, str) and cell != cell.strip() for cell in cells)
+        (self._quoted if blanks else self._plain).writerow(cells)
+
+    def writerows(self, rows: Iterable[Iterable[Any]]) -> None:
+        """Write many rows."""
+        for row in rows:
+            self.writerow(row)
 
 
 def plain(value: Any) -> Any:

@@ -6,7 +6,6 @@ import io
 import os
 import tarfile
 from abc import ABC, abstractmethod
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from congeal.images.arrays import as_slice
 from congeal.images.decode import EXTENSIONS
 from congeal.images.encode import encode, tiff_options
 from congeal.images.mapped import MappedPages
+from congeal.images.names import WRITTEN, OutputNames, safe_name, write_names
 from congeal.images.source import ImageSource
 from congeal.transforms.ids import Ids
 
@@ -85,19 +85,22 @@ def open_writer(folder: Path | str, source: ImageSource, size: Size, format: str
 
 
 class FileWriter(Writer):
-    """One file per image, named after its id: PNG where that is lossless, TIFF for the rest and for TIFF input."""
+    """One file per image, named after its id: PNG where that is lossless, TIFF for the rest and for TIFF input.
+
+    `names.csv` says which file is of which image where the names do not.
+    """
 
     def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
         super().__init__(folder, source, size)
-        stems = Ids(os.path.splitext(safe_name(id))[0] for id in source.ids())
-        self._shared = set() if stems.unique else {stem for stem, count in Counter(stems).items() if count > 1}
+        self._names = OutputNames(source.ids())
 
     def _path(self, index: int, extension: str) -> Path:
-        name = safe_name(self.source.id(index))
-        stem, suffix = os.path.splitext(name)
-        # An id such as "1.5" is a name with a dot in it, not a file with an extension.
-        keep = stem in self._shared or suffix.lower() not in EXTENSIONS
-        return self.folder / ((name if keep else stem) + extension)
+        return self.folder / (self._names.stems[index] + extension)
+
+    def _found(self, index: int) -> Path | None:
+        """The file of image `index`, if it is there."""
+        paths = (self._path(index, extension) for extension in WRITTEN)
+        return next((path for path in paths if is_plain(path)), None)
 
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Write the file of image `index`."""
@@ -109,10 +112,14 @@ class FileWriter(Writer):
 
     def done(self, index: int) -> bool:
         """Whether its file is there."""
-        return any(is_plain(self._path(index, extension)) for extension in (".png", ".tif"))
+        return self._found(index) is not None
 
     def close(self) -> None:
-        """Nothing is left to do: each file was complete when it appeared."""
+        """Each file was complete when it appeared; only the table of odd names is left to do."""
+        if self._names.odd:
+            paths = {id: self._found(i) for i, id in enumerate(self.source.ids())}
+            files = {id: path.relative_to(self.folder).as_posix() for id, path in paths.items() if path is not None}
+            write_names(self.folder, files)
 
 
 class NpyWriter(Writer):
@@ -239,6 +246,7 @@ class ShardWriter(Writer):
         self._numbered = source.shard_of(0) is None and not Ids(map(_key, source.ids())).unique
         self._current: str | None = None
         self._tar: tarfile.TarFile | None = None
+        self._members: tuple[str, dict[str, str]] = ("", {})  # a shard, and the member of each key in it
         self._open = ExitStack()  # the file of the shard at hand
         self._written: set[str] = {path.name for path in folder.glob("*.tar") if is_plain(path)}
 
@@ -249,9 +257,22 @@ class ShardWriter(Writer):
         key = _key(self.source.id(index))
         return f"aligned-{index // SHARD_IMAGES:05d}.tar", f"{index:08d}-{key}" if self._numbered else key
 
+    def _member(self, index: int) -> str:
+        """What image `index` is called in its shard, without extension."""
+        shard, key = self._place(index)
+        if self._members[0] != shard:
+            first, last = index, index + 1  # the images of a shard follow one another
+            while first and self._place(first - 1)[0] == shard:
+                first -= 1
+            while last < len(self.source) and self._place(last)[0] == shard:
+                last += 1
+            keys = [self._place(i)[1] for i in range(first, last)]
+            self._members = shard, dict(zip(keys, OutputNames(keys).stems, strict=True))
+        return self._members[1][key]
+
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Add image `index` to its shard."""
-        shard, key = self._place(index)
+        shard, _ = self._place(index)
         if shard != self._current:
             if shard in self._written:
                 raise CongealError(
@@ -262,7 +283,7 @@ class ShardWriter(Writer):
             self._tar = self._open.enter_context(tarfile.TarFile(fileobj=file, mode="w"))
             self._current = shard
         data, extension = encode(pixels, mask)
-        member = tarfile.TarInfo(safe_name(key) + extension)
+        member = tarfile.TarInfo(self._member(index) + extension)
         member.size = len(data)
         if self._tar is None:
             raise CongealError(f"the shard {shard} is closed")
@@ -282,14 +303,12 @@ class ShardWriter(Writer):
         self._tar = self._current = None
 
     def close(self) -> None:
-        """Complete the last shard."""
+        """Complete the last shard, and tell members that are not called after their keys."""
         self._end_shard()
-
-
-def safe_name(id: str) -> str:
-    """An id as a relative path that stays inside its folder."""
-    parts = [part for part in id.replace("\\", "/").split("/") if part not in ("", ".", "..")]
-    return "/".join(parts) or "image"
+        places = map(self._place, range(len(self.source)))
+        if any(safe_name(key) != key for _, key in places):
+            members = ((i, f"{self._place(i)[0]}/{self._member(i)}") for i in range(len(self.source)))
+            write_names(self.folder, {self.source.id(i): member for i, member in members})
 
 
 def _key(id: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from congeal.files import make_folders, write_bytes
 from congeal.geometry.matrix import rescale
 from congeal.geometry.sampling import coverage
 from congeal.images import ImageSource, UnreadableImage, warp_pixels
-from congeal.images.decode import EXTENSIONS
 from congeal.images.encode import encode
-from congeal.images.writers import safe_name
+from congeal.images.names import OutputNames, write_names
 from congeal.pipeline.display import DisplayRange, display_range_of
 from congeal.progress import Progress
 from congeal.propagate.tables import kept
@@ -55,12 +53,14 @@ def propagate_mask(
         raise CongealError(f"the mask has {len(levels)} different values; labels are at most {MOST_LABELS}")
     classes = levels if labels or (levels > 0).sum() <= 1 else None
     folder = Path(output) / "masks"
-    names = file_stems(found.ids)
+    names = OutputNames(found.ids)
     with Progress(len(found), "masks", quiet=quiet) as progress:
-        for name, matrix, size in zip(names, found.matrices, found.source_sizes.tolist(), strict=True):
+        for name, matrix, size in zip(names.stems, found.matrices, found.source_sizes.tolist(), strict=True):
             landed = land_mask(values, to_mask @ matrix, (size[0], size[1]), classes)
             write_picture(Path(output), Path("masks", f"{name}.png"), encode(landed[..., None])[0])
             progress.update(1)
+    if names.odd:
+        write_names(folder, {id: f"{name}.png" for id, name in zip(found.ids, names.stems, strict=True)})
     return folder
 
 
@@ -87,14 +87,18 @@ def propagate_overlay(
     to_drawing = drawn_from_aligned(found, drawing.shape[:2], "the overlay")
     display = display_range_of(folder)
     position = {id: i for i, id in enumerate(everything.ids)}
-    names = file_stems(found.ids)
+    written = Path(output) / "overlays"
+    names, files = OutputNames(found.ids), dict[str, str]()
     with Progress(len(found), "overlays", quiet=quiet) as progress:
-        for id, name, matrix in zip(found.ids, names, found.matrices, strict=True):
+        for id, name, matrix in zip(found.ids, names.stems, found.matrices, strict=True):
             drawn = draw_one(images, position[id], drawing, to_drawing @ matrix, display)
             if drawn is not None:
-                write_picture(Path(output), Path("overlays", name + drawn[1]), drawn[0])
+                files[id] = name + drawn[1]
+                write_picture(Path(output), Path("overlays", files[id]), drawn[0])
             progress.update(1)
-    return Path(output) / "overlays"
+    if names.odd:
+        write_names(written, files)
+    return written
 
 
 def draw_one(
@@ -217,15 +221,6 @@ def drawn_from_aligned(found: Transforms, size: tuple[int, ...], what: str) -> n
             "draw it on mean.png, or on an enlarged copy with the same proportions"
         )
     return rescale(aligned, drawn)
-
-
-def file_stems(ids: Iterable[str]) -> list[str]:
-    """File names without extension, after the ids; an image extension goes unless two ids differ in nothing else."""
-    names = [safe_name(id) for id in ids]
-    split = [os.path.splitext(name) for name in names]
-    stems = [stem if suffix.lower() in EXTENSIONS else stem + suffix for stem, suffix in split]
-    times = Counter(stems)
-    return [stem if times[stem] == 1 else name for name, stem in zip(names, stems, strict=True)]
 
 
 def write_picture(output: Path, below: Path, data: bytes) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from congeal.errors import CongealError, require
-from congeal.files import replacing
+from congeal.files import CsvWriter, replacing
 from congeal.transforms.ids import Ids
 from congeal.transforms.transforms import COLUMNS, MATRIX_COLUMNS, STATUSES, Transforms
 
@@ -112,12 +112,7 @@ def _joined(parts: list[dict[str, Any]], aligned_size: Any = None) -> Transforms
 
 
 def _write_csv(t: Transforms, file: IO[bytes]) -> None:
-    # csv writes floats with repr, which is exact; file names that are not UTF-8 come back as they were
-    class Encoded:
-        def write(self, text: str) -> int:
-            return file.write(text.encode("utf-8", "surrogateescape"))
-
-    writer = csv.writer(Encoded(), lineterminator="\n")
+    writer = CsvWriter(file)
     writer.writerow(COLUMNS)
     for part in _parts(t):
         writer.writerows(zip(*_columns(part).values(), strict=True))

@@ -22,8 +22,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from blobs import blob
 from congeal import CongealError, Transforms, align
 from congeal.cli import main
+from congeal.propagate import propagate_points
 from congeal.studio import Studio
 
 QUICK = {"iterations": (1, 1, 1)}  # where the alignment itself does not matter
@@ -310,3 +312,66 @@ def test_eight_pages_saving_at_once_all_succeed(studio: Studio) -> None:
     assert save(5) == 200
     assert "5,5,1" in (studio.folder / "points.csv").read_text()
     assert not list(studio.folder.glob(".*"))
+
+
+ODD_NAMES = [" lead.png", "a\udcff.png", "a\udcfe.png", "\udcf0.png", "line\nend.png", "line\rend.png", "lead.png"]
+
+
+def test_images_with_odd_names_are_told_apart_and_excluded_one_by_one(tmp_path: Path) -> None:
+    images = blob(len(ODD_NAMES))
+    (tmp_path / "in").mkdir()
+    for name, image in zip(ODD_NAMES, images, strict=True):
+        Image.fromarray(image).save(tmp_path / "in" / name)
+    result = align(tmp_path / "in", tmp_path / "run", method="lsc", params=QUICK, quiet=True)
+    page = result.report.read_text()
+    assert all(shown in page for shown in (r"a\xff.png", r"a\xfe.png", r"\xf0.png"))
+    with Studio(tmp_path / "run") as studio:
+        rows = json.loads(ask(studio, f"/{studio.token}/images")[2])["rows"]
+        assert {row["id"] for row in rows} == set(ODD_NAMES)
+        assert len({row["shown"] for row in rows}) == len(ODD_NAMES)
+        for name in ODD_NAMES:
+            body = json.dumps({"points": [], "excluded": [name], "mask": None}).encode()
+            assert (
+                ask(studio, f"/{studio.token}/save", method="POST", body=body, Content_Type="application/json")[0]
+                == 200
+            )
+            assert json.loads(ask(studio, f"/{studio.token}/state")[2])["excluded"] == [name]
+            left = propagate_points(
+                result, np.array([[1.0, 1.0]]), exclude=tmp_path / "run" / "studio" / "excluded.csv"
+            )
+            assert set(left.ids) == set(ODD_NAMES) - {name}
+
+
+def test_blanks_around_an_id_written_by_hand_do_not_matter(run: Path, tmp_path: Path) -> None:
+    first = Transforms.load(run / "transforms.csv").ids[0]
+    (tmp_path / "out.csv").write_text(f"id, why\n {first} , blurred\n")
+    assert first not in propagate_points(run, np.array([[1.0, 1.0]]), exclude=tmp_path / "out.csv").ids
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"points": [{"x": 10**400, "y": 1}], "excluded": []},
+        {"points": [{"x": 1, "y": 1, "name": "\ud800"}], "excluded": []},
+        {"points": [{"x": True, "y": 1}], "excluded": []},
+        {"points": [], "excluded": ["\udcff", {}, [1]]},
+        {"points": [], "excluded": [], "mask": "data:image/png;base64,iVBORw0KGgo="},
+        {"points": [], "excluded": [], "mask": "data:image/png;base64,é"},
+    ],
+)
+def test_every_strange_document_gets_an_answer(studio: Studio, document: dict[str, Any]) -> None:
+    status, _, said = ask(
+        studio,
+        f"/{studio.token}/save",
+        method="POST",
+        body=json.dumps(document).encode(),
+        Content_Type="application/json",
+    )
+    assert status in (200, 400, 422), said
+
+
+@pytest.mark.parametrize(
+    "path", ["//[", "http://[::1/x", "/{token}/images?first=" + "9" * 5000, "/{token}/images?low=nan"]
+)
+def test_every_strange_address_gets_an_answer(studio: Studio, path: str) -> None:
+    assert ask(studio, path.format(token=studio.token))[0] in (200, 400, 403, 404)

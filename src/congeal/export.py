@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import write_text, writing
+from congeal.files import shortened, write_text, writing
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import run_transforms
 
@@ -46,7 +46,7 @@ def _write_itk(run: RunFolder, target: Path) -> None:
             f"ITK's transform files have no homographies, and {run} has; align with --motion affine "
             "(or similarity, rigid, translation), or export to transforms.csv"
         )
-    names = [re.sub(r"[^\w.-]+", "_", name) for name in found.ids]
+    names = [shortened(re.sub(r"[^\w.-]+", "_", name), 240) for name in found.ids]
     if len(set(names)) < len(names):
         names = [f"{row:07d}_{name}" for row, name in enumerate(names)]
     with writing(target):

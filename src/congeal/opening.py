@@ -113,6 +113,9 @@ def open_path(path: Path) -> ImageSource:
     if path.is_dir():
         return _open_directory(path)
     suffix = path.suffix.lower()
+    if not path.is_file() and suffix not in EXTENSIONS - set(_TIFF):  # of images it is one among others to be skipped
+        kind = "a named pipe" if path.is_fifo() else "a device"
+        raise CongealError(f"{path} is {kind}, not a file or folder")
     if suffix == ".npy":
         return open_npy(path)
     if suffix == ".npz":

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from congeal.errors import CongealError
-from congeal.images.decode import EXTENSIONS, decode, probe
+from congeal.images.decode import EXTENSIONS, decode, probe, read_regular
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage, unique_ids
 from congeal.transforms.ids import Ids
 
@@ -19,8 +19,9 @@ _HEADER_BYTES = 1 << 16
 class FileSource(ImageSource):
     """Image files below a base folder; ids are paths relative to it, with '/'."""
 
-    def __init__(self, base: Path, relative: Sequence[str], *, name: str) -> None:
+    def __init__(self, base: Path, relative: Sequence[str], *, name: str, links: Sequence[str] = ()) -> None:
         self.base, self.relative, self.name = base, Ids(relative), name
+        self._links = {i for i, path in enumerate(relative) if path in links} if links else set()
         self._ids = unique_ids(self.relative if os.sep == "/" else (path.replace(os.sep, "/") for path in relative))
 
     def __len__(self) -> int:
@@ -47,23 +48,23 @@ class FileSource(ImageSource):
         if self.relative[i].lower().endswith((".tif", ".tiff")):
             from congeal.images.tiff import probe_tiff
 
+            self._bytes(i, 0)
             return probe_tiff(self.path(i)) or super().probe(i)
         return probe(self._bytes(i, _HEADER_BYTES), self.id(i)) or super().probe(i)
 
     def _bytes(self, i: int, count: int = -1) -> bytes:
-        try:
-            with open(self.path(i), "rb") as file:
-                return file.read(count)
-        except OSError as error:
-            raise UnreadableImage(f"cannot be opened ({error.strerror})") from error
+        if i in self._links:
+            raise UnreadableImage("is a link to a folder, which is not followed: give that folder by itself")
+        return read_regular(self.path(i), count)
 
 
 def open_folder(folder: Path) -> FileSource:
     """All image files below a folder, hidden ones left out, in natural order."""
-    relative = sorted(list_files(folder, EXTENSIONS), key=natural_key)
+    links: list[str] = []
+    relative = sorted([*list_files(folder, EXTENSIONS, links), *links], key=natural_key)
     if not relative:
         raise CongealError(f"the folder {folder} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
-    return FileSource(folder, relative, name=folder.resolve().name or str(folder))
+    return FileSource(folder, relative, name=folder.resolve().name or str(folder), links=links)
 
 
 def open_paths(paths: Sequence[Path], *, name: str) -> FileSource:
@@ -107,8 +108,11 @@ def expand_braces(pattern: str) -> list[str]:
     return [whole for choice in choices for whole in expand_braces(before + choice + after)]
 
 
-def list_files(folder: Path, extensions: frozenset[str]) -> Iterator[str]:
-    """Paths of files below a folder, relative to it, by extension; one directory scan each and no stat per file."""
+def list_files(folder: Path, extensions: frozenset[str], links: list[str] | None = None) -> Iterator[str]:
+    """Paths of files below a folder, relative to it, by extension; one directory scan each and no stat per file.
+
+    Links to folders are not followed; they are noted in `links`.
+    """
     pending = [""]
     while pending:
         below = pending.pop()
@@ -122,6 +126,8 @@ def list_files(folder: Path, extensions: frozenset[str]) -> Iterator[str]:
                         pending.append(path)
                     elif os.path.splitext(entry.name)[1].lower() in extensions:
                         yield path
+                    elif links is not None and entry.is_symlink() and entry.is_dir():
+                        links.append(path)
         except PermissionError as error:
             raise CongealError(f"the folder {folder / below} cannot be listed: {error.strerror}") from error
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from congeal.errors import CongealError
 from congeal.files import allocate, locked, put_in_place, replacing, shortened, write_bytes, writing
-from congeal.images.arrays import NOT_FINITE, PACKED, open_npy, sidecar
+from congeal.images.arrays import PACKED, open_npy, sidecar
 from congeal.images.canvas import place, put_on_canvas
+from congeal.images.intensity import NOT_FINITE
 from congeal.images.plan import nothing_readable
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage
 from congeal.progress import Progress

@@ -13,9 +13,17 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.geometry.matrix import compose, invert, normalise, rescale
-from congeal.images.arrays import NOT_FINITE, as_slice
+from congeal.images.arrays import as_slice
 from congeal.images.canvas import placements
-from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
+from congeal.images.intensity import (
+    NOT_FINITE,
+    AlignOn,
+    Ranges,
+    finite,
+    intensity_range,
+    range_name,
+    select_channels,
+)
 from congeal.images.plan import Layout, Plan, make_plan, nothing_readable
 from congeal.images.source import ImageSource, Indices, Skipped
 from congeal.images.store import AnotherKind, Keeping, Store, fill_store
@@ -319,9 +327,9 @@ def _scan(source: ImageSource, dtype: np.dtype, step: int, quiet: bool) -> tuple
             values = source.batch(rows).reshape(len(rows), -1) if len(rows) else np.empty((0, 1))
             progress.update(stop - start)
             if not known and values.dtype.kind == "f":
-                finite = np.isfinite(values).all(1)
-                reasons |= {int(i): NOT_FINITE for i in rows[~finite]}
-                values = values[finite]
+                usable = finite(values, axis=1)
+                reasons |= {int(i): NOT_FINITE for i in rows[~usable]}
+                values = values[usable]
             if not len(values):
                 continue
             smallest, largest = values.min(1), values.max(1)

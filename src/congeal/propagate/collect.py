@@ -14,7 +14,7 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import write_rows, writing
 from congeal.geometry.matrix import map_points
-from congeal.propagate.tables import coordinates, kept, read_table
+from congeal.propagate.tables import coordinates, kept, meant_ids, read_table
 from congeal.runs.folder import RunFolder, log
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
@@ -66,9 +66,12 @@ def collect_points(
     everything = transforms_of(run)
     found = kept(everything, exclude)
     row_of = {id: row for row, id in enumerate(found.ids)}
-    strangers = {row["id"] for row in rows} - set(everything.ids)
+    given = {row["id"] for row in rows}
+    meant = meant_ids(given, everything.ids)
+    strangers = given - meant.keys()
     if strangers:
         raise CongealError(f"'{points}' belongs to another set: the run has no image '{sorted(strangers)[0]}'")
+    rows = [{**row, "id": meant[row["id"]]} for row in rows]
     used = np.array([row["id"] in row_of for row in rows])
     if not used.all():
         log.warning("%d points are on images that were skipped or are excluded, and are left out", int((~used).sum()))

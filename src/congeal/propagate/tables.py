@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ def read_table(path: str | os.PathLike[str], columns: tuple[str, ...]) -> list[d
             reader = csv.DictReader(lines, skipinitialspace=True, strict=True)
             header = [name.strip() for name in reader.fieldnames or []]
             reader.fieldnames = header
-            rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
+            rows = [{key: _cell(key, value or "") for key, value in row.items() if key} for row in reader]
     except FileNotFoundError as error:
         raise CongealError(f"there is no file '{file}'") from error
     except (OSError, csv.Error) as error:
@@ -30,6 +30,24 @@ def read_table(path: str | os.PathLike[str], columns: tuple[str, ...]) -> list[d
     if not set(columns) <= set(header):
         raise CongealError(f"'{file}' needs the columns {','.join(columns)}; its first line is {','.join(header)!r}")
     return rows
+
+
+def _cell(column: str, text: str) -> str:
+    """A cell without the blanks around it; those of an id may be part of a file's name."""
+    return text if column == "id" else text.strip()
+
+
+def meant_ids(given: Iterable[str], known: Sequence[str]) -> dict[str, str]:
+    """Ids as people write them → the ids of the set: exactly, or else up to blanks around them if that is clear.
+
+    Ids that are not in the set are left out.
+    """
+    exact = set(known)
+    loose: dict[str, list[str]] = {}
+    for id in known:
+        loose.setdefault(id.strip(), []).append(id)
+    meant = {id: [id] if id in exact else loose.get(id.strip(), []) for id in given}
+    return {id: found[0] for id, found in meant.items() if len(found) == 1}
 
 
 def coordinates(rows: list[dict[str, str]], path: str | os.PathLike[str]) -> np.ndarray:
@@ -65,11 +83,12 @@ def kept(found: Transforms, exclude: Iterable[str] | str | os.PathLike[str] | No
         unwanted = {row["id"] for row in read_table(exclude, ("id",))}
     else:
         unwanted = set(exclude)
-    unknown = unwanted - set(found.ids)
+    meant = meant_ids(unwanted, found.ids)
+    unknown = unwanted - meant.keys()
     if unknown:
         raise CongealError(f"the images to exclude belong to another set: it has no image '{sorted(unknown)[0]}'")
     known = np.isfinite(found.matrices).all(axis=(1, 2))
-    chosen = found[known & ~np.isin(found.ids, list(unwanted))]
+    chosen = found[known & ~np.isin(found.ids, list(meant.values()))]
     if len(chosen) == 0:
         raise CongealError("no image is left: every one was skipped or is excluded")
     return chosen

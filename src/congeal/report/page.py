@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+_LONE = re.compile("[\ud800-\udfff]")
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -23,8 +25,12 @@ def fill_template(template: str, *, folder: Path | None = None, **data: Any) -> 
         lstrip_blocks=True,
     )
     environment.filters.update(number=number, percent=percent)
-    # File names that are not UTF-8 arrive as lone surrogates, which no page can hold.
-    return environment.get_template(template).render(**data).encode("utf-8", "replace").decode("utf-8")
+    return shown_name(environment.get_template(template).render(**data))
+
+
+def shown_name(text: str) -> str:
+    """A name that a page can hold: bytes of file names that are not UTF-8, which are lone surrogates here, as \\xff."""
+    return _LONE.sub(lambda one: rf"\x{ord(one[0]) & 0xFF:02x}" if one[0] >= "\udc80" else "\ufffd", text)
 
 
 def number(value: Any, digits: int = 2, unit: str = "") -> str:

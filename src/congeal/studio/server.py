@@ -22,10 +22,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from congeal.errors import CongealError
-from congeal.report.page import fill_template
+from congeal.report.page import fill_template, shown_name
 from congeal.studio.session import Session
 
 log = logging.getLogger("congeal")
@@ -125,17 +125,28 @@ class _Handler(BaseHTTPRequestHandler):
         except _Refused as refusal:
             self._send(refusal.status, "text/plain; charset=utf-8", str(refusal).encode())
         except CongealError as error:
-            self._send(HTTPStatus.UNPROCESSABLE_ENTITY, "text/plain; charset=utf-8", str(error).encode())
+            self._send(HTTPStatus.UNPROCESSABLE_ENTITY, "text/plain; charset=utf-8", shown_name(str(error)).encode())
+        except (ConnectionError, TimeoutError):
+            raise  # nobody is there to answer
+        except Exception as error:
+            log.error("congeal: the studio could not answer a request", exc_info=error)
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", b"that could not be answered")
 
     def _allowed_route(self) -> str:
         """What follows the token in the path; refuses everybody who does not know it."""
         hosts = {f"{name}:{self.server.studio.port}" for name in ("127.0.0.1", "localhost")}
         if self.headers.get("Host") not in hosts:
             raise _Refused(HTTPStatus.FORBIDDEN, "this server answers only to its own address")
-        token, slash, route = urlsplit(self.path).path.removeprefix("/").partition("/")
+        token, slash, route = self._split().path.removeprefix("/").partition("/")
         if not slash or not hmac.compare_digest(token.encode(), self.server.studio.token.encode()):
             raise _Refused(HTTPStatus.FORBIDDEN, "open the address that 'congeal studio' printed")
         return route
+
+    def _split(self) -> SplitResult:
+        try:
+            return urlsplit(self.path)
+        except ValueError as error:  # half an IPv6 address
+            raise _Refused(HTTPStatus.BAD_REQUEST, "that is not an address") from error
 
     # ---- what one may ask for
 
@@ -155,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def _choice(self) -> dict[str, Any]:
-        given = {key: values[-1] for key, values in parse_qs(urlsplit(self.path).query).items()}
+        given = {key: values[-1] for key, values in parse_qs(self._split().query).items()}
         try:
             low, high = float(given.get("low", -math.inf)), float(given.get("high", math.inf))
             first, count = int(given.get("first", 0)), int(given.get("count", 60))

@@ -20,6 +20,7 @@ from congeal.geometry.matrix import invert, rescale
 from congeal.images import UnreadableImage
 from congeal.pipeline.display import display_range_of, smaller
 from congeal.propagate.tables import read_points, read_table
+from congeal.report.page import shown_name
 from congeal.report.pictures import encode
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
@@ -29,6 +30,7 @@ MASK_SIDE = 512  # the mask is painted at a multiple of the aligned size that re
 PAGE = 120  # images told about at a time, at most
 MOST_POINTS = 500
 LONGEST_NAME = 200
+LARGEST = 1e9  # of a coordinate
 
 
 class Session:
@@ -87,7 +89,8 @@ class Session:
         score = float(self.found.score[i])
         return {
             "index": i,
-            "id": self.found.ids[i].encode("utf-8", "replace").decode(),
+            "id": self.found.ids[i],  # in JSON even bytes that are not UTF-8 come back as they were
+            "shown": shown_name(self.found.ids[i]),
             "score": score if math.isfinite(score) else None,
             "status": str(self.found.status[i]),
             "width": width,
@@ -148,9 +151,9 @@ class Session:
         rows: list[dict[str, Any]] = []
         for number, point in enumerate(points, start=1):
             values = [point.get(key) if isinstance(point, dict) else None for key in ("x", "y")]
-            if not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
+            if not all(type(v) in (int, float) and abs(v) < LARGEST for v in values):
                 raise CongealError(f"point {number} needs numbers x and y")
-            name = str(point.get("name") or number).strip()[:LONGEST_NAME]
+            name = shown_name(str(point.get("name") or number)).strip()[:LONGEST_NAME]
             rows.append({"x": values[0], "y": values[1], "name": name})
         if len({row["name"] for row in rows}) < len(rows):
             raise CongealError("two points have one name; names must differ")
@@ -159,12 +162,11 @@ class Session:
     def _checked_ids(self, ids: Any) -> list[str]:
         if not isinstance(ids, list):
             raise CongealError("the excluded images must be a list of ids")
-        known = {id.encode("utf-8", "replace").decode(): id for id in self.found.ids}
-        unknown = [id for id in ids if not isinstance(id, str) or id not in known]
+        known, wanted = self.found.ids, {id for id in ids if isinstance(id, str)}
+        unknown = [id for id in ids if not isinstance(id, str)] + sorted(wanted - set(known))
         if unknown:
             raise CongealError(f"the run has no image {unknown[0]!r}")
-        wanted = {known[id] for id in ids}
-        return [id for id in self.found.ids if id in wanted]
+        return [id for id in known if id in wanted]
 
     def _checked_mask(self, data: bytes) -> np.ndarray:
         """(h, w) uint8, 0 or 255."""
@@ -174,6 +176,8 @@ class Session:
                 if picture.size != (width, height):
                     raise CongealError(f"the mask must be {width}×{height} pixels, not {picture.size}")
                 opacity = np.asarray(picture.convert("RGBA").getchannel("A"))
-        except (OSError, ValueError, SyntaxError) as error:
+        except CongealError:
+            raise
+        except Exception as error:  # damaged pictures raise nearly anything
             raise CongealError(f"the mask is not a PNG: {error}") from error
         return np.where(opacity > 127, 255, 0).astype(np.uint8)

@@ -151,7 +151,7 @@ class Session:
         rows: list[dict[str, Any]] = []
         for number, point in enumerate(points, start=1):
             values = [point.get(key) if isinstance(point, dict) else None for key in ("x", "y")]
-            if not all(type(v) in (int, float) and abs(v) < LARGEST for v in values):
+            if not all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < LARGEST for v in values):
                 raise CongealError(f"point {number} needs numbers x and y")
             name = shown_name(str(point.get("name") or number)).strip()[:LONGEST_NAME]
             rows.append({"x": values[0], "y": values[1], "name": name})

@@ -20,6 +20,11 @@ class MissingExtra(CongealError):
     """An optional dependency is needed and not installed."""
 
 
+def first_line(error: BaseException) -> str:
+    """The error's message without what follows its first line; its kind if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import an optional dependency, or say which extra brings it."""
     try:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, first_line
+from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.mapped import MappedPages
 from congeal.images.source import Image, ImageSource, Indices, UnreadableImage
 from congeal.transforms.ids import Ids
@@ -18,9 +19,10 @@ from congeal.transforms.ids import Ids
 if TYPE_CHECKING:
     import torch
 
-NOT_FINITE = "the image has NaN or infinite values"
 # Marks the JSON file beside an array as written by `pack`.
 PACKED = "congeal-pack-1"
+MOST_UNPACKED = 8 << 30
+"""Bytes of a compressed file that are unpacked in memory."""
 
 
 class ArraySource(ImageSource):
@@ -83,7 +85,7 @@ class ArraySource(ImageSource):
         if i in self._bad:
             raise UnreadableImage(self._bad[i])
         pixels = self.batch([i])[0]
-        if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
+        if not finite(pixels):
             raise UnreadableImage(NOT_FINITE)
         mask = self.masks([i])[0] if self.has_masks else None
         return Image(self.id(i), pixels, mask)
@@ -129,7 +131,7 @@ class ListSource(ImageSource):
         pixels = numpy_from_tensor(item) if is_tensor else np.asarray(item)
         if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "buif" or 0 in pixels.shape:
             raise UnreadableImage(f"shape {pixels.shape} of {pixels.dtype} is not an image (H, W) or (H, W, C)")
-        if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
+        if not finite(pixels):
             raise UnreadableImage(NOT_FINITE)
         if pixels.ndim == 2:
             pixels = pixels[..., None]
@@ -175,40 +177,65 @@ def sidecar(path: Path) -> Path:
 def open_npy(path: Path) -> ArraySource:
     """A memory-mapped .npy file; one that `pack` wrote brings back its ids, masks, warps and skipped images."""
     array = _load(path)
-    about = json.loads(sidecar(path).read_text(encoding="utf-8")) if sidecar(path).exists() else None
-    if not isinstance(about, dict) or about.get("format") != PACKED:
-        return ArraySource(array, name=path.name)
-    if len(about["ids"]) != len(array):
-        raise CongealError(
-            f"{sidecar(path)} lists {len(about['ids'])} ids but {path} holds {len(array)} images: pack again"
-        )
-    masks = _load(path.with_name(about["masks"])) if about["masks"] else None
-    bad = {int(i): reason for i, reason in about["skipped"].items()}
-    source = ArraySource(array, name=path.name, ids=about["ids"], bad=bad, mask_array=masks)
+    try:
+        about = json.loads(sidecar(path).read_text(encoding="utf-8")) if sidecar(path).exists() else None
+        if not isinstance(about, dict) or about.get("format") != PACKED:
+            return ArraySource(array, name=path.name)
+        return _packed(path, array, about)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise CongealError(f"{sidecar(path)} is damaged ({type(error).__name__}: {error}): pack again") from error
+
+
+def _packed(path: Path, array: np.ndarray, about: dict[str, Any]) -> ArraySource:
+    """The array with all that `pack` wrote down about it."""
+    n = len(array)
+    if len(about["ids"]) != n:
+        raise CongealError(f"{sidecar(path)} lists {len(about['ids'])} ids but {path} holds {n} images: pack again")
+    beside = {}
+    for name, shape in (("masks", array.shape[:3]), ("initial", (n, 3, 3)), ("truth", (n, 3, 3))):
+        beside[name] = _load(path.with_name(about[name])) if about[name] else None
+        found = beside[name]
+        if found is not None and (found.shape != shape or found.dtype.kind not in "uif"):
+            raise ValueError(f"{about[name]} holds {found.shape} of {found.dtype}, not {shape}")
+    bad = {range(n)[int(i)]: str(reason) for i, reason in about["skipped"].items() if int(i) < n}
+    ids = [str(one) for one in about["ids"]]
+    source = ArraySource(array, name=path.name, ids=ids, bad=bad, mask_array=beside["masks"])
+    if about["kind"] not in (None, "object", "photo"):
+        raise ValueError(f"no kind of images is called {about['kind']!r}")
     source.kind = about["kind"]
-    source.initial_size = tuple(about["initial_size"]) if about["initial_size"] else None
-    source.initial = _load(path.with_name(about["initial"])) if about["initial"] else None
-    source.truth = _load(path.with_name(about["truth"])) if about["truth"] else None
+    source.initial, source.truth = beside["initial"], beside["truth"]
+    if about["initial_size"]:
+        height, width = about["initial_size"]
+        source.initial_size = (int(height), int(width))
     return source
 
 
 def _load(path: Path) -> np.ndarray:
     try:
         loaded: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise CongealError(f"{path} is not a readable .npy file of numbers ({error})") from error
+    except Exception as error:  # a damaged header raises nearly anything
+        raise CongealError(f"{path} is not a readable .npy file of numbers ({first_line(error)})") from error
+    if not isinstance(loaded, np.ndarray):
+        raise CongealError(f"{path} is not a readable .npy file of numbers (it is an .npz archive)")
     return loaded
 
 
 def open_npz(path: Path) -> ArraySource:
     """An .npz file with one array, or with one called 'images'."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = archive.files
-            key = "images" if "images" in names else names[0] if len(names) == 1 else None
-            if key is None:
-                raise CongealError(f"{path} holds the arrays {', '.join(names) or '(none)'}: call one of them 'images'")
-            array = archive[key]
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise CongealError(f"{path} is not a readable .npz file of numbers ({error})") from error
+        with zipfile.ZipFile(path) as archive:
+            sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
+        key = "images" if "images" in sizes else next(iter(sizes)) if len(sizes) == 1 else None
+        if key is None:
+            raise CongealError(f"{path} holds the arrays {', '.join(sizes) or '(none)'}: call one of them 'images'")
+        if sizes[key] > MOST_UNPACKED:
+            raise CongealError(f"{path} holds {sizes[key] / 1e9:.1f} GB, too much to unpack in memory: save it as .npy")
+        with np.load(path, allow_pickle=False) as arrays:
+            array = arrays[key]
+    except CongealError:
+        raise
+    except Exception as error:  # a damaged archive raises nearly anything
+        raise CongealError(f"{path} is not a readable .npz file of numbers ({first_line(error)})") from error
+    if not isinstance(array, np.ndarray):
+        raise CongealError(f"{path} is not a readable .npz file of numbers ('{key}' is no array)")
     return ArraySource(array, name=path.name)

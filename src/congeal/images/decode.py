@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
+import stat
 from typing import Any
 
 import numpy as np
 from PIL import Image as Pillow
 from PIL import UnidentifiedImageError
 
-from congeal.errors import MissingExtra, require
+from congeal.errors import MissingExtra, first_line, require
+from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.source import Header, Image, UnreadableImage
 
 EXTENSIONS = frozenset(
@@ -32,6 +35,12 @@ EXTENSIONS = frozenset(
         ".avif",
     ]
 )
+MOST_BYTES = 1 << 30
+"""Of one image file: larger ones are skipped unread."""
+MOST_PIXELS = 178_956_970
+"""Of one image, in any format: where Pillow suspects an attack, and as much as a large poster scanned at 300 dpi."""
+MOST_DECODED = 16 * MOST_PIXELS
+"""Bytes of the pixels of one image."""
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 ORIENTATION_TAG = 0x0112
 # Pillow modes that need no conversion, and what the others become.
@@ -61,8 +70,10 @@ def decode(data: bytes, id: str) -> Image:
             return _decode_deep_png(data, id)
         with Pillow.open(io.BytesIO(data)) as picture:
             return from_pillow(picture, id)
-    except (UnreadableImage, MemoryError):
+    except UnreadableImage:
         raise
+    except MemoryError as error:  # the image is not too large for others: the run ends, and can be resumed
+        raise MemoryError(f"{id} needs more than there is") from error
     except Exception as error:  # decoders raise nearly anything on damaged data; every case is a reason, none a crash
         raise UnreadableImage(_reason(error)) from error
 
@@ -93,8 +104,8 @@ def from_pillow(picture: Pillow.Image, id: str) -> Image:
     if pixels.dtype == np.int32 and picture.format in ("PNG", "PPM"):
         pixels = pixels.astype(np.uint16)  # older Pillow widens 16-bit grey to 32 bits
     pixels = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
-    if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
-        raise UnreadableImage("the image has NaN or infinite values")
+    if not finite(pixels):
+        raise UnreadableImage(NOT_FINITE)
     return make_image(id, pixels, has_alpha=mode in ("LA", "RGBA"), orientation=orientation)
 
 
@@ -124,6 +135,50 @@ def orient(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return pixels[:: -1 if flip_rows else 1, :: -1 if flip_columns else 1]
 
 
+def read_regular(path: str | os.PathLike[str], count: int = -1) -> bytes:
+    """The bytes of a file, or its first `count`; UnreadableImage if it is something else or too large.
+
+    Anything but a regular file could keep us waiting, or never end.
+    """
+    try:
+        check_regular(path)
+        with open(path, "rb", opener=_without_waiting) as file:
+            data = file.read(MOST_BYTES + 1 if count < 0 else count)
+    except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
+        raise UnreadableImage(f"cannot be opened ({getattr(error, 'strerror', None) or error})") from error
+    if count < 0:
+        check_bytes(len(data))
+    return data
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise UnreadableImage for a path to something that is not a file; nothing is opened."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISREG(mode):
+        check_bytes(os.stat(path).st_size)
+        return
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+    raise UnreadableImage(f"is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a file")
+
+
+def check_bytes(size: int) -> None:
+    """Raise UnreadableImage for a file of more bytes than are read."""
+    if size > MOST_BYTES:
+        raise UnreadableImage(f"the file is too large ({size / 1e9:.1f} GB; {MOST_BYTES / 1e9:.1f} GB at most)")
+
+
+def check_size(height: int, width: int, nbytes: int = 0) -> None:
+    """Raise UnreadableImage for a size, as the header claims it, that is not worth trying."""
+    if height * width > MOST_PIXELS:
+        raise UnreadableImage(f"the image is too large ({height} × {width} pixels; {MOST_PIXELS:,} at most)")
+    if nbytes > MOST_DECODED:
+        raise UnreadableImage(f"the image is too large ({nbytes / 1e9:.1f} GB; {MOST_DECODED / 1e9:.1f} GB at most)")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def deep_colour_png(data: bytes) -> bool:
     """A PNG with 16 bits and more than one channel, which Pillow would reduce to 8 bits without a word."""
     return (
@@ -138,6 +193,7 @@ def _decode_deep_png(data: bytes, id: str) -> Image:
         raise UnreadableImage(
             "16-bit colour PNG needs the package 'imagecodecs': pip install 'congeal[formats]'"
         ) from error
+    check_size(*(int.from_bytes(data[k : k + 4], "big") for k in (20, 16)))
     pixels = codecs.png_decode(data)
     with Pillow.open(io.BytesIO(data)) as picture:
         orientation = orientation_of(picture)
@@ -158,7 +214,7 @@ def _target_mode(picture: Pillow.Image) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image, or a format that cannot be read"
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = first_line(error)
     if isinstance(error, Pillow.DecompressionBombError):
         return f"the image is too large ({text})"
     if "imagecodecs" in text:

@@ -12,6 +12,9 @@ from congeal.errors import CongealError
 AlignOn = int | Sequence[int] | Literal["grey"] | None
 # `range_name` of a dtype → the (black, white) values of its images.
 Ranges = Mapping[str, tuple[float, float]]
+LARGEST = 1e38
+"""Of pixel values, either way: work is done in single precision, which ends at 3e38."""
+NOT_FINITE = "the image has NaN, infinite or huge values (beyond 1e38)"
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 
@@ -27,7 +30,17 @@ def intensity_range(dtype: np.dtype, low: float, high: float) -> tuple[float, fl
         return 0.0, 1.0
     black = min(low, 0.0)
     white = high if dtype.kind != "f" or high > 1 or black < 0 else 1.0
-    return black, white if white > black else black + 1.0
+    if np.float32(white) <= np.float32(black):  # one value, or values that single precision cannot tell apart
+        white = max(black + 1.0, float(np.nextafter(np.float32(black), np.float32(np.inf))))
+    return black, white
+
+
+def finite(pixels: np.ndarray, axis: int | None = None) -> np.ndarray:
+    """Whether all values along an axis, or all there are, can be worked with: neither NaN nor too large."""
+    if pixels.dtype.kind != "f":
+        return np.ones((), bool) if axis is None else np.ones(np.delete(pixels.shape, axis), bool)
+    most = np.float64(LARGEST)
+    return np.asarray((pixels.min(axis) >= -most) & (pixels.max(axis) <= most))  # a NaN is neither
 
 
 def range_name(dtype: np.dtype) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from congeal.errors import CongealError, require
+from congeal.errors import CongealError, first_line, require
 from congeal.images.arrays import ArraySource
 
 SIDE = 40
@@ -51,12 +51,12 @@ def _record(path: Path) -> Any:
         found = io.loadmat(path, variable_names=["affNISTdata"])
     except NotImplementedError as error:  # what SciPy says of version 7.3, which is HDF5
         raise CongealError(f"{path} is a MATLAB file of version 7.3: save it again with '-v7'") from error
-    except (ValueError, TypeError, OSError, EOFError) as error:
-        raise CongealError(f"{path} is not a readable MATLAB file ({error})") from error
+    except Exception as error:  # damaged files raise nearly anything
+        raise CongealError(f"{path} is not a readable MATLAB file ({first_line(error)})") from error
     if "affNISTdata" not in found:
         raise CongealError(f"{path} has no affNISTdata: of MATLAB files only affNIST's batches can be read")
     data = found["affNISTdata"]
-    return data[0, 0] if data.dtype.names and data.size == 1 else {}
+    return data[0, 0] if data.dtype.names and data.shape == (1, 1) else {}
 
 
 def _taller(images: NDArray[np.uint8]) -> bool:

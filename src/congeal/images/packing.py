@@ -14,7 +14,7 @@ from congeal.errors import CongealError
 from congeal.files import allocate, locked, put_in_place, replacing, shortened, write_bytes, writing
 from congeal.images.arrays import PACKED, open_npy, sidecar
 from congeal.images.canvas import place, put_on_canvas
-from congeal.images.intensity import NOT_FINITE
+from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.plan import nothing_readable
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage
 from congeal.progress import Progress
@@ -89,9 +89,9 @@ def _copy(source: ImageSource, partial: Path, shape: tuple[int, int, int], dtype
             rows = np.array([i for i in range(start, min(len(source), start + step)) if i not in packed.reasons], int)
             if len(rows):
                 batch = source.batch(rows)
-                finite = np.isfinite(batch).all(axis=(1, 2, 3))
-                packed.reasons |= {int(i): NOT_FINITE for i in rows[~finite]}
-                array[rows[finite]] = batch[finite].reshape(-1, *array.shape[1:])
+                usable = finite(batch.reshape(len(rows), -1), axis=1)
+                packed.reasons |= {int(i): NOT_FINITE for i in rows[~usable]}
+                array[rows[usable]] = batch[usable].reshape(-1, *array.shape[1:])
             progress.update(min(step, len(source) - start))
     return packed
 

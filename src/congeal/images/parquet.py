@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from congeal.errors import CongealError, require
-from congeal.images.arrays import NOT_FINITE
+from congeal.errors import CongealError, first_line, require
 from congeal.images.decode import decode
+from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.source import Image, ImageSource, UnreadableImage, unique_ids
 from congeal.transforms.ids import Ids
 
@@ -27,6 +27,7 @@ class ParquetSource(ImageSource):
     def __init__(self, paths: Sequence[Path], *, name: str) -> None:
         self._parquet = require("pyarrow.parquet", "parquet")
         self._types = require("pyarrow.types", "parquet")
+        self._errors = require("pyarrow", "parquet").ArrowException
         self.name, self.paths, self._lock = name, list(paths), Lock()
         self._files = [self._open(path) for path in self.paths]
         self._groups = [(f, g) for f, file in enumerate(self._files) for g in range(file.metadata.num_row_groups)]
@@ -71,7 +72,10 @@ class ParquetSource(ImageSource):
             return Ids(str(i) for i in range(len(self)))
         names: list[Any] = []
         for file in self._files:
-            values = file.read(columns=[column]).column(0).to_pylist()
+            try:
+                values = file.read(columns=[column]).column(0).to_pylist()
+            except (self._errors, OSError, ValueError) as error:
+                raise CongealError(f"{self.name} is not a readable Parquet file ({first_line(error)})") from error
             names += [value.get("path") if isinstance(value, dict) else value for value in values]
         return unique_ids(str(i) if name is None else str(name) for i, name in enumerate(names))
 
@@ -89,7 +93,10 @@ class ParquetSource(ImageSource):
         with self._lock:
             if self._held[0] != group:
                 file, row_group = self._groups[group]
-                table = self._files[file].read_row_group(row_group, columns=[self._column])
+                try:
+                    table = self._files[file].read_row_group(row_group, columns=[self._column])
+                except (self._errors, OSError, ValueError) as error:
+                    raise UnreadableImage(f"row group {row_group} is damaged ({first_line(error)})") from error
                 self._held = (group, table.column(0).combine_chunks())
             cell = self._held[1][i - self._starts[group]]
         value = cell.as_py()
@@ -108,7 +115,7 @@ class ParquetSource(ImageSource):
             raise UnreadableImage(f"the nested list is not an array ({error})") from error
         if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "buif" or 0 in pixels.shape:
             raise UnreadableImage(f"shape {pixels.shape} of {pixels.dtype} is not an image (H, W) or (H, W, C)")
-        if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
+        if not finite(pixels):
             raise UnreadableImage(NOT_FINITE)
         return Image(id, pixels if pixels.ndim == 3 else pixels[..., None])
 

@@ -23,6 +23,8 @@ _SAMPLE = 4096
 _WORTHWHILE_ZOOM = 1.25
 # A stack never grows beyond this multiple of the working size, however small the boxes are.
 _LARGEST_ZOOM = 8.0
+_ROWS_AT_ONCE = 50_000
+_FLAT = 1e-15  # determinant of a matrix whose largest entry is 1
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def make_plan(
     if size < 2:
         raise CongealError(f"size is the longer side of the working picture in pixels; {size} is too small")
     initial, aligned = starting_matrices(source, init, init_size)
+    if initial is not None:
+        _check_invertible(source, initial)
     headers = sample_headers(source)
     sizes = np.array([(h.height, h.width) for h in headers.values()])
     typical = (int(np.median(sizes[:, 0])), int(np.median(sizes[:, 1])))
@@ -149,10 +153,25 @@ def starting_matrices(
                 f"{source.name} are not in them, the first is '{missing[0]}'"
             )
         return np.asarray(init.matrices, dtype=np.float64)[[row[id] for id in ids]], size
-    matrices = np.asarray(init, dtype=np.float64)
+    try:
+        matrices = np.asarray(init, dtype=np.float64)
+    except (ValueError, TypeError) as error:
+        raise CongealError(f"init is not an array of numbers ({error})") from error
     if matrices.shape != (len(source), 3, 3):
         raise CongealError(f"init has shape {matrices.shape}; {len(source)} images need ({len(source)}, 3, 3)")
     return matrices, init_size
+
+
+def _check_invertible(source: ImageSource, matrices: np.ndarray) -> None:
+    """Refuse starts that put a whole image on a line or a point; those of NaN are images without a start."""
+    for first in range(0, len(matrices), _ROWS_AT_ONCE):
+        part = np.asarray(matrices[first : first + _ROWS_AT_ONCE], dtype=np.float64)
+        scale = np.abs(part).max((1, 2))
+        with np.errstate(all="ignore"):
+            flat = np.abs(np.linalg.det(part / scale[:, None, None])) < _FLAT
+        singular = np.flatnonzero((flat | (scale == 0)) & np.isfinite(part).all((1, 2)))
+        if len(singular):
+            raise CongealError(f"the start of image '{source.id(first + int(singular[0]))}' cannot be inverted")
 
 
 def _zoom(headers: dict[int, Header], initial: np.ndarray, stack: Size, frame: Size, aligned: Size) -> float:

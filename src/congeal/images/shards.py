@@ -7,9 +7,10 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from congeal.errors import CongealError
-from congeal.images.decode import EXTENSIONS, decode, probe
+from congeal.images.decode import EXTENSIONS, check_bytes, decode, probe
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage, unique_ids
 from congeal.transforms.ids import Ids
 
@@ -23,13 +24,15 @@ class ShardSource(ImageSource):
         self.paths, self.name = list(paths), name
         # One number each instead of an object: there may be millions.
         self._shards, self._offsets, self._sizes = array("i"), array("q"), array("q")
+        self._bad: dict[int, str] = {}
         keys: list[Ids] = []
         for k, path in enumerate(self.paths):
             found = _scan(path)
             keys.append(Ids(found))
+            self._bad |= {len(self) + i: one.reason for i, one in enumerate(found.values()) if one.reason}
             self._shards.extend([k] * len(found))
-            self._offsets.extend(offset for offset, _ in found.values())
-            self._sizes.extend(size for _, size in found.values())
+            self._offsets.extend(one.offset for one in found.values())
+            self._sizes.extend(one.size for one in found.values())
         if not len(self):
             raise CongealError(f"{name} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
         names = Counter(path.name for path in self.paths)
@@ -70,7 +73,9 @@ class ShardSource(ImageSource):
         return probe(self._bytes(i), self.id(i)) or super().probe(i)
 
     def _bytes(self, i: int) -> bytes:
-        path = self.paths[self._shards[i]]
+        i, path = range(len(self))[i], self.paths[self._shards[i]]
+        if i in self._bad:
+            raise UnreadableImage(self._bad[i])
         try:
             # Opened for each read: no handle to share between threads or to lose in a forked process.
             with path.open("rb") as file:
@@ -80,26 +85,51 @@ class ShardSource(ImageSource):
             raise UnreadableImage(f"{path} cannot be read ({error.strerror})") from error
 
 
+def _member(member: tarfile.TarInfo) -> _Member:
+    reason = ""
+    if member.issym() or member.islnk():
+        reason = "is a link inside the tar, not a file"
+    elif member.issparse():
+        reason = "is stored in the tar as a sparse file: unpack it"
+    elif not member.isfile():
+        reason = "is a named pipe or device inside the tar, not a file"
+    else:
+        try:
+            check_bytes(member.size)
+        except UnreadableImage as error:
+            reason = str(error)
+    return _Member(member.offset_data, member.size, reason)
+
+
 def open_shards(paths: Sequence[Path], *, name: str) -> ShardSource:
     """One or several .tar files, in the given order."""
     return ShardSource(paths, name=name)
 
 
-def _scan(path: Path) -> dict[str, tuple[int, int]]:
-    """Key → (offset, size) of the first image of every sample in a tar file, in file order."""
-    found: dict[str, tuple[int, int]] = {}
+class _Member(NamedTuple):
+    """Where an image begins in its tar file and how many bytes it has, or the reason why it cannot be used."""
+
+    offset: int
+    size: int
+    reason: str = ""
+
+
+def _scan(path: Path) -> dict[str, _Member]:
+    """The first image of every sample in a tar file by its key, in file order."""
+    found: dict[str, _Member] = {}
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header, a kilobyte each
                 name = PurePosixPath(member.name)
-                if not member.isfile() or name.name.startswith(".") or name.suffix.lower() not in EXTENSIONS:
+                if member.isdir() or name.name.startswith(".") or name.suffix.lower() not in EXTENSIONS:
                     continue
-                key = str(name.parent / name.name.split(".")[0])
-                found.setdefault(key, (member.offset_data, member.size))
+                key, one = str(name.parent / name.name.split(".")[0]), _member(member)
+                if key not in found or (found[key].reason and not one.reason):
+                    found[key] = one
     except FileNotFoundError as error:
         raise CongealError(f"no such file: {path}") from error
-    except (tarfile.TarError, OSError) as error:
+    except (tarfile.TarError, OSError, ValueError) as error:
         raise CongealError(
             f"{path} is not a complete, uncompressed tar file ({error}): unpack or copy it again"
         ) from error

@@ -11,9 +11,10 @@ import numpy as np
 import tifffile
 from PIL import Image as Pillow
 
-from congeal.errors import CongealError
-from congeal.images.arrays import NOT_FINITE, ArraySource
-from congeal.images.decode import from_pillow, make_image
+from congeal.errors import CongealError, first_line
+from congeal.images.arrays import MOST_UNPACKED, ArraySource
+from congeal.images.decode import check_size, from_pillow, make_image
+from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage
 
 _WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR, _LAB = 0, 3, 5, 6, 8
@@ -77,7 +78,9 @@ def decode_tiff(data: bytes, id: str) -> Image:
                 with Pillow.open(io.BytesIO(data)) as picture:
                     return from_pillow(picture, id)
             return _page_image(pages[0], id)
-        array = _stacked(file.series[0].asarray(), file.series[0].axes) if len(file.series) == 1 else None
+        series = file.series[0]
+        check_size(*_plane(series.shape, series.axes), series.nbytes)
+        array = _stacked(series.asarray(), series.axes) if len(file.series) == 1 else None
         if array is None or len(array) != 1:
             count = len(pages) if array is None else len(array)
             raise UnreadableImage(f"the file has {count} pages: open it by itself as a stack, or split it")
@@ -104,6 +107,7 @@ def _page_image(page: Any, id: str) -> Image:
         raise UnreadableImage(
             f"a page in {page.photometric.name} colours cannot be read from a stack: convert it to RGB"
         )
+    check_size(*_plane(page.shape, page.axes), page.nbytes)
     pixels = np.asarray(page.asarray())
     if page.axes.startswith("S"):
         pixels = np.moveaxis(pixels, 0, -1)
@@ -126,10 +130,16 @@ def _series_array(path: Path, series: Any) -> np.ndarray | None:
     """A series as (N, Y, X[, C]), memory-mapped where the file allows it; None if pages are better read one by one."""
     if series.dataoffset is not None:
         return _stacked(tifffile.memmap(path, series=0, mode="r"), series.axes)
-    if "C" in series.axes:
+    if "C" in series.axes and series.nbytes <= MOST_UNPACKED:
         # Channels in separate compressed pages: only the whole series puts them together.
         return _stacked(series.asarray(), series.axes)
     return None
+
+
+def _plane(shape: tuple[int, ...], axes: str) -> tuple[int, int]:
+    """(height, width) of a page or series; (1, 1) if it has no plane, which is for others to complain about."""
+    height, width = (shape[axes.index(letter)] if letter in axes else 1 for letter in "YX")
+    return height, width
 
 
 def _stacked(array: np.ndarray, axes: str) -> np.ndarray | None:
@@ -171,13 +181,13 @@ def _is_thumbnail(page: Any) -> bool:
 
 
 def _finite(image: Image) -> Image:
-    if image.pixels.dtype.kind == "f" and not np.isfinite(image.pixels).all():
+    if not finite(image.pixels):
         raise UnreadableImage(NOT_FINITE)
     return image
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = first_line(error)
     if "imagecodecs" in text:
         return f"{text}: pip install 'congeal[formats]'"
     return f"damaged page ({text})"

@@ -29,7 +29,9 @@ def _gaussian_matrix(n: int, sigma: float) -> torch.Tensor:
 
 def gradient(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """d/dx and d/dy by central differences, one-sided at the border; same shape as the images."""
-    dy, dx = torch.gradient(images, dim=(-2, -1))
+    dx, dy = (
+        torch.gradient(images, dim=axis)[0] if images.shape[axis] > 1 else torch.zeros_like(images) for axis in (-1, -2)
+    )
     return dx, dy
 
 

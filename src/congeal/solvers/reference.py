@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,12 @@ def reference_image(reference: Any, stack: Stack, random_state: int = 0) -> torc
         return frames(stack, np.array([int(reference)]))[0]
     if isinstance(reference, str | Path):
         return _from_file(Path(reference), stack)
-    return _fit_in(torch.as_tensor(np.asarray(reference), dtype=torch.float32), stack)
+    try:
+        array = np.asarray(reference, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        words = "'medoid', a position in the set, a file or an array"
+        raise CongealError(f"the reference is {words}, not {reprlib.repr(reference)}") from error
+    return _fit_in(torch.from_numpy(array.copy()), stack)
 
 
 def _from_file(path: Path, stack: Stack) -> torch.Tensor:
@@ -77,4 +83,6 @@ def _fit_in(image: torch.Tensor, stack: Stack) -> torch.Tensor:
             f"the reference has shape {tuple(image.shape)} (channels, height, width), the frame is "
             f"{(stack.channels, *stack.frame)}: give it at that size"
         )
+    if not image.isfinite().all():
+        raise CongealError("the reference has NaN or infinite values")
     return image / image.max().clamp(min=1.0)

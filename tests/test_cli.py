@@ -515,7 +515,7 @@ def test_a_killed_apply_resumes_to_the_same_answer(tmp_path: Path, monkeypatch: 
 
     def counted(job: Job, parts: Sequence[np.ndarray], *rest: Any, **options: Any) -> None:
         state = job.load() or {}
-        placed.append(sum(map(len, parts)) - int(state.get("placed", 0)))
+        placed.append(sum(map(len, parts)) - int(state.get("placed", (0,))[0]))
         place(job, parts, *rest, **options)
 
     monkeypatch.setattr(Job, "place", counted)

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,14 +212,16 @@ def test_checkpoint_round_trip(tmp_path: Path) -> None:
     assert checkpoint.load() is None
 
 
-def test_time_spent_before_an_interruption_counts(tmp_path: Path) -> None:
+def test_time_spent_before_an_interruption_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("congeal.runs.checkpoint.time.monotonic", lambda: now)
     first = Checkpoint(tmp_path / "checkpoint.pt")
-    time.sleep(0.05)
+    now = 107.0
     first.save({"step": 1})
     second = Checkpoint(tmp_path / "checkpoint.pt")
-    assert second.seconds < 0.05
+    assert second.seconds == 0
     second.load()
-    assert second.seconds >= 0.05
+    assert second.seconds == 7
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a checkpoint", "half", "last byte"])

@@ -29,6 +29,7 @@ from congeal.methods.deep.recipe_losses import (
 )
 from congeal.methods.deep.settle import Settler
 from congeal.methods.deep.state import State
+from congeal.methods.deep.train import Trainer
 from congeal.methods.registry import preset
 from congeal.metrics import corner_error
 from congeal.runs.checkpoint import Checkpoint
@@ -465,13 +466,13 @@ def test_two_fits_with_one_seed_in_two_threads_agree() -> None:
 
 
 class _KilledWhileAligning(Checkpoint):
-    """Keeps what is saved, and ends the run the second time that aligned images are among it."""
+    """Keeps what is saved, and ends the run the second time that images of one pass are among it."""
 
-    saves = 0
+    saves, what = 0, "placed"
 
     def save(self, state: dict[str, object]) -> None:
         super().save(state)
-        if "placed" in state["state"]:  # type: ignore[operator]
+        if self.what in state["state"]:  # type: ignore[operator]
             self.saves += 1
             if self.saves == 2:
                 raise KeyboardInterrupt
@@ -501,6 +502,29 @@ def test_a_large_set_is_aligned_in_one_pass_that_resumes(
     resumed = DeepCongealing(**options).fit(source, checkpoint=Checkpoint(tmp_path / "c.pt"), save_every=0)
     assert sum(looked) == 80 - 40, "what was not aligned yet, and nothing else"
     assert resumed.transforms_ == whole.transforms_
+
+
+def test_a_set_that_is_being_settled_goes_on_after_a_kill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("congeal.solvers.streaming.CHUNK_VALUES", 28 * 28 * 2)  # four parts of 8 images
+    options, source = QUICK | {"steps": 10, "restarts": 0}, open_named("digits:3").limit(32)
+    whole = DeepCongealing(**options).fit(source)
+    killed = _KilledWhileAligning(tmp_path / "c.pt")
+    killed.what = "settled"
+    with pytest.raises(KeyboardInterrupt):
+        DeepCongealing(**options).fit(source, checkpoint=killed, save_every=0)
+    monkeypatch.setattr(Trainer, "step", lambda _: pytest.fail("trained again"))
+    resumed = DeepCongealing(**options).fit(source, checkpoint=Checkpoint(tmp_path / "c.pt"), save_every=0)
+    assert resumed.transforms_ == whole.transforms_
+
+
+def test_an_array_may_be_the_papers_reference() -> None:
+    images = open_named("digits:1").batch(np.arange(6))[..., 0]
+    given = images[2].astype(np.float32) / 255
+    by_array, by_place = (
+        DeepCongealing.paper_mnist(steps=1, batch_size=4, reference=one).fit(images).history_[0]["distortion"]
+        for one in (given, 2)
+    )
+    assert by_array == pytest.approx(by_place, rel=1e-5)
 
 
 def test_a_rejected_stage_leaves_nothing_behind(

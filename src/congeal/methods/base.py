@@ -270,7 +270,7 @@ class Method:
         found = stack_from_frame.float().cpu().numpy()
         for part in chunks(stack) if self.motion != "homography" else ():
             found[part] = on_motion(stack.start[part], stack_from_frame[part].cpu().numpy(), self.motion, stack.frame)
-        result = measure(stack, found, kind, quiet=quiet)
+        result = measure(stack, found, kind, motion=self.motion, quiet=quiet)
         transforms = stack.to_transforms(found, result.score, result.status, result.out_of_frame)
         return Alignment(transforms, result.quality, found)
 

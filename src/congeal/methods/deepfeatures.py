@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
+from congeal.errors import CongealError
 from congeal.images import Stack
 from congeal.methods.checks import CountOrZero, Factor, NotNegative, Positive, Range
 from congeal.methods.funnel import FunnelMethod
@@ -91,6 +92,13 @@ class DeepFeatures(FunnelMethod):
 
     def _learn(self, stack: Stack) -> dict[str, torch.Tensor]:
         """Both layers, from images spread over the set as the start shows them."""
+        least = 2 * self.side - 1  # what the second layer's filters span
+        if min(stack.frame) < least:
+            height, width = stack.frame
+            raise CongealError(
+                f"pictures of {height} × {width} pixels are too small for deepfeatures, whose filters see {least}: use a "
+                "larger size, or another method"
+            )
         pixels = stack.channels * stack.frame[0] * stack.frame[1]
         count = int(np.clip(_SAMPLE_VALUES // pixels, 1, len(stack)))
         images = frames(stack, np.unique(np.linspace(0, len(stack) - 1, count).astype(int)))

@@ -100,7 +100,8 @@ class FunnelMethod(Method):
                 self._fields[at].append(field)
                 moved, reach = search.sweep(found, reach, field, seed=sum(map(len, self._fields)))
                 if gauge is not None:
-                    correction = gauge.correction(moved, ink)
+                    gauge.follow_ink(ink)
+                    correction = gauge.correction(moved)
                     self._gauges[at].append(correction)
                     moved = normalise(moved.double() @ correction).float()
                 motion = mean_motion(found, moved, stack.frame)

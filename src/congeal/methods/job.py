@@ -107,6 +107,7 @@ class Job:
         work: Callable[[Sequence[np.ndarray]], Iterable[tuple[torch.Tensor, ...]]],
         *outputs: torch.Tensor,
         beside: Mapping[str, Any] | None = None,
+        name: str = "placed",
     ) -> None:
         """A long pass over images that are each placed alone: fill the outputs run by run, with a progress bar.
 
@@ -122,11 +123,12 @@ class Job:
             Filled in place; row i belongs to position i.
         beside : mapping, optional
             What else the checkpoint has to hold.
+        name : str
+            Of this pass in the checkpoint, where a job has more than one.
         """
-        state = self.load() or {}
-        done = int(state.get("placed", 0))
-        for output, saved in zip(outputs, state.get("outputs", ()), strict=False):
-            output[:done] = saved
+        done, saved = (self.load() or {}).get(name, (0, ()))
+        for output, rows in zip(outputs, saved, strict=False):
+            output[:done] = rows
         left = [part for part in parts if part[-1] >= done]
         self.close()
         total = int(parts[-1][-1]) + 1
@@ -137,8 +139,7 @@ class Job:
             progress.update(len(part))
             if self.due():
                 done = int(part[-1]) + 1
-                kept = {"placed": done, "outputs": [output[:done].clone() for output in outputs]}
-                self.save({**(beside or {}), **kept})
+                self.save({**(beside or {}), name: (done, [output[:done].clone() for output in outputs])})
 
     def close(self) -> None:
         """End the progress bar."""

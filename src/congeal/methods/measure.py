@@ -9,10 +9,12 @@ import torch
 
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
-from congeal.metrics import Quality, QualityMeter, geometric_mean, scales, score_against_mean
-from congeal.metrics.limits import BLANK_INK, LOST_INK, LOST_OUTSIDE
+from congeal.metrics import Quality, QualityMeter, blank, geometric_mean, scales, score_against_mean
+from congeal.metrics.limits import LEAST_DEVIATION, LOST_INK, LOST_OUTSIDE, OUTLIER_DEVIATIONS
+from congeal.metrics.statistics import NORMAL_MAD
 from congeal.progress import Progress
 from congeal.solvers.appearance import Appearance, plain_appearance
+from congeal.solvers.gauge import can_scale
 from congeal.solvers.streaming import chunks, pixel_area
 from congeal.transforms import STATUSES
 
@@ -29,14 +31,13 @@ class Measurement:
     out_of_frame: np.ndarray  # (n,) share of the frame that has no image under it
 
 
-_FAR = 5.0  # deviations (by the median) below the median score: an outlier
-_LEAST_SPREAD = 0.02  # of scores: where all images match alike, the last one is not odd yet
-
-
-def measure(stack: Stack, stack_from_frame: np.ndarray, kind: str, *, quiet: bool = True) -> Measurement:
+def measure(
+    stack: Stack, stack_from_frame: np.ndarray, kind: str, *, motion: str = "homography", quiet: bool = True
+) -> Measurement:
     """Quality before and after, in the frame the method worked in. Two passes; some 40 bytes an image stay.
 
-    kind: "object" or "photo", which decides what counts as a collapse.
+    kind: "object" or "photo", which decides what counts as a collapse. motion: what the method was allowed; one that
+    cannot scale is not to blame for the size that a start gives to an object.
     """
     appearance = plain_appearance(kind)
     meter = QualityMeter(kind, aligned_area=1 / pixel_area(stack))
@@ -50,7 +51,7 @@ def measure(stack: Stack, stack_from_frame: np.ndarray, kind: str, *, quiet: boo
             before, before_weight = _seen(images, masks, start, stack, appearance)
             after, after_weight = _seen(images, masks, found, stack, appearance)
             meter.update_before(before, before_weight)
-            meter.update_after(after, images, after_weight, masks)
+            meter.update_after(after, images, after_weight)
             ink[part], source_ink[part] = after.flatten(1).sum(1), images.flatten(1).sum(1)
             outside[part] = 1 - coverage(found, stack.size, stack.frame).mean((1, 2, 3))
             outside_before[part] = 1 - coverage(start, stack.size, stack.frame).mean((1, 2, 3))
@@ -66,8 +67,16 @@ def measure(stack: Stack, stack_from_frame: np.ndarray, kind: str, *, quiet: boo
     status = _status(appearance, score, ink * np.float32(pixel_area(stack)), source_ink, outside)
     counted = status != FAILED if (status != FAILED).any() else np.ones(n, dtype=bool)
     mean_scale = geometric_mean(scale[counted])
-    quality = meter.finish(mean_scale=mean_scale, out_of_frame=outside, out_of_frame_before=outside_before)
+    expected = 1.0 if can_scale(motion) else _start_energy(stack)
+    quality = meter.finish(
+        mean_scale=mean_scale, out_of_frame=outside, out_of_frame_before=outside_before, expected_energy=expected
+    )
     return Measurement(quality, score, status, outside)
+
+
+def _start_energy(stack: Stack) -> float:
+    """The energy ratio that the scale of the start gives to an object that lies inside the frame."""
+    return geometric_mean(scales(invert(stack.start), stack.frame)) ** 2 * pixel_area(stack)
 
 
 def _matrices(rows: np.ndarray) -> torch.Tensor:
@@ -85,11 +94,11 @@ def _status(
     appearance: Appearance, score: np.ndarray, ink: np.ndarray, source_ink: np.ndarray, outside: np.ndarray
 ) -> np.ndarray:
     status = np.full(len(score), OK, dtype=np.uint8)
-    spread = 1.4826 * np.median(np.abs(score - np.median(score)))
-    status[score < np.median(score) - _FAR * max(spread, _LEAST_SPREAD)] = OUTLIER
+    deviation = NORMAL_MAD * np.median(np.abs(score - np.median(score)))
+    status[score < np.median(score) - OUTLIER_DEVIATIONS * max(deviation, LEAST_DEVIATION)] = OUTLIER
     if appearance.holds_ink:
         status[ink < LOST_INK * source_ink] = FAILED
-        status[source_ink < BLANK_INK * np.median(source_ink)] = BLANK
+        status[blank(source_ink)] = BLANK
     else:
         status[outside > LOST_OUTSIDE] = FAILED
     return status

@@ -136,7 +136,7 @@ class TGRASTA(Method):
                     part = others[step - self.linearisations]
                     found[part], costs = self._follow(stack, appearance, found[part], part)
                     if self.guards and len(part) >= _WARM_UP:  # fewer have no mean worth trusting
-                        found[part] = self._settle(stack, appearance, found[part], part)
+                        found[part] = self._hold_ink(stack, appearance, found[part], part)
                     cost = float(costs.mean())
                 job.step(step + 1, total, cost=cost)
                 if job.due():
@@ -261,7 +261,7 @@ class TGRASTA(Method):
             best[better], lowest[better] = found[better], costs[better]
         return best, lowest
 
-    def _settle(self, stack: Stack, appearance: Appearance, found: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    def _hold_ink(self, stack: Stack, appearance: Appearance, found: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """Images that followed the subspace, with their mean transform removed and their ink back in its band."""
         gauge = self._gauge(stack, appearance, rows)
         found = gauge.fix(found)

@@ -2,7 +2,7 @@
 
 arrays.py       what is taken: NumPy arrays or torch tensors, image index first
 statistics.py   mean and variance of a stream of images
-decibels.py     APSNR, the average peak signal-to-noise ratio to the mean image
+decibels.py     APSNR, the alignment peak signal-to-noise ratio to the mean image
 energy.py       what there is of an object on empty ground (ink), and the energy ratio
 poses.py        scale, and the share of the frame outside the source image
 likeness.py     one image against the mean

@@ -1,4 +1,4 @@
-"""APSNR, the average peak signal-to-noise ratio: how near the images of a set are to their mean, in decibels (dB).
+"""APSNR, the alignment peak signal-to-noise ratio: how near the images of a set are to their mean, in decibels (dB).
 
 Pixel values are on the 0–255 scale, image index first. More is better, but shrinking or losing the object raises it
 too: read it together with the energy ratio (energy.py) and the scale (poses.py).

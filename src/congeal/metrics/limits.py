@@ -43,6 +43,11 @@ LOST_INK = 0.5
 BLANK_INK = 0.02
 """A source image with less than this share of the set's median ink is blank."""
 
+OUTLIER_DEVIATIONS = 5.0
+"""An image whose score is so many deviations below the median score is an outlier …"""
+LEAST_DEVIATION = 0.02
+"""… where a deviation is at least this: among images that all match alike, the last one is not odd yet."""
+
 # ---- photographs, where ink means nothing
 
 COLLAPSE_SCALE: Band = (0.85, 1.15)

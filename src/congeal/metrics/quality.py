@@ -8,7 +8,6 @@ collapse a collapse.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,9 @@ from numpy.typing import NDArray
 
 from congeal.metrics.arrays import Array, as_numpy
 from congeal.metrics.decibels import PEAK, decibels
-from congeal.metrics.energy import blank, energy_ratio, ink, looks_like_objects
+from congeal.metrics.energy import blank, energy_ratio, ink
 from congeal.metrics.statistics import RunningStats
 from congeal.metrics.verdict import ADVICE, judge
-
-_VOTERS = 1000  # images that are looked at to tell objects from photographs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Quality:
     n_images : int
         Images measured; skipped ones are not among them.
     apsnr_before, apsnr_after : float
-        Average peak signal-to-noise ratio to the mean image, in dB, as the start shows the images and as aligned.
+        Alignment peak signal-to-noise ratio, in dB: likeness to the mean image, at the start and as aligned.
     energy_ratio : float
         Ink (sum of pixel values) of the aligned images divided by that of the sources; 1 is right.
     mean_scale : float
@@ -70,21 +67,14 @@ class Quality:
         values = dataclasses.asdict(self)
         return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in values.items()}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Quality:
-        """The inverse of `as_dict`; None becomes NaN, and keys of other versions are ignored."""
-        known: dict[str, Any] = {field.name: values[field.name] for field in dataclasses.fields(cls)}
-        known |= {name: float("nan") for name, value in known.items() if value is None}
-        return cls(**known)
-
 
 class QualityMeter:
     """`Quality` in one pass over batches of images, arrays or tensors with values in [0, 1].
 
     Parameters
     ----------
-    kind : str, optional
-        "object" or "photo"; None decides it from the first 1,000 source images.
+    kind : str
+        "object" or "photo".
     aligned_area : float
         Aligned pixels per source pixel at the start (1 when both have one resolution), so that ink is compared at one
         resolution.
@@ -95,21 +85,19 @@ class QualityMeter:
         Mean and variance of the images so far, on the 0–255 scale.
     """
 
-    def __init__(self, kind: str | None = None, aligned_area: float = 1.0) -> None:
+    def __init__(self, kind: str, aligned_area: float = 1.0) -> None:
         self.before, self.after = RunningStats(), RunningStats()
         # Of each image in single precision, which is enough for a median; sums are exact.
         self._aligned_ink: list[NDArray[np.float32]] = []
         self._source_ink: list[NDArray[np.float32]] = []
         self._aligned_total = self._source_total = 0.0
-        self._area = aligned_area
-        self._kind = kind
-        self._votes: list[tuple[str, int]] = []
+        self._area, self.kind = aligned_area, kind
 
     def update_before(self, images: Any, masks: Any = None) -> None:
         """Images (B,C,h,w) as the start shows them in the frame; masks weight mean and variance."""
         self.before.update(_scaled(images), masks)
 
-    def update_after(self, images: Any, source_images: Any, masks: Any = None, source_masks: Any = None) -> None:
+    def update_after(self, images: Any, source_images: Any, masks: Any = None) -> None:
         """Aligned images (B,C,h,w), and the same images before any warp, the initial one included."""
         values = _scaled(images)
         self.after.update(values, masks)
@@ -118,19 +106,20 @@ class QualityMeter:
         self._source_ink.append(source.astype(np.float32))
         self._aligned_total += float(aligned.sum())
         self._source_total += float(source.sum())
-        if self._kind is None and sum(n for _, n in self._votes) < _VOTERS and len(values):
-            self._votes.append((looks_like_objects(source_images, source_masks), len(values)))
 
-    @property
-    def kind(self) -> str:
-        """ "object" or "photo": as given, or what most of the source images look like."""
-        if self._kind is not None:
-            return self._kind
-        objects = sum(n for kind, n in self._votes if kind == "object")
-        return "object" if 2 * objects > sum(n for _, n in self._votes) else "photo"
+    def finish(
+        self,
+        *,
+        mean_scale: float,
+        out_of_frame: Any,
+        out_of_frame_before: Any = 0.0,
+        expected_energy: float = 1.0,
+    ) -> Quality:
+        """The result. mean_scale is relative to the start; out-of-frame shares are per image or already averaged.
 
-    def finish(self, *, mean_scale: float, out_of_frame: Any, out_of_frame_before: Any = 0.0) -> Quality:
-        """The result. mean_scale is relative to the start; out-of-frame shares are per image or already averaged."""
+        expected_energy: the energy ratio that is right; not 1 only where the user's start zooms and the motion may not
+        take that back.
+        """
         n = self.after.count
         outside, outside_before = _known_mean(out_of_frame), _known_mean(out_of_frame_before)
         ratio = energy_ratio(self._aligned_total, self._source_total)
@@ -142,7 +131,7 @@ class QualityMeter:
             self.kind,
             apsnr_before=before,
             apsnr_after=after,
-            energy_ratio=ratio,
+            energy_ratio=ratio / expected_energy,
             mean_scale=mean_scale,
             out_of_frame_rise=outside - outside_before,
         )

@@ -13,6 +13,10 @@ from congeal.metrics.arrays import Array, as_numpy
 _CHUNK_VALUES = 1 << 16  # float64 values worked on at a time: half a megabyte stays in the second-level cache
 
 
+NORMAL_MAD = 1.4826
+"""Of a normal distribution: standard deviation over median absolute deviation."""
+
+
 class RunningStats:
     """Mean and population variance of a stream of arrays, in float64, mergeable (Welford; Chan for batches).
 

@@ -14,7 +14,7 @@ from typing import Any
 from congeal.datasets import open_named
 from congeal.errors import CongealError
 from congeal.report.tables import fixed
-from congeal.reproduce.aligning import Alignment
+from congeal.reproduce.aligning import AlignTask
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.seen import apsnr_at_energy
@@ -104,7 +104,7 @@ def variant_cell(variant: str, name: str, digit: str, limit: int, options: Optio
     )
 
 
-def measure(what: Alignment, folder: Path) -> Row:
+def measure(what: AlignTask, folder: Path) -> Row:
     """The alignment, and its APSNR at the common energy ratio."""
     row = what.run(folder)
     if "error" in row:

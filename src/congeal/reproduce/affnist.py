@@ -10,7 +10,7 @@ from congeal.comparison.compare import true_error
 from congeal.datasets import open_named
 from congeal.report.tables import fixed, share
 from congeal.reproduce import printed
-from congeal.reproduce.aligning import Alignment
+from congeal.reproduce.aligning import AlignTask
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.tables import Column, Table, count, judged, judged_mean, mean, tenths
@@ -44,7 +44,7 @@ def large_cells(family: str, digits: str, n: int, methods: Sequence[str], option
     return cells
 
 
-def measuring(what: Alignment) -> Any:
+def measuring(what: AlignTask) -> Any:
     """What measures such a cell: the alignment, the corner error where the truth is known, the uint8 values."""
 
     def measure(folder: Path) -> Row:

@@ -30,7 +30,7 @@ KEPT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alignment:
+class AlignTask:
     """What is aligned with what. `more` are further arguments of `congeal.align`."""
 
     source: str

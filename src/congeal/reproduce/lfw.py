@@ -26,7 +26,7 @@ from congeal.opening import open_images
 from congeal.pipeline.stages import finish, keep_fit, note_prepared
 from congeal.report.tables import fixed, share
 from congeal.reproduce import printed
-from congeal.reproduce.aligning import KEPT, Alignment
+from congeal.reproduce.aligning import KEPT, AlignTask
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.ratios import ratio_table
 from congeal.reproduce.seen import starts_of
@@ -59,7 +59,7 @@ def plan(options: Options) -> list[Cell]:
 
 def face_cell(method: str, subject: str, grow: float, limit: int | None, options: Options) -> Cell:
     """The cell of one method on one subject, started at boxes grown by the share `grow`."""
-    what = Alignment(
+    what = AlignTask(
         source=f"lfw:{subject}@{grow}",
         method=method,
         params=options.params(method),
@@ -75,7 +75,7 @@ def face_cell(method: str, subject: str, grow: float, limit: int | None, options
     )
 
 
-def measure(what: Alignment, folder: Path) -> Row:
+def measure(what: AlignTask, folder: Path) -> Row:
     """The alignment, and then where its landmarks are."""
     row = what.run(folder)
     if "error" in row:

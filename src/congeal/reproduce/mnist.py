@@ -8,7 +8,7 @@ from pathlib import Path
 from congeal.opening import open_images
 from congeal.report.tables import fixed, share
 from congeal.reproduce import printed
-from congeal.reproduce.aligning import Alignment
+from congeal.reproduce.aligning import AlignTask
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.tables import (
     Column,
@@ -38,9 +38,9 @@ def plan(options: Options) -> list[Cell]:
     ]
 
 
-def alignment(source: str, method: str, limit: int | None, options: Options, isolated: bool = True) -> Alignment:
+def alignment(source: str, method: str, limit: int | None, options: Options, isolated: bool = True) -> AlignTask:
     """The alignment of one set with one method, as the options want it."""
-    return Alignment(
+    return AlignTask(
         source=source,
         method=method,
         params=options.params(method),
@@ -52,12 +52,12 @@ def alignment(source: str, method: str, limit: int | None, options: Options, iso
     )
 
 
-def digit_cell(name: str, digit: str, what: Alignment) -> Cell:
+def digit_cell(name: str, digit: str, what: AlignTask) -> Cell:
     """The cell of one digit aligned with one method."""
     return Cell(name=name, facts={"digit": digit, **what.facts}, measure=lambda folder: measure(what, folder))
 
 
-def measure(what: Alignment, folder: Path) -> Row:
+def measure(what: AlignTask, folder: Path) -> Row:
     """The alignment, and its APSNR in the paper's supposed arithmetic."""
     row = what.run(folder)
     return row if "error" in row else row | wrapped_numbers(open_images(what.source, limit=what.limit), folder)

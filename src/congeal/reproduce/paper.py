@@ -15,7 +15,7 @@ from typing import Any
 from congeal.errors import CongealError
 from congeal.report.tables import fixed
 from congeal.reproduce import printed
-from congeal.reproduce.aligning import Alignment
+from congeal.reproduce.aligning import AlignTask
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.tables import Column, Table, count, text
@@ -77,7 +77,7 @@ def cell(name: str, source: str, variant: str, limit: int, options: Options) -> 
     return Cell(name=f"{name}-{part}", facts=facts, measure=lambda folder: measure(what, folder))
 
 
-def printed_alignment(name: str, source: str, limit: int, differs: dict[str, Any], options: Options) -> Alignment:
+def printed_alignment(name: str, source: str, limit: int, differs: dict[str, Any], options: Options) -> AlignTask:
     """The printed method with its own networks for digits or faces."""
     steps = QUICK_STEPS if options.quick else STEPS
     face = name == "face"
@@ -98,7 +98,7 @@ def size_of(name: str) -> int:
     return FACE_SIZE if name == "face" else 28
 
 
-def measure(what: Alignment, folder: Path) -> Row:
+def measure(what: AlignTask, folder: Path) -> Row:
     """Numbers at the end, and D and C at both ends of training."""
     row = what.run(folder)
     if "error" in row:

@@ -15,7 +15,7 @@ from congeal.comparison.compare import true_error
 from congeal.datasets.perspective import open_perspective
 from congeal.report.tables import fixed, share
 from congeal.reproduce import printed
-from congeal.reproduce.aligning import Alignment
+from congeal.reproduce.aligning import AlignTask
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.seen import kept_numbers
@@ -51,7 +51,7 @@ def perturbed_cell(variant: str, sigma: float, digit: str, method: str, limit: i
     )
 
 
-def measure(what: Alignment, folder: Path) -> Row:
+def measure(what: AlignTask, folder: Path) -> Row:
     """The alignment, and what the known warps say about it."""
     row = what.run(folder)
     if "error" in row:

@@ -31,6 +31,7 @@ _PHOTO_BLUR = 1.5 / 64  # of the frame's longer side: what is sharper differs fr
 _EDGE_NOISE = 0.03
 """Differences of oriented gradients beyond this count linearly: most of what differs between two photographs of one
 kind, a smile, a shadow, a hat, is not a matter of pose."""
+_STAGE_BLURS = (2.7, 1.7)  # of a photograph's last blur: of the two similarity stages, the first sees the whole face
 _DOUBTFUL_SLACK = 0.1  # an object this far below the doubtful score still shapes the mean it is refined to
 _PHOTO_SHARE = 0.5  # of the median score: a photograph above it shapes the mean
 
@@ -180,7 +181,7 @@ class PhotoEdges(PhotoPixels):
     def refinement(self, motion: str, frame: Size) -> list[tuple[str, float]]:
         """Few freedoms and much blur first: a homography bends to fit whatever it meets."""
         last = self.last_blur(frame)
-        stages = [("similarity", 2.7 * last), ("similarity", 1.7 * last), ("affine", last), ("homography", last)]
+        stages = [("similarity", share * last) for share in _STAGE_BLURS] + [("affine", last), ("homography", last)]
         return [(at_most(name, motion), sigma) for name, sigma in stages]
 
     def trusted(self, scores: torch.Tensor, doubtful: float) -> torch.Tensor:

@@ -80,19 +80,22 @@ class Gauge:
         """The energy ratio at this ink; None where it means nothing."""
         return ink / self.source_ink if self.source_ink else None
 
-    def correction(
-        self, stack_from_frame: torch.Tensor, ink: float | None = None, keep: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """G (3, 3) float64, by which every stack_from_frame is to be multiplied from the right.
+    def follow_ink(self, ink: float, step: float = ZOOM_STEP) -> None:
+        """Bring the zoom nearer to where the energy ratio is in its band, by at most a factor of `step`.
 
-        ink: what the set shows now, in frame pixels. keep (N,) bool: whose mean counts, where some transforms are known
-        to be wrong.
+        ink: what the set shows now, in frame pixels.
         """
-        energy = None if ink is None else self.energy(ink)
+        energy = self.energy(ink)
         if energy is not None and not self.band[0] <= energy <= self.band[1]:
             # Ink grows with area: a frame that looks at a smaller region shows the object larger.
             wanted = np.sqrt(energy / np.clip(energy, *self.band))
-            self.zoom *= float(np.clip(wanted, 2 - ZOOM_STEP, ZOOM_STEP))
+            self.zoom *= float(np.clip(wanted, 1 / step, step))
+
+    def correction(self, stack_from_frame: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
+        """G (3, 3) float64, by which every stack_from_frame is to be multiplied from the right.
+
+        keep (N,) bool: whose mean counts, where some transforms are known to be wrong.
+        """
         counted = stack_from_frame if keep is None else stack_from_frame[keep]
         found = mean_matrix(counted.double(), self.frame)
         common = torch.linalg.inv(found) @ self._wanted @ zoom_matrix(self.zoom, self.frame)
@@ -102,7 +105,9 @@ class Gauge:
         self, stack_from_frame: torch.Tensor, ink: float | None = None, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
         """All poses times G: the mean is that of the start again, and the ink a step nearer to its band."""
-        fixed = stack_from_frame.double() @ self.correction(stack_from_frame, ink, keep)
+        if ink is not None:
+            self.follow_ink(ink)
+        fixed = stack_from_frame.double() @ self.correction(stack_from_frame, keep)
         return normalise(fixed).to(stack_from_frame.dtype)
 
 

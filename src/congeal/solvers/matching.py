@@ -144,8 +144,9 @@ class Matcher:
 
 
 def shrunk(images: torch.Tensor, shrink: int) -> torch.Tensor:
-    """Pictures (..., H, W) `shrink` times smaller."""
-    return images if shrink == 1 else avg_pool2d(images, shrink)
+    """Pictures (..., H, W) `shrink` times smaller, but at least one pixel wide and high."""
+    height, width = _size(images)
+    return images if shrink == 1 else avg_pool2d(images, (min(shrink, height), min(shrink, width)))
 
 
 def at_size(shrink: int, poses: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,9 @@ import torch
 from congeal.geometry import normalise, to_normalised
 from congeal.geometry.matrix import Size, invert
 from congeal.geometry.motion import GENERATORS
+from congeal.metrics.statistics import NORMAL_MAD
 
+_MOST_ODD = 50.0  # the exponent of an odd pose's cost: beyond it nothing is left of any score
 _LEAST = 0.01  # standard deviation of a parameter that nothing has moved yet
 _PIXELS_PER_FACT = 20.0  # neighbouring pixels say the same: this many of them count as one observation
 
@@ -31,7 +33,7 @@ class PosePrior:
         """From (N, 3, 3) poses that are trusted, and where they started."""
         moved = parameters(start, poses, frame)
         centre = moved.median(0).values
-        spread = 1.4826 * (moved - centre).abs().median(0).values
+        spread = NORMAL_MAD * (moved - centre).abs().median(0).values
         return cls(centre, (spread.square() + _LEAST**2).sqrt())
 
     def tensor(self) -> torch.Tensor:
@@ -58,7 +60,7 @@ class PosePrior:
         frame = (window.shape[0], window.shape[1])
         away = (parameters(start, poses, frame) - self.centre) / self.spread
         facts = float(window.sum().square() / window.square().sum()) / _PIXELS_PER_FACT
-        unexplained = (1 - scores.clamp(min=0).square()) * (away.square().sum(1) / facts).clamp(max=50).exp()
+        unexplained = (1 - scores.clamp(min=0).square()) * (away.square().sum(1) / facts).clamp(max=_MOST_ODD).exp()
         return torch.where(scores > 0, (1 - unexplained).clamp(min=0).sqrt(), scores)
 
 

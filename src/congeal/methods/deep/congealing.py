@@ -138,20 +138,20 @@ class DeepCongealing(Method):
         guide = self._guide
         networks = (("aligner", self.aligner_), ("autoencoder", self.autoencoder_))
         state = {f"{name}.{key}": value for name, net in networks for key, value in net.state_dict().items()}
-        objects = float(guide.appearance.kind == "object")
-        numbers = torch.tensor([guide.bars.doubtful, guide.bars.lost, objects], dtype=torch.float64)
+        numbers = torch.tensor([guide.bars.doubtful, guide.bars.lost], dtype=torch.float64)
         state |= {"template": guide.template, "numbers": numbers}
         if guide.prior is not None:
             state["plausible"] = guide.prior.tensor()
         return state
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        doubtful, lost, objects = state["numbers"].tolist()
+        doubtful, lost, *objects = state["numbers"].tolist()
         template, prior = state["template"], state.get("plausible")
         networks = recipe_networks(int(template.shape[0]), self.layout_.frame, self.motion, self.code_size)
         load_networks(networks, state)
         self.aligner_, self.autoencoder_ = networks[0].eval(), networks[1].eval()
-        appearance = self._appearance("object" if objects else "photo")
+        kind = self.layout_.kind or ("object" if objects and objects[0] else "photo")  # 0.1 kept it as a number
+        appearance = self._appearance(kind)
         self._guide = Guide(
             self.aligner_, template, appearance, Bars(doubtful, lost), None if prior is None else PosePrior(*prior)
         )

@@ -9,14 +9,18 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.nn.functional import avg_pool2d
 
 from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, warp
 from congeal.geometry.matrix import Size
 from congeal.solvers.filters import blur, scaling
+from congeal.solvers.matching import shrunk
+
+_STEP_PER_SHRINK = 1.5  # frame pixels per view pixel: from twice this on, images are shrunk before they are blurred
+_BLUR_PER_STEP = 0.35  # sigma per frame pixel that a view pixel covers: enough that it does not alias
 
 Softening = tuple[int, float]  # shrunk how many times, then blurred with what sigma
 
@@ -93,8 +97,8 @@ class DeSTNet(nn.Module):
             self.sizes.append(size)
             # Enough blur that a coarse view does not alias, after shrinking what is much too large; none at full size.
             step = frame[1] / size[1]
-            factor = max(1, int(step / 1.5))
-            self.softenings.append((factor, 0.0 if scale == 1 else 0.35 * step / factor))
+            factor = max(1, int(step / _STEP_PER_SHRINK))
+            self.softenings.append((factor, 0.0 if scale == 1 else _BLUR_PER_STEP * step / factor))
         self.register_buffer("frame_from_view", torch.tensor(frame_from_view, dtype=torch.float32), persistent=False)
         shrinks = torch.stack([scaling(1 / k) for k, _ in self.softenings])
         self.register_buffer("soft_from_stack", shrinks, persistent=False)
@@ -132,7 +136,7 @@ class DeSTNet(nn.Module):
 
     def soften(self, images: torch.Tensor) -> dict[Softening, torch.Tensor]:
         """The images as `correct` wants them, shrunk and blurred for each level: once for all passes."""
-        return {(k, sigma): blur(avg_pool2d(images, k), sigma) for k, sigma in sorted(set(self.softenings))}
+        return {(k, sigma): blur(shrunk(images, k), sigma) for k, sigma in sorted(set(self.softenings))}
 
     def correct(self, softened: dict[Softening, torch.Tensor], stack_from_frame: torch.Tensor) -> list[torch.Tensor]:
         """`forward` from softened images."""
@@ -203,7 +207,7 @@ class SmallAutoEncoder(nn.Module):
     def __init__(self, channels: int, frame: Size, code_size: int, *, hidden: int = 256, largest: int = 32) -> None:
         super().__init__()
         self.shrink = -(-max(frame) // largest)
-        frame = (frame[0] // self.shrink, frame[1] // self.shrink)
+        frame = (max(1, frame[0] // self.shrink), max(1, frame[1] // self.shrink))
         pixels = channels * frame[0] * frame[1]
         self.encoder = nn.Sequential(
             nn.Flatten(), nn.Linear(pixels, hidden), nn.Tanh(), nn.Linear(hidden, code_size), nn.Sigmoid()
@@ -222,10 +226,12 @@ class SmallAutoEncoder(nn.Module):
 # ---- which is which
 
 PAPER_NETWORKS = ("mnist", "lfw")
-Networks = tuple[DeSTNet, nn.Module]
+PaperNetworks = tuple[DeSTNet, AutoEncoder]
+RecipeNetworks = tuple[DeSTNet, SmallAutoEncoder]
+Networks = TypeVar("Networks", PaperNetworks, RecipeNetworks)
 
 
-def paper_networks(which: str, channels: int, frame: Size, motion: str, code_size: int) -> Networks:
+def paper_networks(which: str, channels: int, frame: Size, motion: str, code_size: int) -> PaperNetworks:
     """The aligner and the auto-encoder of the paper's Table 1, for any frame and number of channels.
 
     "mnist" is DeSTNet-4 on 7×7 convolutions, "lfw" DeSTNet-5 on strided 3×3 ones. A smaller motion than the paper's
@@ -252,7 +258,7 @@ def paper_networks(which: str, channels: int, frame: Size, motion: str, code_siz
     return aligner.float(), autoencoder.float()  # whatever torch's default is
 
 
-def recipe_networks(channels: int, frame: Size, motion: str, code_size: int) -> Networks:
+def recipe_networks(channels: int, frame: Size, motion: str, code_size: int) -> RecipeNetworks:
     """Dense localisers on small views, and a dense auto-encoder with a template: a tenth of the time on a CPU."""
     return DeSTNet(channels, frame, motion).float(), SmallAutoEncoder(channels, frame, code_size).float()
 

@@ -135,7 +135,8 @@ class PaperCongealing(Method):
         if state:
             generator.set_state(state["generator"])
         first = int(state.get("step", 0))
-        reference = reference_image("medoid" if self.reference == "auto" else self.reference, stack, self.random_state_)
+        typical = isinstance(self.reference, str) and self.reference == "auto"
+        reference = reference_image("medoid" if typical else self.reference, stack, self.random_state_)
         losses = train(
             aligner,
             autoencoder,

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from congeal.images import Stack
-from congeal.methods.deep.networks import recipe_networks, seeded
+from congeal.methods.deep.networks import RecipeNetworks, recipe_networks, seeded
 from congeal.methods.deep.refine import RefineSettings, last_sound, refine
 from congeal.methods.deep.seed import reference_features, seed
-from congeal.methods.deep.settle import Bars, Guide, SettleSettings, settle, settle_sample
+from congeal.methods.deep.settle import Guide, SettleSettings, settle, settle_sample
 from congeal.methods.deep.state import Sample, State
-from congeal.methods.deep.train import TrainSettings, train
+from congeal.methods.deep.train import Trained, TrainSettings, train
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.pose_prior import PosePrior
@@ -51,45 +51,43 @@ def settings_of(cls: type[Settings], parameters: Any) -> Settings:
 
 def follow_recipe(stack: Stack, appearance: Appearance, parameters: Any, job: Job, device: torch.device) -> Learnt:
     """Align a stack. parameters: those of `DeepCongealing`. An interrupted job continues where it was saved."""
-    saved = job.load()
+    saved = job.load() or {}
     rows = choose_sample(len(stack), parameters.fit_sample, parameters.random_state)
     few = stack if len(rows) == len(stack) else stack.some(rows)
     with few_threads(stack.frame):
         sample = Sample.of(few, appearance, parameters.motion, parameters.guards)
         reference = reference_features(parameters.reference, stack, appearance, parameters.random_state)
-        state = State.fresh(sample, reference)
-        if parameters.running_reference and saved is None:
-            state = seed(sample, reference)
-        networks = seeded(
-            lambda: recipe_networks(sample.images.shape[1], stack.frame, parameters.motion, parameters.code_size),
-            parameters.random_state,
+        fresh = State.fresh(sample, reference)
+        seeded_state = seed(sample, reference) if parameters.running_reference and not saved else fresh
+        trained = train(
+            sample,
+            seeded_state,
+            seeded(lambda: _networks(sample, parameters), parameters.random_state),
+            settings_of(TrainSettings, parameters),
+            job,
+            device=device,
+            resume=saved,
         )
-        settings = settings_of(TrainSettings, parameters)
-        trained, checkpoint = train(sample, state, networks, settings, job, device=device, resume=saved)
-    if saved is None or "placed" not in saved:
-        job.save(checkpoint)
-    state = trained.state
-    matching = state.scores[state.good] if parameters.running_reference else state.scores
-    guide = Guide(trained.aligner, state.template, appearance, Bars.of(matching), state.prior)
-    if saved is not None and "sample_poses" in saved:
-        state, guide = _sample_as_saved(state, guide, saved)
+    guide = Guide.of(trained, appearance, all_match=not parameters.running_reference)
+    if "sample" in saved:  # all of them are done, and it was the others that were being placed
+        settled, guide = _from_checkpoint(trained.state, guide, saved["sample"])
     else:
-        state, guide = _settled_and_refined(few, state, guide, parameters)
+        settled = settle_sample(few, trained, guide, settings_of(SettleSettings, parameters), job)
+        if parameters.refine:
+            settled, guide = _refined(few, settled, guide, parameters)
     if few is stack:
-        return Learnt(state.poses, guide, trained.autoencoder)
-    found, scores = (torch.empty(len(stack), *rest, dtype=torch.float32) for rest in ((3, 3), ()))
-    beside = {**checkpoint, "sample_poses": state.poses, "sample_template": guide.template}
-    beside["sample_prior"] = None if guide.prior is None else guide.prior.tensor()
-    settle(stack, guide, settings_of(SettleSettings, parameters), job, found, scores, beside)
-    found[rows] = state.poses
-    return Learnt(found, guide, trained.autoencoder)
+        return Learnt(settled.poses, guide, trained.autoencoder)
+    others = _all_placed(stack, settled, guide, trained, parameters, job)
+    others[rows] = settled.poses
+    return Learnt(others, guide, trained.autoencoder)
 
 
-def _settled_and_refined(stack: Stack, state: State, guide: Guide, parameters: Any) -> tuple[State, Guide]:
-    """Stages 3 and 4 of the images that were learnt from, and what later images are placed with."""
-    settled = settle_sample(stack, state, guide, settings_of(SettleSettings, parameters))
-    if not parameters.refine:
-        return settled, guide
+def _networks(sample: Sample, parameters: Any) -> RecipeNetworks:
+    return recipe_networks(sample.images.shape[1], sample.frame, parameters.motion, parameters.code_size)
+
+
+def _refined(stack: Stack, settled: State, guide: Guide, parameters: Any) -> tuple[State, Guide]:
+    """Stage 4, unless it spoilt what was there; and the guide with the template that it ended with."""
     with few_threads(stack.frame):
         refined = refine(stack, settled, guide.appearance, guide.bars.doubtful, settings_of(RefineSettings, parameters))
         kept = last_sound(stack, [settled, refined], guide.appearance) if parameters.guards else refined
@@ -98,10 +96,21 @@ def _settled_and_refined(stack: Stack, state: State, guide: Guide, parameters: A
     return kept, guide
 
 
-def _sample_as_saved(state: State, guide: Guide, saved: dict[str, Any]) -> tuple[State, Guide]:
-    prior = None if saved["sample_prior"] is None else PosePrior(*saved["sample_prior"])
-    guide = replace(guide, template=saved["sample_template"], prior=prior)
-    return replace(state, poses=saved["sample_poses"]), guide
+def _all_placed(
+    stack: Stack, settled: State, guide: Guide, trained: Trained, parameters: Any, job: Job
+) -> torch.Tensor:
+    """Every image of a large set, each alone, on the template that the sample ended with."""
+    found, scores = (torch.empty(len(stack), *rest, dtype=torch.float32) for rest in ((3, 3), ()))
+    prior = None if guide.prior is None else guide.prior.tensor()
+    done = {"poses": settled.poses, "template": guide.template, "prior": prior}
+    beside = {**trained.checkpoint, "sample": done}
+    settle(stack, guide, settings_of(SettleSettings, parameters), job, found, scores, beside=beside)
+    return found
+
+
+def _from_checkpoint(state: State, guide: Guide, done: dict[str, Any]) -> tuple[State, Guide]:
+    prior = None if done["prior"] is None else PosePrior(*done["prior"])
+    return replace(state, poses=done["poses"]), replace(guide, template=done["template"], prior=prior)
 
 
 def choose_sample(n: int, most: int, random_state: int) -> np.ndarray:

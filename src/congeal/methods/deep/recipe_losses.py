@@ -1,7 +1,7 @@
 """What our recipe trains on: D and C that cannot be won by emptying the frame, and S, answers the set gives itself.
 
-As printed, both losses fall when the object shrinks (docs/experiments.md: threes with raw D end at an energy ratio of
-0.5–0.76, with raw C in an empty frame). Divided by ink they do not.
+As printed, both losses fall when the object shrinks: with raw D digits end at a mean energy ratio of 0.88, under 20 %
+warps at 0.21, with raw C in an empty frame (docs/results.md, ablation). Divided by ink they do not.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Why: everything later needs a template that is sharper than the mean of the raw images, and images to learn from that
 already match. What it buys: with the running template, the auto-encoder's own steps and C faded in, all ten clean
-digits stay sound instead of collapsing (docs/results.md, ablation, "+ curriculum").
+digits stay sound instead of seven (docs/results.md, ablation, "+ curriculum").
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class SeedSettings:
     rounds: int = 3
     """Times that these make a new template and everything steps towards it."""
     round_steps: int = 5
+    """Steps of each round: the template changes with the next one anyway …"""
     round_blur: float = 1.5
+    """… and their blur, less than before because it is a better template."""
     slack: float = 0.06
     """How far below the median score of the matching images an image still matches when training begins."""
 

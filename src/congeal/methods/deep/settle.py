@@ -9,8 +9,9 @@ and "+ restarts"). Every image is treated alone and gets the same tries, so a re
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ import torch
 from congeal.images import Stack
 from congeal.methods.deep.networks import DeSTNet
 from congeal.methods.deep.state import State
+from congeal.methods.deep.train import Trained
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance, at_most
 from congeal.solvers.filters import frame_unit
@@ -25,6 +27,8 @@ from congeal.solvers.matching import Matcher, Views, random_warps
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import chunks
 from congeal.solvers.threads import few_threads, in_order
+
+_DOUBTFUL, _LOST = 0.25, 0.1  # of the matching images: so many would be tried again once, and until tries agree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,7 @@ class SettleSettings:
     direct_blurs: tuple[float, float] = (2.0, 0.0)
     """Of the steps from the start, without the net; the last is as sharp as the appearance allows."""
     direct_steps: int = 10
+    """At each of these blurs; most images that can get there are there by then."""
     coarse_steps: int = 5
     coarse_blur: float = 1.0
     """After the net's answer, with at most an affine motion …"""
@@ -48,6 +53,7 @@ class SettleSettings:
     reach: float = 0.2
     """Corner noise of the tries, as a share of the frame's side."""
     tries_at_once: int = 4
+    """Half of them from the start, half from the best pose so far; then who is still lost is asked again."""
     enough: int = 4
     """Tries that end at the same score have found what there is to find …"""
     same: float = 0.005
@@ -65,8 +71,8 @@ class Bars:
 
     @classmethod
     def of(cls, scores: torch.Tensor) -> Bars:
-        """From the scores of images that match: a quarter of them would be tried again, a tenth again and again."""
-        return cls(float(scores.quantile(0.25)), float(scores.quantile(0.1)))
+        """From the scores of images that match."""
+        return cls(float(scores.quantile(_DOUBTFUL)), float(scores.quantile(_LOST)))
 
 
 @dataclass(frozen=True)
@@ -79,11 +85,19 @@ class Guide:
     bars: Bars
     prior: PosePrior | None
 
+    @classmethod
+    def of(cls, trained: Trained, appearance: Appearance, *, all_match: bool) -> Guide:
+        """From what training left. all_match: nothing is known about which images match, so all of them count."""
+        state = trained.state
+        bars = Bars.of(state.scores if all_match else state.scores[state.good])
+        return cls(trained.aligner, state.template, appearance, bars, state.prior)
 
-def settle_sample(stack: Stack, state: State, guide: Guide, settings: SettleSettings) -> State:
+
+def settle_sample(stack: Stack, trained: Trained, guide: Guide, settings: SettleSettings, job: Job) -> State:
     """`settle` of the images that were learnt from, as the next state of the recipe."""
+    state = trained.state
     found, scores = (torch.empty(len(stack), *rest, dtype=torch.float32) for rest in ((3, 3), ()))
-    settle(stack, guide, settings, Job("deep"), found, scores)
+    settle(stack, guide, settings, job, found, scores, beside=trained.checkpoint, name="settled")
     return State(state.template, found, scores, state.good, state.bar, guide.prior)
 
 
@@ -95,7 +109,9 @@ def settle(
     job: Job,
     found: torch.Tensor,
     scores: torch.Tensor,
-    beside: dict[str, object] | None = None,
+    *,
+    beside: Mapping[str, Any] | None = None,
+    name: str = "placed",
 ) -> None:
     """Fill every image's pose (n, 3, 3) and score (n,); goes on where an interrupted job left off."""
     settler = Settler(guide, settings)
@@ -112,7 +128,7 @@ def settle(
         return settler.settle(views, torch.as_tensor(stack.start[part]).float())
 
     # The same runs for any number of threads: sums over other runs differ in their last bits.
-    job.place(chunks(stack, settings.batch, multiple=settings.batch), work, found, scores, beside=beside)
+    job.place(chunks(stack, settings.batch, multiple=settings.batch), work, found, scores, beside=beside, name=name)
 
 
 class Settler:

@@ -13,7 +13,7 @@ from congeal.geometry import warp
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
-from congeal.solvers.gauge import Gauge, can_scale, zoom_matrix
+from congeal.solvers.gauge import Gauge
 from congeal.solvers.matching import Matcher, Views, taken
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import start_poses
@@ -21,7 +21,7 @@ from congeal.solvers.streaming import start_poses
 Work = Callable[[Views, torch.Tensor, torch.Tensor], torch.Tensor]
 _AT_ONCE = 512  # images where no gradient is kept: what stays in cache
 _FEWEST = 3  # images that always count as matching: a template needs some
-_LARGEST_ZOOM = 2.0  # of the common scale in one go: ink that fell below a quarter is lost, not shrunk
+_LARGEST_ZOOM = math.sqrt(2)  # of the common scale in one go: ink that fell below half is lost, not shrunk
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,14 @@ class Sample:
 
     def in_gauge(self, poses: torch.Tensor, good: torch.Tensor) -> torch.Tensor:
         """Poses of which the matching ones keep the mean of the start and, for objects, their ink."""
-        poses = Gauge(self.start, self.frame, self.motion).fix(poses, keep=good)
-        if self.appearance.holds_ink and self.stack.size == self.frame and can_scale(self.motion):
-            images = self.images[good]
-            ratio = float(warp(images, poses[good], self.frame).sum() / images.sum())
-            zoom = math.sqrt(min(max(ratio, 1 / _LARGEST_ZOOM), _LARGEST_ZOOM))
-            poses = poses @ zoom_matrix(zoom, self.frame).float()
-        return poses
+        images, same_size = self.images[good], self.stack.size == self.frame
+        ink = float(images.sum()) if self.appearance.holds_ink and same_size else None
+        gauge = Gauge(self.start, self.frame, self.motion, ink, band=(1.0, 1.0))
+        held = gauge.fix(poses, keep=good)
+        if ink is None:
+            return held
+        gauge.follow_ink(float(warp(images, held[good], self.frame).sum()), step=_LARGEST_ZOOM)
+        return gauge.fix(poses, keep=good)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Why: Gauss-Newton steps reach images that start a few pixels away; a net reaches the others, and places new images in
 milliseconds. What it buys: next to nothing on clean digits (19.33 dB against `lsc`'s 19.25); 2.3 dB more than `lsc`
-under 20 % warps, and at 30 %, where `lsc` collapses, an alignment at all (docs/results.md, MNIST and perspective).
+under 20 % warps, and 3.5 dB under 30 %, where `lsc` loses two digits of ten (docs/results.md, MNIST and perspective).
 
 It learns from
   D  likeness of the aligned batch to the template,
@@ -15,6 +15,7 @@ It learns from
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 
 from congeal.geometry import warp
 from congeal.methods.deep.losses import positional_weights
-from congeal.methods.deep.networks import DeSTNet, SmallAutoEncoder, Softening
+from congeal.methods.deep.networks import DeSTNet, RecipeNetworks, SmallAutoEncoder, Softening
 from congeal.methods.deep.recipe_losses import (
     self_supervision,
     weighted_complexity,
@@ -35,6 +36,8 @@ from congeal.solvers.appearance import at_most
 from congeal.solvers.filters import frame_unit
 from congeal.solvers.matching import Views, at_size, random_warps, shrunk
 from congeal.solvers.pose_prior import PosePrior
+
+_LEAST = 1e-3  # divided by at least this: a blank set has no spread and no ink
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,32 +94,36 @@ class TrainSettings:
     """Images from which the net's input is scaled to mean 0 and deviation 1."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trained:
-    """What training leaves: the state, and networks on the CPU."""
+    """What training leaves: the state, networks on the CPU, and a checkpoint from which it need not be done again."""
 
     state: State
     aligner: DeSTNet
-    autoencoder: torch.nn.Module
+    autoencoder: SmallAutoEncoder
+    checkpoint: dict[str, Any]
 
 
 def train(
     sample: Sample,
     state: State,
-    networks: tuple[DeSTNet, torch.nn.Module],
+    networks: RecipeNetworks,
     settings: TrainSettings,
     job: Job,
     *,
     device: torch.device,
-    resume: dict[str, Any] | None = None,
-) -> tuple[Trained, dict[str, Any]]:
-    """Train the aligner from `state`, or from where `resume` ended; gives what was learnt, and how to resume."""
+    resume: Mapping[str, Any],
+) -> Trained:
+    """Train the aligner from `state`, or from where the checkpoint `resume` ended, if it is not empty."""
     trainer = Trainer(sample, state, networks, settings, device)
-    if resume is not None:
+    if resume:
         trainer.restore(resume)
+    before = trainer.done
     trainer.run(job)
-    nets = trainer.aligner.cpu().eval(), trainer.autoencoder.cpu().eval()
-    return Trained(trainer.state, *nets), trainer.checkpoint()
+    checkpoint = trainer.checkpoint()
+    if trainer.done > before:
+        job.save(checkpoint)
+    return Trained(trainer.state, trainer.aligner.cpu().eval(), trainer.autoencoder.cpu().eval(), checkpoint)
 
 
 class Trainer:
@@ -126,7 +133,7 @@ class Trainer:
         self,
         sample: Sample,
         state: State,
-        networks: tuple[DeSTNet, torch.nn.Module],
+        networks: RecipeNetworks,
         settings: TrainSettings,
         device: torch.device,
     ) -> None:
@@ -135,11 +142,9 @@ class Trainer:
         self.aligner, self.autoencoder = networks[0].to(device), networks[1].to(device)
         first = slice(settings.intensity_sample)
         shown = warp(sample.images[first], sample.start[first], sample.frame)
-        self.aligner.intensity.copy_(torch.stack([shown.mean(), shown.std().clamp(min=1e-3)]))
-        self.shrink = 1
-        if isinstance(self.autoencoder, SmallAutoEncoder):
-            self.shrink = self.autoencoder.shrink
-            self.autoencoder.template.data.copy_(shrunk(state.template, self.shrink))
+        self.aligner.intensity.copy_(torch.stack([shown.mean(), shown.std().clamp(min=_LEAST)]))
+        self.shrink = self.autoencoder.shrink
+        self.autoencoder.template.data.copy_(shrunk(state.template, self.shrink))
         self.small = shrunk(sample.images, self.shrink)
         self.softened = self.aligner.soften(sample.images)  # once for all steps
         self.position = positional_weights(settings.code_size, settings.penalty_power).to(device)
@@ -232,12 +237,12 @@ class Trainer:
                 self._train_autoencoder(aligned.detach(), weights)
             if settings.remove_common_mode:
                 aligned = warp(images, at_size(self.shrink, without_common_mode(pose, sample.frame)), size)
-            cost = self._complexity(aligned, template, weights)
+            cost = self._complexity(aligned, weights)
             values["complexity"] = float(cost.detach())
             loss = loss + settings.complexity_weight * self._ramp(progress) * self._in_units_of_d(cost, template)
         return loss, values
 
-    def _complexity(self, aligned: torch.Tensor, template: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    def _complexity(self, aligned: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         settings = self.settings
         by_ink = settings.normalise_ink and self.sample.appearance.holds_ink
         self.autoencoder.requires_grad_(not settings.train_apart)
@@ -257,7 +262,7 @@ class Trainer:
         """Edges have no ink to lose: for them C is only brought to the unit of D."""
         if not self.settings.normalise_ink or self.sample.appearance.holds_ink:
             return cost
-        return cost / (2 * template.abs().sum()).clamp(min=1e-3)
+        return cost / (2 * template.abs().sum()).clamp(min=_LEAST)
 
     def _ramp(self, progress: float) -> float:
         """C's weight grows while the auto-encoder learns to rebuild."""
@@ -313,7 +318,7 @@ class Trainer:
             "numbers": {name: getattr(self, name) for name in ("done", "looks", "unchanged")},
         }
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """Continue where `checkpoint` was taken."""
         self.aligner.load_state_dict(saved["aligner"])
         self.autoencoder.load_state_dict(saved["autoencoder"])

@@ -356,3 +356,20 @@ def test_remembering_does_not_make_another_set() -> None:
     assert remember_decoded(Counted()).fingerprint() == Counted().fingerprint()
     array = open_images(blob(3))
     assert remember_decoded(array) is array
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_another_image_under_an_old_name_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    folder = save_folder(tmp_path / "photos", blob(40))
+    if killed:
+        monkeypatch.setattr(congeal.pipeline.stages, "render_originals", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            align(folder, tmp_path / "run", motion="translation", **OPTIONS)
+        monkeypatch.undo()
+    else:
+        align(folder, tmp_path / "run", motion="translation", **OPTIONS)
+    Image.fromarray(255 - blob(1)[0]).save(folder / "31.png")
+    with pytest.raises(CongealError, match="changed since"):
+        align(folder, tmp_path / "run", motion="translation", **OPTIONS)

@@ -14,6 +14,7 @@ from congeal.errors import CongealError
 from congeal.images.arrays import ArraySource, ListSource, from_tensor, open_npy, open_npz
 from congeal.images.decode import EXTENSIONS
 from congeal.images.files import list_files, matches, natural_key, open_folder, open_list, open_paths
+from congeal.images.packing import packed_files
 from congeal.images.source import ImageSource
 
 _NAMED = re.compile(r"[a-z]+(-[a-z]+)*:[^/\\]")
@@ -50,13 +51,13 @@ def _open(anything: Any) -> ImageSource:
     if isinstance(anything, ImageSource):
         return anything
     if isinstance(anything, np.ndarray):
-        return ArraySource(anything)
+        return _in_memory(ArraySource(anything), anything)
     if isinstance(anything, str):
         return _open_text(anything)
     if isinstance(anything, Path):
         return open_path(anything)
     if hasattr(anything, "detach") and hasattr(anything, "ndim"):
-        return from_tensor(anything)
+        return _in_memory(from_tensor(anything), anything)
     if isinstance(anything, Sequence):
         return _open_sequence(anything)
     raise CongealError(
@@ -85,7 +86,15 @@ def _open_sequence(items: Sequence[Any]) -> ImageSource:
         raise CongealError("the list of images is empty")
     if all(isinstance(item, str | Path) for item in items):
         return _open_found([Path(item) for item in items], "list")
-    return ListSource(items)
+    return _in_memory(ListSource(items), items)
+
+
+def _in_memory(source: ImageSource, given: Any) -> ImageSource:
+    if isinstance(given, np.memmap) and given.filename is not None:
+        source.files = (Path(str(given.filename)),)
+    else:
+        source.in_memory = True
+    return source
 
 
 def _open_found(paths: list[Path], what: str) -> ImageSource:
@@ -96,11 +105,11 @@ def _open_found(paths: list[Path], what: str) -> ImageSource:
     if suffixes == {".tar"}:
         from congeal.images.shards import open_shards
 
-        return open_shards(paths, name=what)
+        return _held_by(open_shards(paths, name=what), *paths)
     if suffixes == {".parquet"}:
         from congeal.images.parquet import open_parquet
 
-        return open_parquet(paths, name=what)
+        return _held_by(open_parquet(paths, name=what), *paths)
     if len(paths) == 1 and not suffixes <= EXTENSIONS:
         return open_path(paths[0])
     return open_paths(paths, name=what)
@@ -117,9 +126,9 @@ def open_path(path: Path) -> ImageSource:
         kind = "a named pipe" if path.is_fifo() else "a device"
         raise CongealError(f"{path} is {kind}, not a file or folder")
     if suffix == ".npy":
-        return open_npy(path)
+        return _held_by(open_npy(path), *(beside for beside in packed_files(path) if beside.exists()))
     if suffix == ".npz":
-        return open_npz(path)
+        return _held_by(open_npz(path), path)
     if suffix in (".txt", ".lst"):
         return open_list(path)
     if suffix in (".tar", ".parquet"):
@@ -127,19 +136,24 @@ def open_path(path: Path) -> ImageSource:
     if suffix in _TIFF:
         from congeal.images.tiff import open_tiff
 
-        return open_tiff(path)
+        return _held_by(open_tiff(path), path)
     if suffix == ".mat":
         from congeal.images.mat import open_mat
 
-        return open_mat(path)
+        return _held_by(open_mat(path), path)
     if suffix in EXTENSIONS:
         return open_paths([path], name=path.name)
     from congeal.images.idx import is_idx, open_idx
 
     if is_idx(path):
-        return open_idx(path)
+        return _held_by(open_idx(path), path)
     known = "an image, .npy, .npz, .txt, .lst, .tar, .parquet, .mat (affNIST), idx or idx.gz"
     raise CongealError(f"{path} is not a known kind of file: give a folder, {known}")
+
+
+def _held_by(source: ImageSource, *files: Path) -> ImageSource:
+    source.files = files
+    return source
 
 
 def _open_directory(folder: Path) -> ImageSource:

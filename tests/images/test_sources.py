@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -363,3 +365,56 @@ def test_headers_tell_what_decoding_finds(tmp_path: Path, name: str, dtype: type
     source = open_images(tmp_path)
     found = source.read(0).pixels
     assert source.probe(0) == (*found.shape, found.dtype)
+
+
+def fingerprint_of(*arguments: Any) -> str:
+    return open_images(*arguments).fingerprint()
+
+
+def test_the_fingerprint_knows_every_array_in_memory() -> None:
+    images = np.zeros((100, 4, 4), np.uint8)
+    before = {fingerprint_of(kind) for kind in (images, torch.from_numpy(images.copy()), list(images))}
+    images[53, 2, 2] = 1  # not one of the 16 that are always looked at
+    after = {fingerprint_of(kind) for kind in (images, torch.from_numpy(images.copy()), list(images))}
+    assert not before & after
+
+
+@pytest.mark.parametrize("cheap", [True, False])
+def test_the_fingerprint_knows_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cheap: bool) -> None:
+    if not cheap:
+        monkeypatch.setattr("congeal.images.source._CHEAP_BYTES", 10)
+    for i in range(40):
+        Pillow.fromarray(GREY[i % len(GREY)]).save(tmp_path / f"{i}.png")
+    before = fingerprint_of(tmp_path), fingerprint_of(tmp_path, 20)
+    assert before == (fingerprint_of(tmp_path), fingerprint_of(tmp_path, 20))
+    if cheap:  # by content: it does not matter when a file was copied
+        os.utime(tmp_path / "31.png", ns=(1, 1))
+        assert fingerprint_of(tmp_path) == before[0]
+    Pillow.fromarray(255 - GREY[0]).save(tmp_path / "31.png")
+    assert fingerprint_of(tmp_path) != before[0]
+    assert fingerprint_of(tmp_path, 20) == before[1], "only files of the images that are used count"
+    (tmp_path / "31.png").unlink()
+    (tmp_path / "31.png").symlink_to(tmp_path / "nowhere.png")
+    assert fingerprint_of(tmp_path) != before[0]
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.tif"])
+def test_the_fingerprint_knows_the_file_of_a_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def write(images: np.ndarray) -> str:
+        if name == "a.tif":
+            tifffile.imwrite(tmp_path / name, images)
+        else:
+            (np.save if name == "a.npy" else np.savez)(tmp_path / name, images)
+        return fingerprint_of(tmp_path / name)
+
+    images = np.zeros((100, 4, 4), np.uint8)
+    before, changed = write(images), images.copy()
+    assert write(images) == before
+    changed[53, 2, 2] = 1
+    assert write(changed) != before
+    monkeypatch.setattr("congeal.images.source._CHEAP_BYTES", 10)
+    write(images)
+    os.utime(tmp_path / name, ns=(1, 1))
+    before = fingerprint_of(tmp_path / name)
+    write(changed)
+    assert fingerprint_of(tmp_path / name) != before, "a large file is known by its time"

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from congeal.errors import CongealError
 from congeal.images.decode import EXTENSIONS, decode, probe, read_regular
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage, unique_ids
@@ -38,6 +40,10 @@ class FileSource(ImageSource):
     def path(self, i: int) -> Path:
         """Where file i is."""
         return self.base / self.relative[i]
+
+    def files_behind(self, rows: np.ndarray) -> Iterator[str]:
+        """One file per image."""
+        return (os.path.join(self.base, self.relative[i]) for i in rows.tolist())
 
     def read(self, i: int) -> Image:
         """Decode file i."""

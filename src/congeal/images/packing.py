@@ -165,6 +165,11 @@ def _on_canvas(aligned_from_source: np.ndarray | None, packed: _Packed) -> np.nd
     return matrices
 
 
+def packed_files(path: Path) -> list[Path]:
+    """The files of a packed set: the array, its sidecar, and what may lie beside them."""
+    return [path, sidecar(path), *(_beside(path, what) for what in ("masks", "initial", "truth"))]
+
+
 def _beside(path: Path, what: str) -> Path:
     return path.with_name(f"{path.name}.{what}.npy")
 

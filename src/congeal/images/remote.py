@@ -97,6 +97,7 @@ def _fetched(system: Any, path: str, open_path: Callable[[Path], ImageSource]) -
     local = Path(folder.name) / os.path.basename(path)
     system.get_file(path, str(local))
     source = open_path(local)
+    source.files = ()  # a copy, made just now
     source.fetched = folder  # type: ignore[attr-defined]  # lives as long as the source
     return source
 

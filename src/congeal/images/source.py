@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from congeal.errors import CongealError
 from congeal.transforms.ids import Ids
+
+FINGERPRINT = "2:"
+"""How a fingerprint begins, with the version of what goes into it."""
+_CHEAP_BYTES, _CHEAP_FILES = 64 << 20, 5_000  # read whole for the fingerprint; of more, size and time tell
+_VALUES_AT_ONCE = 4 << 20
 
 # Rows of a Python list, a range or an integer array: positions in a source.
 Indices = Sequence[int] | np.ndarray
@@ -70,6 +78,10 @@ class ImageSource(ABC):
     # The arrays behind the source have no channel axis: (N, H, W).
     grey: bool = False
     has_masks: bool = False
+    # The local files that hold all the images together, if there are such; their size and time belong to the set.
+    files: tuple[Path, ...] = ()
+    # Reading all images costs next to nothing: their pixels belong to the set.
+    in_memory: bool = False
     _all_ids: Ids | None = None
 
     @property
@@ -130,17 +142,35 @@ class ImageSource(ABC):
         """(file name of the shard, key of the sample) for images that come from shards."""
         return None
 
+    def files_behind(self, rows: np.ndarray) -> Iterator[str]:
+        """The local files that hold the images at these positions."""
+        return map(str, self.files)
+
     def fingerprint(self) -> str:
-        """Changes when the set changes: all ids, and the pixels of 16 images spread over the set."""
-        digest = hashlib.sha256(f"{self.fingerprint_name} {len(self)} {self.shape} {self.dtype}\n".encode())
+        """Changes when the set changes: all ids, all files, and the pixels of 16 images, of all that are in memory."""
+        digest = hashlib.blake2b(f"{self.fingerprint_name} {len(self)} {self.shape} {self.dtype}\n".encode())
         for name in self.ids():
             digest.update(name.encode("utf-8", "surrogatepass") + b"\n")
-        for i in np.unique(np.linspace(0, len(self) - 1, 16).astype(int)) if len(self) else ():
+        rows = np.arange(len(self))
+        digest.update(_digest_of_files(lambda: self.files_behind(rows)))
+        for pixels in self._all_pixels() if self.in_memory else self._some_pixels(16):
+            digest.update(pixels)
+        return f"{FINGERPRINT}{digest.hexdigest()[:64]}"
+
+    def _all_pixels(self) -> Iterator[bytes]:
+        if self.shape is None:
+            yield from self._some_pixels(len(self))
+            return
+        step = max(1, _VALUES_AT_ONCE // int(np.prod(self.shape)))
+        for start in range(0, len(self), step):
+            yield np.ascontiguousarray(self.batch(range(start, min(len(self), start + step)))).tobytes()
+
+    def _some_pixels(self, count: int) -> Iterator[bytes]:
+        for i in np.unique(np.linspace(0, len(self) - 1, count).astype(int)) if len(self) else ():
             try:
-                digest.update(np.ascontiguousarray(self.read(int(i)).pixels).tobytes())
+                yield np.ascontiguousarray(self.read(int(i)).pixels).tobytes()
             except UnreadableImage as error:
-                digest.update(str(error).encode())
-        return digest.hexdigest()
+                yield str(error).encode("utf-8", "surrogatepass")
 
     def subset(self, indices: Indices) -> ImageSource:
         """The images at these positions, in this order."""
@@ -164,7 +194,7 @@ class Subset(ImageSource):
     def __init__(self, source: ImageSource, indices: np.ndarray) -> None:
         self.source, self.indices = source, indices
         self.name, self.layout, self.kind, self.grey = source.name, source.layout, source.kind, source.grey
-        self.intensity, self.has_masks = source.intensity, source.has_masks
+        self.intensity, self.has_masks, self.in_memory = source.intensity, source.has_masks, source.in_memory
         self.truth = None if source.truth is None else source.truth[indices]
 
     # A start may take long to find (see `congeal.images.faces`), so it is not asked for before it is needed.
@@ -218,9 +248,38 @@ class Subset(ImageSource):
         bad = self.source.unreadable
         return {k: bad[int(i)] for k, i in enumerate(self.indices) if int(i) in bad} if bad else {}
 
+    def files_behind(self, rows: np.ndarray) -> Iterator[str]:
+        """Those of the chosen images."""
+        return self.source.files_behind(self.indices[rows])
+
     def shard_of(self, i: int) -> tuple[str, str] | None:
         """Where image i of the chosen ones comes from."""
         return self.source.shard_of(int(self.indices[i]))
+
+
+def _digest_of_files(paths: Callable[[], Iterator[str]]) -> bytes:
+    """Changes when one of these files does: by content where that is quickly read, else by size and time."""
+    sizes_and_times, count, total = hashlib.blake2b(), 0, 0
+    for path in paths():
+        try:
+            known = os.stat(path)
+        except OSError:
+            sizes_and_times.update(b"gone\n")
+            continue
+        count, total = count + 1, total + known.st_size
+        if not stat.S_ISREG(known.st_mode) or count > _CHEAP_FILES:
+            total = _CHEAP_BYTES + 1  # a pipe would never end
+        sizes_and_times.update(b"%d %d\n" % (known.st_size, known.st_mtime_ns))
+    if total > _CHEAP_BYTES:
+        return sizes_and_times.digest()
+    content = hashlib.blake2b()
+    for path in paths():
+        try:
+            with open(path, "rb") as file:
+                content.update(hashlib.file_digest(file, "blake2b").digest())
+        except OSError:
+            content.update(b"gone\n")
+    return content.digest()
 
 
 def unique_ids(names: Iterable[str]) -> Ids:

@@ -12,6 +12,7 @@ import numpy as np
 from congeal.errors import CongealError, require
 from congeal.images import ImageSource, Stack
 from congeal.images.remote import without_credentials
+from congeal.images.source import FINGERPRINT
 from congeal.images.writers import FORMATS
 from congeal.methods.base import Method
 from congeal.methods.registry import method_class
@@ -137,7 +138,7 @@ def check_unchanged(run: RunFolder, images: ImageSource) -> str:
     """A run is about the images it began with; the same name may hold others by now. Gives their fingerprint."""
     now = images.fingerprint()
     before = run.state.get("fingerprint")
-    if before is None:
+    if before is None or not str(before).startswith(FINGERPRINT):  # new, or begun by a version that looked at less
         run.remember(fingerprint=now)
     elif before != now:
         raise CongealError(f"the images of {images.name} changed since {run} began; choose another folder or delete it")

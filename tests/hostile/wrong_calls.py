@@ -11,6 +11,8 @@ from world import Call, World
 import congeal
 from small_files import LSC, blobs, npy_header
 
+PICKLE = b"\x80\x04K\x01."
+
 
 def fitted() -> congeal.LSC:
     """A small fitted model."""
@@ -46,7 +48,7 @@ def wrong_calls() -> list[Call]:
         Call("python-open-limit-half", lambda w: congeal.open_images(blobs(), limit=1.5), ("limit",)),
         Call(
             "python-open-huge-npy",
-            lambda w: congeal.open_images(w.file("a.npy", npy_header((9**9, 9**9, 9**9)))),
+            lambda w: congeal.open_images(w.file("a.npy", npy_header((9**9,) * 3))),
             ("a.npy",),
         ),
         Call("python-open-mixed-list", lambda w: congeal.align(["a.png", 5], w.out, **LSC)),
@@ -69,7 +71,7 @@ def wrong_calls() -> list[Call]:
         Call("python-fit-size-none", lambda w: congeal.LSC(size=None).fit(blobs()), ("size",)),
         Call("python-fit-reference-nan", lambda w: congeal.LSC(reference=nan[0]).fit(blobs()), ("reference",)),
         Call(
-            "python-fit-reference-of-another-shape",
+            "python-fit-reference-of-another-size",
             lambda w: congeal.LSC(reference=nan[0, :3]).fit(blobs()),
             ("reference",),
         ),
@@ -86,14 +88,14 @@ def wrong_calls() -> list[Call]:
         Call("python-load-an-empty-file", lambda w: congeal.load(w.file("m.safetensors")), ("m.safetensors",)),
         Call(
             "python-load-a-pickle",
-            lambda w: congeal.load(w.file("m.safetensors", b"\x80\x04K\x01.")),
+            lambda w: congeal.load(w.file("m.safetensors", PICKLE)),
             ("m.safetensors",),
         ),
         Call("python-transforms-of-another-shape", lambda w: congeal.Transforms(["a"], np.eye(3), np.ones((1, 2)))),
         Call("python-transforms-load-unknown", lambda w: congeal.Transforms.load(w.file("a.xyz")), ("a.xyz",)),
         Call(
             "python-transforms-load-pickle",
-            lambda w: congeal.Transforms.load(w.file("a.npz", b"\x80\x04K\x01.")),
+            lambda w: congeal.Transforms.load(w.file("a.npz", PICKLE)),
             ("a.npz",),
         ),
         Call("python-transforms-load-json", lambda w: congeal.Transforms.load(w.file("a.json", "[]")), ("a.json",)),

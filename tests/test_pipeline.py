@@ -373,3 +373,20 @@ def test_another_image_under_an_old_name_is_noticed(
     Image.fromarray(255 - blob(1)[0]).save(folder / "31.png")
     with pytest.raises(CongealError, match="changed since"):
         align(folder, tmp_path / "run", motion="translation", **OPTIONS)
+
+
+@pytest.mark.parametrize("pattern", ["photos", "photos/**/*.png"])
+def test_a_run_inside_its_own_source_can_be_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = save_folder(tmp_path / "photos", blob())
+    (folder / "more").mkdir()
+    Image.fromarray(blob()[0]).save(folder / "more" / "config.png")
+    first = align(pattern, folder / "runs" / "one", motion="translation", **OPTIONS)
+    again = align(pattern, folder / "runs" / "one", motion="translation", **OPTIONS)
+    other = align(pattern, folder / "other", motion="translation", **OPTIONS)
+    assert len(first.transforms) == 9
+    assert first.transforms == again.transforms == other.transforms
+    assert len(open_images(folder / "runs" / "one" / "aligned")) == 9, "a folder one names oneself is opened"
+    assert len(open_images(str(folder / "runs" / "one" / "aligned" / "**" / "*.png"))) == 9

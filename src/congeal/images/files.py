@@ -6,6 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -94,10 +95,27 @@ def open_list(path: Path) -> FileSource:
 
 def matches(pattern: str) -> list[Path]:
     """Files that match a glob with `**` and `{a,b}` or `{000..010}` braces, in natural order."""
-    found = {
-        path for one in expand_braces(pattern) for path in glob.glob(one, recursive=True) if not os.path.isdir(path)
-    }
+    found: set[str] = set()
+    for one in expand_braces(pattern):
+        paths = {path for path in glob.glob(one, recursive=True) if not os.path.isdir(path)}
+        found |= _outside_runs(paths, one) if "**" in one else paths
     return [Path(path) for path in sorted(found, key=natural_key)]
+
+
+def _outside_runs(paths: set[str], pattern: str) -> set[str]:
+    """Those that lie in no run folder below the part of the pattern that says where to look."""
+    root = os.path.dirname(re.split(r"[*?\[]", pattern, maxsplit=1)[0])
+
+    @cache
+    def inside(folder: str) -> bool:
+        return folder not in ("", root) and (is_run_folder(folder) or inside(os.path.dirname(folder)))
+
+    return {path for path in paths if not inside(os.path.dirname(path))}
+
+
+def is_run_folder(folder: str) -> bool:
+    """Whether this program wrote its results there; they are not images to align."""
+    return os.path.isdir(os.path.join(folder, ".work")) and os.path.isfile(os.path.join(folder, "config.json"))
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -117,7 +135,8 @@ def expand_braces(pattern: str) -> list[str]:
 def list_files(folder: Path, extensions: frozenset[str], links: list[str] | None = None) -> Iterator[str]:
     """Paths of files below a folder, relative to it, by extension; one directory scan each and no stat per file.
 
-    Links to folders are not followed; they are noted in `links`.
+    Links to folders are not followed; they are noted in `links`. Run folders are left out, so that
+    `align photos -o photos/run` works a second time.
     """
     pending = [""]
     while pending:
@@ -129,7 +148,8 @@ def list_files(folder: Path, extensions: frozenset[str], links: list[str] | None
                         continue
                     path = os.path.join(below, entry.name)
                     if entry.is_dir(follow_symlinks=False):
-                        pending.append(path)
+                        if not is_run_folder(entry.path):
+                            pending.append(path)
                     elif os.path.splitext(entry.name)[1].lower() in extensions:
                         yield path
                     elif links is not None and entry.is_symlink() and entry.is_dir():

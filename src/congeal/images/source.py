@@ -261,25 +261,32 @@ def _digest_of_files(paths: Callable[[], Iterator[str]]) -> bytes:
     """Changes when one of these files does: by content where that is quickly read, else by size and time."""
     sizes_and_times, count, total = hashlib.blake2b(), 0, 0
     for path in paths():
-        try:
-            known = os.stat(path)
-        except OSError:
-            sizes_and_times.update(b"gone\n")
+        known = _stat_of_file(path)
+        if known is None:
+            sizes_and_times.update(b"no file\n")
             continue
         count, total = count + 1, total + known.st_size
-        if not stat.S_ISREG(known.st_mode) or count > _CHEAP_FILES:
-            total = _CHEAP_BYTES + 1  # a pipe would never end
         sizes_and_times.update(b"%d %d\n" % (known.st_size, known.st_mtime_ns))
-    if total > _CHEAP_BYTES:
+    if total > _CHEAP_BYTES or count > _CHEAP_FILES:
         return sizes_and_times.digest()
     content = hashlib.blake2b()
     for path in paths():
         try:
+            if _stat_of_file(path) is None:
+                raise OSError  # a pipe would never end
             with open(path, "rb") as file:
                 content.update(hashlib.file_digest(file, "blake2b").digest())
         except OSError:
-            content.update(b"gone\n")
+            content.update(b"no file\n")
     return content.digest()
+
+
+def _stat_of_file(path: str) -> os.stat_result | None:
+    try:
+        known = os.stat(path)
+    except OSError:
+        return None
+    return known if stat.S_ISREG(known.st_mode) else None
 
 
 def unique_ids(names: Iterable[str]) -> Ids:

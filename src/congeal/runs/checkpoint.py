@@ -43,7 +43,12 @@ class Checkpoint:
         import torch
 
         with replacing(self.path) as file:  # straight to the disk: the poses of a million images are large
-            torch.save({"seconds": self.seconds, "state": dict(state)}, file)
+            try:
+                torch.save({"seconds": self.seconds, "state": dict(state)}, file)
+            except RuntimeError as error:  # what torch makes of a full disk
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
     def load(self) -> dict[str, Any] | None:
         """The state saved last; None where there is none or the file is damaged (which is reported)."""

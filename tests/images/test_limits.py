@@ -240,12 +240,6 @@ def test_values_that_single_precision_cannot_tell_apart() -> None:
         assert bool(stack.images(range(4)).isfinite().all())
 
 
-@pytest.mark.parametrize("shape", [(1, 28), (28, 1), (2, 200), (3, 300)])
-def test_images_of_any_shape_are_aligned(shape: tuple[int, int]) -> None:
-    images = np.random.default_rng(0).integers(0, 255, (6, *shape), dtype=np.uint8)
-    assert LSC(size=64).fit(images).transforms_.matrices.shape == (6, 3, 3)
-
-
 def test_a_start_that_cannot_be_inverted_is_named(tmp_path: Path) -> None:
     init = np.stack([np.eye(3)] * 8)
     init[5, 0, 0] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, get_args
 
 import numpy as np
@@ -14,6 +15,7 @@ from test_contract import small
 import congeal
 from blobs import blob
 from congeal import LSC, RASL, CongealError, DeepCongealing
+from congeal.errors import RunFailed
 from congeal.methods.checks import Count, Factor, Range, Seed, Share, Some, accepts, describe
 from congeal.methods.registry import method_class, methods
 from congeal.runs.checkpoint import Checkpoint
@@ -132,3 +134,32 @@ def test_whatever_torch_is_set_to(name: str) -> None:
             found.transform(blob(3, seed=1))
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(1, 28), (28, 1), (2, 200), (200, 2), (2, 2)])
+@pytest.mark.parametrize("name", methods())
+def test_images_of_any_shape_are_aligned_or_refused_in_a_sentence(name: str, shape: tuple[int, int]) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (6, *shape), dtype=np.uint8)
+    model = small(name, size=64)
+    try:
+        model.fit(images)
+    except CongealError as error:
+        assert name in ("deepfeatures", "rasl", "pssv")  # the others make do
+        assert re.search("too small|do not overlap", str(error))
+        return
+    assert np.isfinite(model.transforms_.matrices).all()
+    if model.can_transform():
+        model.transform(images[:2])
+
+
+def test_a_full_disk_is_called_so(tmp_path: Any) -> None:
+    """torch makes a RuntimeError of it. The limit on the size of files stands for the disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(RunFailed, match="the disk is full: could not write .*state"):
+            Checkpoint(tmp_path / "state").save({"a": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

@@ -96,8 +96,8 @@ class DeepFeatures(FunnelMethod):
         if min(stack.frame) < least:
             height, width = stack.frame
             raise CongealError(
-                f"pictures of {height} × {width} pixels are too small for deepfeatures, whose filters see {least}: use a "
-                "larger size, or another method"
+                f"pictures of {height} × {width} pixels are too small for deepfeatures, whose filters see {least}: "
+                "use a larger size, or another method"
             )
         pixels = stack.channels * stack.frame[0] * stack.frame[1]
         count = int(np.clip(_SAMPLE_VALUES // pixels, 1, len(stack)))

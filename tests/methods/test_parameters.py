@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any, get_args
 
 import numpy as np
@@ -141,12 +140,11 @@ def test_whatever_torch_is_set_to(name: str) -> None:
 def test_images_of_any_shape_are_aligned_or_refused_in_a_sentence(name: str, shape: tuple[int, int]) -> None:
     images = np.random.default_rng(0).integers(0, 255, (6, *shape), dtype=np.uint8)
     model = small(name, size=64)
-    try:
-        model.fit(images)
-    except CongealError as error:
-        assert name in ("deepfeatures", "rasl", "pssv")  # the others make do
-        assert re.search("too small|do not overlap", str(error))
+    if name == "deepfeatures" or (name in ("rasl", "pssv") and shape == (2, 2)):
+        with pytest.raises(CongealError, match="too small|lost every image"):
+            model.fit(images)
         return
+    model.fit(images)
     assert np.isfinite(model.transforms_.matrices).all()
     if model.can_transform():
         model.transform(images[:2])
@@ -158,7 +156,7 @@ def test_a_full_disk_is_called_so(tmp_path: Any) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        with pytest.raises(RunFailed, match="the disk is full: could not write .*state"):
+        with pytest.raises(RunFailed, match=r"the disk is full: could not write .*state"):
             Checkpoint(tmp_path / "state").save({"a": torch.zeros(100_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -121,11 +121,9 @@ class RASL(Method):
                 for iteration in range(int(state["iteration"]) if level == state["level"] else 0, limits[level]):
                     done = sum(limits[:level]) + iteration
                     line = linearise(stack, found, self.motion, blurs[level], appearance)
-                    if not line.data.shape[1]:
-                        raise CongealError(
-                            f"the images of {stack.source.name} do not overlap any more after {done} steps of {self.name}: "
-                            "use a smaller motion, or another method"
-                        )
+                    if not bool(line.data.any()):
+                        lost = f"{self.name} lost every image of {stack.source.name} in step {done}"
+                        raise CongealError(f"{lost}: use a smaller motion, or another method")
                     seed = self.random_state_ * 1000 + done  # a resumed run draws what an uninterrupted one would
                     free = max(self._unpenalised(), int(level + 1 < len(blurs)))
                     spectrum = Spectrum((line.data.shape[0], line.data.shape[1]), free, seed)

@@ -5,13 +5,19 @@ What the fork leaves on the disk is what a SIGKILL leaves there: nothing is clos
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 DONE, FAILED = 0, 70
+# Different in every run, and allowed to be; files that tell of them are only looked at for being there.
+TIMES = {"fit_seconds", "align_seconds", "images_per_second", "peak_memory_mb", "created", "command", "seconds"}
+TIMES |= {"source", "run", "run_created", "idle_memory_mb", "fit_memory_mb"}
+TELL_TIMES = ("report.html", "table.md", "table.csv")
 
 
 def run_killed(work: Callable[[], Any], moment: int) -> bool:
@@ -47,7 +53,8 @@ def _quiet() -> None:
     os.dup2(nowhere, 1)
 
 
-def _die_at(moment: int) -> None:
+def _die_at(moment: int) -> Callable[[], int]:
+    """End this process at its n-th moment; gives a function that tells how many there were so far."""
     import numpy as np
 
     left = moment
@@ -65,3 +72,45 @@ def _die_at(moment: int) -> None:
     for name in ("replace", "fsync", "mkdir", "unlink"):
         setattr(os, name, counted(getattr(os, name)))
     np.memmap.flush = counted(np.memmap.flush)  # type: ignore[method-assign]
+    return lambda: moment - left
+
+
+def count_moments(work: Callable[[], Any]) -> int:
+    """How many moments the work has, done to its end in a fork."""
+    there, here = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            _quiet()
+            counter = _die_at(1 << 30)
+            work()
+            os.write(here, str(counter()).encode())
+        finally:
+            os._exit(DONE)
+    os.close(here)
+    with os.fdopen(there) as answer:
+        text = answer.read()
+    os.waitpid(process, 0)
+    return int(text)
+
+
+def outputs(folder: Path) -> dict[str, object]:
+    """Every visible file below a folder, by its name, without the times that differ from run to run."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if not path.is_file() or any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue
+        data = path.read_bytes()
+        if path.suffix == ".json":
+            found[name] = without_times(json.loads(data))
+        else:
+            found[name] = len(data) > 0 if path.name in TELL_TIMES else data
+    return found
+
+
+def without_times(value: Any) -> Any:
+    """JSON without the values that differ from run to run."""
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key not in TIMES}
+    return [without_times(item) for item in value] if isinstance(value, list) else value

@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from congeal import CongealError, align
-from killed import run_killed
+from killed import outputs, run_killed
 from small_files import LSC, blobs, picture, save_images
 
-# Different in every run, and allowed to be.
-TIMES = ("fit_seconds", "align_seconds", "images_per_second", "peak_memory_mb", "created", "command", "source")
 OUTPUT = (
     "aligned/0.png",
     "aligned/2.png",
@@ -45,23 +43,6 @@ OUTPUT = (
     "checkpoint.pt",
 )
 MOMENTS = 90  # more than a run has
-
-
-def outputs(run: Path) -> dict[str, object]:
-    """Every visible file of a run, by its name; times left out."""
-    found: dict[str, object] = {}
-    for path in sorted(run.rglob("*")):
-        name = str(path.relative_to(run))
-        if not path.is_file() or name.startswith("."):
-            continue
-        data = path.read_bytes()
-        if path.suffix == ".json":
-            found[name] = {key: value for key, value in json.loads(data).items() if key not in TIMES}
-        elif path.name == "report.html":
-            found[name] = len(data) > 10_000  # it tells times
-        else:
-            found[name] = data
-    return found
 
 
 class RunStates(RuleBasedStateMachine):

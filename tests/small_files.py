@@ -110,21 +110,17 @@ def mat(**fields: np.ndarray) -> bytes:
 
 def transforms_csv() -> bytes:
     """The transforms of three images, 0.png to 2.png."""
-    return _finished("transforms.csv")
+    return finished("transforms.csv")
 
 
 def model() -> bytes:
     """A fitted model in its safetensors file."""
-    return _finished("model.safetensors")
-
-
-def config() -> bytes:
-    """The configuration of a run."""
-    return _finished("config.json")
+    return finished("model.safetensors")
 
 
 @cache
-def _finished(name: str) -> bytes:
+def finished(name: str) -> bytes:
+    """A file of the finished run of three images."""
     from congeal import align
 
     with TemporaryDirectory() as place:

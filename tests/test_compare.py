@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -363,3 +364,13 @@ def test_a_frozen_stack_keeps_masks(tmp_path: Path) -> None:
 def test_compare_is_public() -> None:
     importlib.import_module("congeal.comparison.compare")  # which must not hide the function
     assert congeal.compare is compare
+
+
+def test_what_is_gone_from_the_folder_of_a_method_is_made_again(compared: Path, tmp_path: Path) -> None:
+    spoiled = Path(shutil.copytree(compared, tmp_path / "out"))
+    part = next(path.parent for path in spoiled.glob("*/mean.png"))
+    expected = (part / "mean.png").read_bytes(), (part / "transforms.csv").read_bytes()
+    (part / "mean.png").unlink()
+    (part / "transforms.csv").write_bytes(b"")
+    assert main(command(spoiled, "--quiet")) == 0
+    assert ((part / "mean.png").read_bytes(), (part / "transforms.csv").read_bytes()) == expected

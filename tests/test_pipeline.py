@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import congeal.pipeline.align
 import congeal.pipeline.stages
 from blobs import blob, save_folder
 from congeal import CongealError, Transforms, align, apply
@@ -390,3 +392,174 @@ def test_a_run_inside_its_own_source_can_be_run_again(
     assert first.transforms == again.transforms == other.transforms
     assert len(open_images(folder / "runs" / "one" / "aligned")) == 9, "a folder one names oneself is opened"
     assert len(open_images(str(folder / "runs" / "one" / "aligned" / "**" / "*.png"))) == 9
+
+
+# ---- finished runs with files that are gone or damaged
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("set") / "photos", blob())
+
+
+@pytest.fixture(scope="module")
+def whole(photos: Path) -> Path:
+    """A finished run of the photographs."""
+    align(photos, photos.parent / "run", motion="translation", **OPTIONS)
+    return photos.parent / "run"
+
+
+@pytest.fixture
+def spoiled(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be spoiled."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+TIMES = ("fit_seconds", "align_seconds", "images_per_second", "peak_memory_mb")
+NOT_COMPARED = (".lock", "report.html", "checkpoint.pt", "config.json")
+
+
+def results(run: Path) -> dict[str, bytes | dict[str, object]]:
+    """Everything a run leaves for its user, apart from times."""
+    found: dict[str, bytes | dict[str, object]] = {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in sorted(run.rglob("*"))
+        if path.is_file() and ".work" not in path.parts and path.name not in NOT_COMPARED
+    }
+    numbers = json.loads((run / "metrics.json").read_text())
+    found["metrics.json"] = {key: value for key, value in numbers.items() if key not in TIMES}
+    return found
+
+
+RESULTS = [
+    "aligned",
+    "aligned/3.png",
+    "mean.png",
+    "variance.png",
+    "transforms.csv",
+    "metrics.json",
+    "metrics.csv",
+    "skipped.csv",
+    "report.html",
+    "model.safetensors",
+    ".work/found.npz",
+    ".work/start.npz",
+    ".work/mean_before.png",
+    ".work/samples.json",
+    ".work/samples",
+]
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("how", ["deleted", "emptied", "cut"])
+def test_what_is_gone_or_damaged_is_done_again(spoiled: Path, whole: Path, photos: Path, name: str, how: str) -> None:
+    path = spoiled / name
+    if path.is_dir():
+        if how != "deleted":
+            pytest.skip("a folder is there or not")
+        shutil.rmtree(path)
+    elif how == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: 0 if how == "emptied" else path.stat().st_size // 2])
+    align(photos, spoiled, motion="translation", **OPTIONS)
+    assert results(spoiled) == results(whole)
+    assert (spoiled / "report.html").read_text().count("data:image/png") == 4 + 2 * 8
+
+
+def test_a_whole_run_is_left_alone(spoiled: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: path.stat().st_mtime_ns for path in spoiled.rglob("*") if path.is_file() and path.name != ".lock"}
+    monkeypatch.setattr(congeal.pipeline.stages, "prepare", None)
+    monkeypatch.setattr(congeal.pipeline.stages, "write_report", None)
+    align(photos, spoiled, motion="translation", **OPTIONS)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_only_what_is_gone_is_done_again(spoiled: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (spoiled / "mean.png").unlink()
+    (spoiled / "transforms.csv").unlink()
+    (spoiled / "aligned" / "2.png").write_bytes(b"")
+    before = (spoiled / "aligned" / "3.png").stat().st_mtime_ns
+    monkeypatch.setattr(congeal.pipeline.stages, "prepare", None)  # no need to fit again
+    align(photos, spoiled, motion="translation", **OPTIONS)
+    assert (spoiled / "mean.png").is_file()
+    assert (spoiled / "aligned" / "3.png").stat().st_mtime_ns == before
+    written = (spoiled / "transforms.csv").stat().st_mtime_ns
+    align(photos, spoiled, motion="translation", **OPTIONS)
+    assert (spoiled / "transforms.csv").stat().st_mtime_ns == written, "once is enough"
+
+
+@pytest.mark.parametrize("name", ["stack.npy", "stack.npz", "unfinished.npz"])
+@pytest.mark.parametrize("kept", [0.0, 0.5])
+def test_a_damaged_stack_is_made_again(
+    photos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: float
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    options = {"motion": "translation", "size": 20, **OPTIONS}
+    expected = align(photos, tmp_path / "expected", **options)
+    with monkeypatch.context() as patch:
+        if name == "unfinished.npz":
+            patch.setattr("congeal.images.store._SAVE_EVERY", 0.0)
+            patch.setattr("congeal.images.store.keep_store", stopped)
+        patch.setattr(congeal.pipeline.align, "fit_model", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            align(photos, tmp_path / "run", **options)
+    path = tmp_path / "run" / ".work" / "stack" / name
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    assert align(photos, tmp_path / "run", **options).transforms == expected.transforms
+
+
+@pytest.mark.parametrize(("format", "name"), [("npy", "aligned.npy"), ("tiff", "aligned.tif"), ("shards", "*.tar")])
+@pytest.mark.parametrize("kept", [None, 0.0, 0.5])
+def test_damaged_output_of_every_format_is_written_again(
+    photos: Path, tmp_path: Path, format: str, name: str, kept: float | None
+) -> None:
+    options = {"motion": "translation", "output_format": format, **OPTIONS}
+    align(photos, tmp_path / "run", **options)
+    (path,) = (tmp_path / "run" / "aligned").glob(name)
+    before = path.read_bytes()
+    if kept is None:
+        path.unlink()
+    else:
+        path.write_bytes(before[: int(kept * len(before))])
+    align(photos, tmp_path / "run", **options)
+    assert path.read_bytes() == before
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_a_lost_state_does_not_leave_old_pixels(photos: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "photos"))
+    align(folder, tmp_path / "run", motion="translation", **OPTIONS)
+    before = (tmp_path / "run" / "aligned" / "3.png").read_bytes()
+    (tmp_path / "run" / ".work" / "state.json").write_text("{")
+    Image.fromarray(255 - blob()[3]).save(folder / "3.png")
+    align(folder, tmp_path / "run", motion="translation", **OPTIONS)
+    assert (tmp_path / "run" / "aligned" / "3.png").read_bytes() != before
+
+
+@pytest.mark.parametrize("name", ["aligned/1.png", ".work/samples/1_after.png", ".work/rendering.npz", "metrics.csv"])
+@pytest.mark.parametrize("kept", [0.0, 0.5])
+def test_damage_between_a_stop_and_going_on_leaves_no_trace(
+    photos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: float
+) -> None:
+    from congeal.images.writers import FileWriter
+
+    def stop_at_the_sixth(writer: FileWriter, index: int, *pixels: np.ndarray) -> None:
+        if index == 5:
+            raise KeyboardInterrupt
+        write(writer, index, *pixels)
+
+    write = FileWriter.write
+    with monkeypatch.context() as patch:
+        patch.setattr(FileWriter, "write", stop_at_the_sixth)
+        patch.setattr("congeal.pipeline.render.SAVE_EVERY", 0.0)
+        patch.setattr("congeal.pipeline.render.time.monotonic", lambda: 0.0)  # so that every image is noted
+        with pytest.raises(KeyboardInterrupt):
+            align(photos, tmp_path / "run", motion="translation", **OPTIONS)
+    path = tmp_path / "run" / name
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    align(photos, tmp_path / "run", motion="translation", **OPTIONS)
+    assert results(tmp_path / "run") == results(whole)
+    assert (tmp_path / "run" / "report.html").read_text().count("data:image/png") == 4 + 2 * 8

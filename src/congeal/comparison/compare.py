@@ -27,6 +27,7 @@ from congeal.images.remembered import remember_decoded
 from congeal.images.source import ImageSource
 from congeal.metrics import corner_error
 from congeal.opening import open_images
+from congeal.pipeline.repair import check_results
 from congeal.pipeline.request import check_unchanged, command_name, source_name, use_stack_position
 from congeal.pipeline.stages import finish, prepare_stack
 from congeal.pipeline.starts import at_faces, init_name, read_start
@@ -109,6 +110,8 @@ def compare(
     with begin(output, shared, free) as run:
         fingerprint = check_unchanged(run, images)
         parts = [open_part(run, entry, shared) for entry in entries]
+        for part in parts:
+            check_results(part)
         try:
             with failing_as_run():
                 todo = [not has_nothing_left(part, time_limit) for part in parts]

@@ -10,6 +10,8 @@ import json
 import os
 import tempfile
 import time
+import zipfile
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -269,7 +271,14 @@ def _write_facts(path: Path, store: Store, about: dict[str, Any]) -> None:
 
 
 def _read_facts(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
-    """The store `path` speaks of, and all that is said there; None if it is of other images than those of `key`."""
+    """The store `path` speaks of, and all that is said there; None if it is damaged or not of the images of `key`."""
+    try:
+        return _read_whole(path, folder, key, mode)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+def _read_whole(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
     with np.load(path, allow_pickle=False) as saved:
         about = json.loads(str(saved["about"]))
         if key not in (None, about["key"]) or not is_plain(folder / "stack.npy"):
@@ -282,6 +291,8 @@ def _read_facts(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[S
     reasons = {int(i): reason for i, reason in about["reasons"].items()}
     ranges = {name: (low, high) for name, (low, high) in about.get("ranges", {}).items()}
     sizes, black, white, kinds = arrays
+    if not len(pixels) == len(sizes) == len(black) == len(white) == len(kinds):
+        return None
     store = Store(pixels, masks, sizes, black, white, kinds, about["names"], reasons, about["blank"], ranges, folder)
     return store, about
 

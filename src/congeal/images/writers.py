@@ -25,6 +25,8 @@ from congeal.transforms.ids import Ids
 
 Size = tuple[int, int]
 FORMATS = ("auto", "files", "npy", "tiff", "shards")
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 SHARD_IMAGES = 10_000  # in a shard of images that do not come from shards
 
 
@@ -100,7 +102,7 @@ class FileWriter(Writer):
     def _found(self, index: int) -> Path | None:
         """The file of image `index`, if it is there."""
         paths = (self._path(index, extension) for extension in WRITTEN)
-        return next((path for path in paths if is_plain(path)), None)
+        return next((path for path in paths if is_whole(path)), None)
 
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Write the file of image `index`."""
@@ -145,9 +147,11 @@ class NpyWriter(Writer):
             self._array, self._done = array, done
 
     def _final_exists(self) -> bool:
-        if not is_plain(self._final):
-            return False
-        return np.load(self._final, mmap_mode="r").shape[:3] == (len(self.source), *self.size)
+        try:
+            shape = np.load(self._final, mmap_mode="r").shape if is_plain(self._final) else ()
+        except (ValueError, EOFError, OSError):
+            return False  # damaged: it is written again
+        return shape[:3] == (len(self.source), *self.size)
 
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Write the row of image `index`."""
@@ -216,12 +220,7 @@ class TiffWriter(NpyWriter):
         super().__init__(folder, source, size)
 
     def _final_exists(self) -> bool:
-        import tifffile
-
-        if not is_plain(self._tiff):
-            return False
-        with tifffile.TiffFile(self._tiff) as file:
-            return len(file.pages) == len(self.source) and file.pages.first.shape[:2] == self.size
+        return _is_whole_tiff(self._tiff, len(self.source), self.size)
 
     def _finish(self, array: np.ndarray) -> None:
         import tifffile
@@ -248,7 +247,7 @@ class ShardWriter(Writer):
         self._tar: tarfile.TarFile | None = None
         self._members: tuple[str, dict[str, str]] = ("", {})  # a shard, and the member of each key in it
         self._open = ExitStack()  # the file of the shard at hand
-        self._written: set[str] = {path.name for path in folder.glob("*.tar") if is_plain(path)}
+        self._written: set[str] = {path.name for path in folder.glob("*.tar") if is_whole(path)}
 
     def _place(self, index: int) -> tuple[str, str]:
         place = self.source.shard_of(index)
@@ -309,6 +308,35 @@ class ShardWriter(Writer):
         if any(safe_name(key) != key for _, key in places):
             members = ((i, f"{self._place(i)[0]}/{self._member(i)}") for i in range(len(self.source)))
             write_names(self.folder, {self.source.id(i): member for i, member in members})
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file that a writer made is there up to its last bytes."""
+    if not is_plain(path):
+        return False
+    if path.suffix == ".tif":
+        return _is_whole_tiff(path)
+    end = PNG_END if path.suffix == ".png" else TAR_END
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(-min(size, len(end)), os.SEEK_END)
+        return file.read() == end and (path.suffix == ".png" or size % tarfile.RECORDSIZE == 0)
+
+
+def _is_whole_tiff(path: Path, pages: int = 1, size: Size | None = None) -> bool:
+    """Whether a TIFF is there with all its pages, of that size if one is given."""
+    import tifffile
+
+    if not is_plain(path) or path.stat().st_size == 0:
+        return False
+    try:
+        with tifffile.TiffFile(path) as file:
+            count, last = len(file.pages), file.pages[-1].aspage()  # written in order
+            end = max(map(sum, zip(last.dataoffsets, last.databytecounts, strict=True)))
+            fits = size is None or file.pages.first.shape[:2] == size
+            return count == pages and fits and end <= path.stat().st_size
+    except Exception:  # damaged files raise nearly anything
+        return False
 
 
 def _key(id: str) -> str:

@@ -14,6 +14,7 @@ from congeal.images import ImageSource
 from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method
 from congeal.opening import open_images
+from congeal.pipeline.repair import check_results, complete_aligned
 from congeal.pipeline.request import (
     asked_format,
     check_formats,
@@ -122,9 +123,14 @@ def align(
     with RunFolder(output).begin(config) as run:
         fingerprint = check_unchanged(run, images)
         with failing_as_run():
+            check_results(run)
             answer = None if run.reached("fitted") else fit_images(run, images, model, fingerprint, start, quiet=quiet)
             del model, start  # the poses of a million images, which are on the disk now
-            return finish(run, images, answer, quiet=quiet)
+            rendered_before = run.reached("rendered")
+            result = finish(run, images, answer, quiet=quiet)
+            if rendered_before:
+                complete_aligned(run, images, result.transforms)
+            return result
 
 
 def fit_images(

@@ -15,6 +15,7 @@ from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
+from congeal.pipeline.repair import check_results, complete_aligned
 from congeal.pipeline.request import asked_format, check_formats, check_unchanged, command_name, source_name
 from congeal.pipeline.result import Result
 from congeal.pipeline.stages import Answer, finish, keep_answer, log, prepare_stack
@@ -96,11 +97,16 @@ def apply(
     with RunFolder(output).begin(config) as folder:
         fingerprint = check_unchanged(folder, images)
         with failing_as_run():
+            check_results(folder)
             answer = None
             if not folder.reached("fitted"):
                 answer = align_new_images(folder, images, model, fingerprint, start, quiet=quiet)
             del model, start
-            return finish(folder, images, answer, quiet=quiet)
+            rendered_before = folder.reached("rendered")
+            result = finish(folder, images, answer, quiet=quiet)
+            if rendered_before:
+                complete_aligned(folder, images, result.transforms)
+            return result
 
 
 def align_new_images(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from congeal.files import make_folders, replacing, write_bytes, write_json
 from congeal.geometry.matrix import invert, rescale
 from congeal.geometry.sampling import coverage
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, open_writer, warp_pixel_batch, warp_pixels
+from congeal.images.writers import is_whole
 from congeal.metrics import RunningStats
 from congeal.pipeline.display import DisplayRange, png, smaller
 from congeal.progress import Progress
@@ -123,13 +125,17 @@ class Rendered:
                 seen = [int(saved[key]) if key in saved.files else 0 for key in ("after_count", "before_count")]
                 if needs_before and seen[0] != seen[1]:
                     return
-                for name, picture in (("after", self.after), ("before", self.before)):
-                    keys = [key for key in saved.files if key.startswith(f"{name}_")]
-                    picture.stats = RunningStats.restore({key.removeprefix(f"{name}_"): saved[key] for key in keys})
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            return
-        self.lost = [Skipped(*one) for one in facts["lost"]]
-        self.n_rotated, self.seconds, self.position = facts["n_rotated"], facts["seconds"], facts["position"]
+                parts = {name: [key for key in saved.files if key.startswith(name)] for name in ("after_", "before_")}
+                after, before = (
+                    RunningStats.restore({key.removeprefix(name): saved[key] for key in keys})
+                    for name, keys in parts.items()
+                )
+            lost = [Skipped(*one) for one in facts["lost"]]
+            n_rotated, seconds, position = facts["n_rotated"], facts["seconds"], facts["position"]
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+            return  # damaged: from the beginning
+        self.after.stats, self.before.stats, self.lost = after, before, lost
+        self.n_rotated, self.seconds, self.position = n_rotated, seconds, position
 
 
 class Saving:
@@ -176,10 +182,12 @@ def render_originals(
     shown_size = smaller(size, SHOWN)
     shown_from_aligned = rescale(size, shown_size)
     result, notes = Rendered(Picture(size, weigh), Picture(shown_size, weigh)), run.work / "rendering.npz"
-    result.load(notes, needs_before=start_pictures is None)
     samples = np.array(sorted(choose_samples(run, found)))
-    writer = open_writer(make_folders(run.path, "aligned"), source, size, output_format) if write_aligned else None
     rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
+    result.load(notes, needs_before=start_pictures is None)
+    if not all(has_thumbnails(run, int(i)) for i in np.intersect1d(samples, rows[: result.position])):
+        result = Rendered(Picture(size, weigh), Picture(shown_size, weigh))
+    writer = open_writer(make_folders(run.path, "aligned"), source, size, output_format) if write_aligned else None
     if writer is not None:
         write_again(writer, source, found, rows[: result.position], size)
     began, saving = time.monotonic() - result.seconds, Saving()
@@ -272,6 +280,11 @@ def choose_samples(run: RunFolder, found: Transforms) -> set[int]:
     listing = [{"index": i, "id": id, "score": score, "status": status} for i, id, score, status in columns]
     write_json(run.work / "samples.json", listing)
     return set(chosen.tolist())
+
+
+def has_thumbnails(run: RunFolder, index: int) -> bool:
+    """Whether the small pictures of an image are there."""
+    return all(is_whole(run.work / "samples" / f"{index}_{side}.png") for side in ("before", "after"))
 
 
 def write_thumbnail(run: RunFolder, name: str, shown: np.ndarray) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,7 +30,7 @@ from congeal.images import ImageSource, Skipped, Stack, prepare
 from congeal.methods.base import Method
 from congeal.metrics import Quality
 from congeal.pipeline.display import display_range_of
-from congeal.pipeline.render import render_originals
+from congeal.pipeline.render import START_PICTURES, render_originals
 from congeal.pipeline.result import Result
 from congeal.pipeline.starts import note_faces
 from congeal.report import write_report
@@ -41,6 +42,8 @@ from congeal.transforms.files import load_matrices
 
 log = logging.getLogger("congeal")
 
+FITTED = ("model.safetensors", "metrics.csv", "skipped.csv")  # what a fit leaves besides its answer
+PICTURES = ("mean.png", "variance.png", "aligned/names.csv")
 MOST_CSV_ROWS = 200_000  # beyond that "auto" writes an NPZ, which is read and written in a fraction of the time
 
 
@@ -93,6 +96,7 @@ def add_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
     listed = {row["id"] for row in rows}
     rows += [one._asdict() for one in skipped if one.id not in listed]
     run.write_rows("skipped.csv", rows, columns=["id", "reason"])
+    run.note_files("fitted", [run / "skipped.csv"])
     run.state["n_skipped"] = len(rows)
     warn_of_skipped(run, skipped)
 
@@ -128,14 +132,17 @@ def keep_answer(
     run: RunFolder, stack: Stack, found: Transforms, quality: Quality, *, motion: str, seconds: float
 ) -> Answer:
     """Put everything later stages need on the disk, so that they work without stack and method."""
-    write_transforms(run, found)
+    table = write_transforms(run, found)
     start = stack.to_transforms(stack.start)
     start.save(run.work / "start.npz")
-    run.discard("rendering.npz")  # of another answer, if there is one
+    run.discard("rendering.npz")  # of another answer, if there is one, and so are aligned images
+    shutil.rmtree(run / "aligned", ignore_errors=True)
+    run.state.pop("align_seconds", None)
     black, white = stack.intensity
     colours = 3 if 3 in stack.source_channels else 1
     run.finish(
         "fitted",
+        [table, *(run / name for name in FITTED), *(run.work / name for name in ("found.npz", "start.npz"))],
         highest_memory_mb=highest_memory_mb(run),
         quality=quality.as_dict(),
         fit_seconds=seconds,
@@ -146,8 +153,8 @@ def keep_answer(
     return Answer(found, start.matrices)
 
 
-def write_transforms(run: RunFolder, found: Transforms) -> None:
-    """transforms.csv, .npz or .parquet, and the same as .work/found.npz, which later stages read."""
+def write_transforms(run: RunFolder, found: Transforms) -> Path:
+    """transforms.csv, .npz or .parquet, and the same as .work/found.npz, which later stages read; gives the table."""
     kind = run.config.get("transforms_format", "auto")
     if kind == "auto":
         kind = "npz" if len(found) > MOST_CSV_ROWS else "csv"
@@ -160,6 +167,7 @@ def write_transforms(run: RunFolder, found: Transforms) -> None:
         os.link(table, own)  # one file under two names
     except OSError:  # another format, or a file system without links
         found.save(own)
+    return table
 
 
 def versions() -> dict[str, str]:
@@ -203,9 +211,11 @@ def finish(
             quiet=quiet,
         )
         add_skipped(run, rendered.lost)
+        shown = [run.work / name for name in (*START_PICTURES, "samples.json")]
         run.finish(
             "rendered",
-            align_seconds=rendered.seconds,
+            [*(run / name for name in PICTURES), *shown, *(run.work / "samples").glob("*.png")],
+            align_seconds=run.state.get("align_seconds", rendered.seconds),  # the first time, not that of a repair
             n_exif_rotated=rendered.n_rotated,
             highest_memory_mb=highest_memory_mb(run),
         )
@@ -214,7 +224,7 @@ def finish(
     run.write_json("metrics.json", metrics)
     write_report(run)
     run.discard("stack")
-    run.finish("reported")
+    run.finish("reported", [run / "metrics.json", run / "report.html"])
     return Result(plain(metrics), answer.found, run.path)
 
 

@@ -17,13 +17,16 @@ QUALITY = 85
 
 
 def picture(path: Path, longest: int = LONGEST, largest_png: int = LARGEST_PNG) -> dict[str, Any] | None:
-    """A picture file as {uri, width, height}, made smaller where a page needs no more; None if there is none."""
+    """A picture file as {uri, width, height}, made smaller where a page needs no more; None without a whole one."""
     if path.is_symlink():
         raise CongealError(f"{path} is a link, which is never followed; delete it and run 'congeal align' again")
     if not path.exists():
         return None
-    with Image.open(path) as image:
-        image.load()
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            image.load()
+    except Exception:  # damaged pictures raise nearly anything; the page has a place without one
+        return None
     data = path.read_bytes()
     if max(image.size) > longest:
         image.thumbnail((longest, longest))

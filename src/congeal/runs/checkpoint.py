@@ -87,7 +87,8 @@ class History:
 
     def __call__(self, event: Any) -> None:
         if self.rows is None:
-            self.rows = [row for row in self.run.read_rows("metrics.csv") if int(row["step"]) < event.step]
+            earlier = self.run.read_rows("metrics.csv")
+            self.rows = [row for row in earlier if str(row.get("step")).isdecimal() and int(row["step"]) < event.step]
         self.rows.append({"step": event.step, **event.values})
         if time.monotonic() >= self._due:
             self._write(self.rows)

@@ -9,10 +9,11 @@ checkpoint.pt     the method's own state in the middle of fitting
 from __future__ import annotations
 
 import csv
+import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from typing import Any
 from congeal.errors import CongealError
 from congeal.files import (
     acquire_lock,
+    is_plain,
     make_folders,
     plain,
     read_json,
@@ -50,6 +52,14 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in config.items():
         flat.update({f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value})
     return flat
+
+
+def _digest(file: Path) -> str | None:
+    """What a file holds, in a few letters; None if there is none."""
+    if not is_plain(file):
+        return None
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 class RunFolder:
@@ -191,6 +201,9 @@ class RunFolder:
             return {}
         if not isinstance(state, dict):
             return {}
+        noted = state.get("files")
+        if not isinstance(noted, dict) or not all(isinstance(files, dict) for files in noted.values()):
+            state.pop("files", None)
         if state.get("stage", STAGES[0]) not in (*STAGES, *OLD_STAGES):
             raise CongealError(
                 f"{self} was written by a newer version of congeal (its stage is {state['stage']!r}); "
@@ -207,9 +220,27 @@ class RunFolder:
         now = self.state.get("stage")
         return now is not None and STAGES.index(stage) <= STAGES.index(OLD_STAGES.get(now, now))
 
-    def finish(self, stage: str, **facts: Any) -> None:
-        """Note that `stage` is done, and the facts later stages need."""
+    def finish(self, stage: str, files: Iterable[Path] = (), **facts: Any) -> None:
+        """Note that `stage` is done, the facts later stages need, and what it wrote, as far as that is there."""
+        self.note_files(stage, files)
         self.remember(stage=stage, **facts)
+
+    def note_files(self, stage: str, files: Iterable[Path]) -> None:
+        """Keep in mind what files of a stage are like, so that a later call sees when one is gone or damaged."""
+        noted = self.state.setdefault("files", {}).setdefault(stage, {})
+        noted.update({file.relative_to(self.path).as_posix(): _digest(file) for file in files if is_plain(file)})
+
+    def spoiled(self, stage: str) -> list[str]:
+        """The files of a finished stage that are gone or not what they were; none where nothing was noted."""
+        noted = self.state.get("files", {}).get(stage, {})
+        return [name for name, digest in noted.items() if _digest(self.path / name) != digest]
+
+    def fall_back(self, stage: str) -> None:
+        """Forget that more than `stage` was done."""
+        noted = self.state.get("files", {})
+        for later in STAGES[STAGES.index(stage) + 1 :]:
+            noted.pop(later, None)
+        self.remember(stage=stage)
 
     def remember(self, **facts: Any) -> None:
         """Keep facts in .work/state.json."""

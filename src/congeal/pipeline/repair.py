@@ -1,0 +1,51 @@
+"""What an earlier call finished and is gone or damaged by now is done again; the rest is left alone."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from congeal.files import make_folders
+from congeal.images import ImageSource, open_writer
+from congeal.pipeline.render import write_again
+from congeal.pipeline.stages import write_transforms
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import TABLES
+from congeal.transforms import Transforms
+
+log = logging.getLogger("congeal")
+
+# Each stage, and what is left of a run without its files.
+STAGES = (("fitted", "prepared"), ("rendered", "fitted"), ("reported", "rendered"))
+NEEDED = ("quality", "fit_seconds", "motion", "n_skipped")  # facts of a fitted run
+
+
+def check_results(run: RunFolder) -> None:
+    """Compare the files of finished stages with what was noted of them; a stage that lacks one is not finished."""
+    if run.reached("fitted") and not all(fact in run.state for fact in NEEDED):
+        run.fall_back("prepared")
+    for stage, left in STAGES:
+        spoiled = run.spoiled(stage) if run.reached(stage) else []
+        if spoiled and set(spoiled) <= set(TABLES):
+            log.info("%s is gone or damaged and is written again", run / spoiled[0])
+            table = write_transforms(run, Transforms.load(run.work / "found.npz"))
+            run.note_files("fitted", [table, run.work / "found.npz"])
+            run.remember()
+        elif spoiled:
+            log.info("%s is gone or damaged and is made again", run / spoiled[0])
+            run.fall_back(left)
+
+
+def complete_aligned(run: RunFolder, images: ImageSource, found: Transforms) -> None:
+    """Write those aligned images of a rendered run that are not there, or not whole."""
+    config = run.config
+    if not config["write_aligned"] or found.aligned_size is None:
+        return
+    folder = make_folders(run.path, "aligned")
+    writer = open_writer(folder, images, found.aligned_size, config["output_format"])
+    missing = writer.missing(np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2))))
+    if len(missing):
+        log.info("%d aligned images are gone or damaged and are written again", len(missing))
+        write_again(writer, images, found, missing, found.aligned_size)
+        writer.close()

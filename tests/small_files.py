@@ -104,7 +104,7 @@ def mat(**fields: np.ndarray) -> bytes:
     images = blobs(3, 40).reshape(3, 1600).T
     buffer = io.BytesIO()
     content = fields or {"image": np.asfortranarray(images), "label_int": np.array([[3, 3, 3]], np.uint8)}
-    scipy.io.savemat(buffer, {"affNISTdata": content}, do_compression=True)
+    scipy.io.savemat(buffer, {"affNISTdata": content}, do_compression=False)
     return buffer.getvalue()
 
 

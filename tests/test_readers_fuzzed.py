@@ -8,7 +8,7 @@ import pytest
 
 from fuzzing import FORMATS, good_bytes, try_case
 
-CASES = 25  # of each format
+CASES = 40  # of each format
 
 
 @pytest.mark.parametrize("name", FORMATS)

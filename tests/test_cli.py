@@ -361,7 +361,7 @@ def test_transforms_of_another_set(
         (["--set", "colour=3"], "no parameter 'colour'"),
         (["--set", "damping=high"], "a number"),
         (["--set", "iterations=5"], "same length"),
-        (["--size", "0"], "too small"),
+        (["--size", "0"], "size must be a whole number of 2 or more"),
     ],
 )
 def test_wrong_use(

@@ -103,7 +103,7 @@ def test_a_method_that_fails_is_a_row_that_says_why(compared: Path) -> None:
     row = table(compared)["lsc@bad"]
     assert "damping" in str(row["error"])
     assert row["apsnr_after"] is None
-    assert "FAILED: the parameter 'damping'" in (compared / "table.md").read_text()
+    assert "FAILED: lsc: damping must be" in (compared / "table.md").read_text()
     assert "error" not in table(compared)["lsc"]
 
 
@@ -145,7 +145,7 @@ def test_the_report_shows_every_method_and_needs_no_other_file(compared: Path) -
     page = (compared / "report.html").read_text()
     assert all(label in page for label in ENTRIES)
     assert page.count("data:image/png;base64") == 2 * 3  # the start and two answers, mean and spread
-    assert "the parameter &#39;damping&#39;" in page
+    assert "lsc: damping must be" in page
     assert 'class="struck"' in page
     assert "<link" not in page
     assert "http" not in page

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import errno
 import logging
 import os
 import shlex
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from congeal import __version__
-from congeal.errors import CongealError
+from congeal.errors import CongealError, first_line
 
 if TYPE_CHECKING:
     from congeal.pipeline.result import Result
@@ -439,15 +440,27 @@ class Report:
 
     def run(self, command: str) -> None:
         """Write the page and print its path."""
+        from jinja2 import UndefinedError
+
         from congeal.report import write_report
         from congeal.report.compare import write_comparison
         from congeal.runs.folder import RunFolder
 
         run = RunFolder.existing(self.run_folder)
-        write = write_comparison if (run / "table.json").is_file() else write_report
-        print(write(run).resolve())
+        table = (run / "table.json").is_file()
+        try:
+            page = write_comparison(run) if table else write_report(run)
+        except (KeyError, TypeError, ValueError, AttributeError, UndefinedError) as error:
+            name = run / ("table.json" if table else "metrics.json")
+            raise CongealError(f"{name}, or a file beside it, is damaged ({first_line(error)})") from error
+        print(page.resolve())
 
 
+LONGEST_NAME = 200  # characters of a path that are shown
+WRONG_NAME = frozenset(
+    (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+)
+"""What the system says of a path that the user should have given differently; anything else is a failure."""
 COMMANDS: dict[str, Any] = {
     "align": Align,
     "apply": Apply,
@@ -467,9 +480,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit code."""
     try:
         code = read_and_perform(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # as in `congeal methods >&-`
+                stream.flush()
     except BrokenPipeError:  # `congeal --help | head` is not a failure
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains when it flushes at exit
+        for number in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # else the interpreter complains when it flushes at exit
         return 0
     return code
 
@@ -481,6 +497,11 @@ def read_and_perform(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         print(f"congeal {__version__}")
         return 0
+    for flag, argument in zip(["", *arguments], arguments, strict=False):
+        if "\0" in argument:
+            name = flag if flag.startswith("-") else "an argument"
+            print(f"congeal: {name} holds a NUL character, which no name can: {argument!r}", file=sys.stderr)
+            return 2
     try:
         command = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
@@ -510,13 +531,35 @@ def perform(command: Any, as_typed: str) -> int:
         if command.debug:
             traceback.print_exc()
         return 1 if isinstance(error, RunFailed) else 2
-    except MemoryError:
-        log.error("congeal: not enough memory; try a smaller --size or fewer images with --limit")
-        return 1
+    except MemoryError as error:
+        return out_of_memory(str(error))
+    except OSError as error:
+        if error.errno is None:
+            return unexpected(error, command)
+        where = f": {str(error.filename)[:LONGEST_NAME]}" if error.filename else ""
+        log.error("congeal: %s%s", os.strerror(error.errno).lower(), where)
+        if command.debug:
+            traceback.print_exc()
+        return 2 if error.errno in WRONG_NAME else 1
+    except RuntimeError as error:
+        if "allocate memory" in str(error) or "out of memory" in str(error):  # torch has no error of its own for it
+            return out_of_memory("")
+        return unexpected(error, command)
     except Exception as error:
-        log.error("congeal: unexpected %s: %s; %s", type(error).__name__, first_line(error), keep_traceback(command))
-        return 1
+        return unexpected(error, command)
     return 0
+
+
+def out_of_memory(what: str) -> int:
+    """Say so; gives the exit code."""
+    log.error("congeal: not enough memory%s; try a smaller --size or fewer images with --limit", what and f" ({what})")
+    return 1
+
+
+def unexpected(error: Exception, command: Any) -> int:
+    """What nobody thought of: say where the traceback is; gives the exit code."""
+    log.error("congeal: unexpected %s: %s; %s", type(error).__name__, first_line(error), keep_traceback(command))
+    return 1
 
 
 def keep_traceback(command: Any) -> str:
@@ -532,11 +575,6 @@ def keep_traceback(command: Any) -> str:
             return f"this is a bug; run again with --debug to see the traceback (error.log: {problem.strerror})"
         return f"this is a bug; please report it with {folder / 'error.log'}"
     return "this is a bug; run again with --debug to see the traceback"
-
-
-def first_line(error: Exception) -> str:
-    """The error's message without what follows its first line."""
-    return (str(error).splitlines() or ["no message"])[0]
 
 
 @contextmanager

@@ -25,6 +25,8 @@ _TIFF = (".tif", ".tiff")
 
 def open_images(anything: Any, limit: int | None = None) -> ImageSource:
     """A source over nearly anything: see docs/formats.md. `limit` keeps the first N images."""
+    if limit is not None and (not isinstance(limit, int | np.integer) or isinstance(limit, bool)):
+        raise CongealError(f"the limit is a number of images, not {limit!r}")
     source = _open(anything)
     if len(source) == 0:
         raise CongealError(f"{source.name} holds no images")
@@ -58,7 +60,7 @@ def _open(anything: Any) -> ImageSource:
         return open_path(anything)
     if hasattr(anything, "detach") and hasattr(anything, "ndim"):
         return _in_memory(from_tensor(anything), anything)
-    if isinstance(anything, Sequence):
+    if isinstance(anything, Sequence) and not isinstance(anything, bytes):
         return _open_sequence(anything)
     raise CongealError(
         f"images cannot be read from a {type(anything).__name__}: give a path, an array, a tensor or a list"
@@ -66,6 +68,8 @@ def _open(anything: Any) -> ImageSource:
 
 
 def _open_text(text: str) -> ImageSource:
+    if not text:
+        raise CongealError("the name of the images is empty")
     if _URL.match(text):
         from congeal.images.remote import open_url
 
@@ -117,7 +121,7 @@ def _open_found(paths: list[Path], what: str) -> ImageSource:
 
 def open_path(path: Path) -> ImageSource:
     """A local folder or file, by its suffix and then by its first bytes."""
-    if not path.exists():
+    if not os.path.exists(path):  # also where the name is too long to be one
         raise CongealError(f"no such file or folder: {path}")
     if path.is_dir():
         return _open_directory(path)

@@ -163,7 +163,7 @@ def wrong_argument_rows() -> list[Row]:
         Row("compare-time-limit-nan", lambda w: w.compare(w.photos(), "--time-limit", "nan"), 2, ("time",)),
         Row("compare-set-without-method", lambda w: w.compare(w.photos(), "--set", "damping=1"), 2, ("METHOD.KEY",)),
         Row("compare-set-of-another", lambda w: w.compare(w.photos(), "--set", "rasl.rank=1"), 2, ("rasl",)),
-        Row("compare-bad-value", lambda w: w.compare(w.photos(), "--set", "lsc.damping=-1"), 2, ("damping",)),
+        Row("compare-bad-value", lambda w: w.compare(w.photos(), "--set", "lsc.damping=-1"), 1, ("damping",)),
         Row("studio-port-word", lambda w: w.studio(w.run(), "--port", "x"), 2),
         Row("studio-port-huge", lambda w: w.studio(w.run(), "--port", "99999"), 2, ("port",)),
         Row("studio-port-negative", lambda w: w.studio(w.run(), "--port", "-1"), 2, ("port",)),

@@ -81,6 +81,9 @@ def make_entries(
             raise CongealError(f"there are settings for '{label}', which is not compared: {', '.join(labels)} are")
         for key in SHARED.keys() & settings.keys():
             raise CongealError(f"'{label}.{key}' cannot be set: all methods of a comparison share it ({SHARED[key]})")
+    for label in labels:
+        for key, value in (("size", size), ("random_state", seed)):  # what all share is not the problem of one
+            method_class(label.partition("@")[0]).check_value(key, value)
     return [make_entry(label, motion, params.get(label, {}), size, seed) for label in labels]
 
 

@@ -198,8 +198,9 @@ def _packed(path: Path, array: np.ndarray, about: dict[str, Any]) -> ArraySource
         if found is not None and (found.shape != shape or found.dtype.kind not in "uif"):
             raise ValueError(f"{about[name]} holds {found.shape} of {found.dtype}, not {shape}")
     bad = {range(n)[int(i)]: str(reason) for i, reason in about["skipped"].items() if int(i) < n}
-    ids = [str(one) for one in about["ids"]]
-    source = ArraySource(array, name=path.name, ids=ids, bad=bad, mask_array=beside["masks"])
+    if not all(isinstance(one, str) for one in about["ids"]):
+        raise TypeError("an id is not text")
+    source = ArraySource(array, name=path.name, ids=about["ids"], bad=bad, mask_array=beside["masks"])
     if about["kind"] not in (None, "object", "photo"):
         raise ValueError(f"no kind of images is called {about['kind']!r}")
     source.kind = about["kind"]

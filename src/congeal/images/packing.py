@@ -33,6 +33,8 @@ def pack(source: ImageSource, path: str | Path, *, quiet: bool = True) -> ImageS
     path = Path(path)
     if path.suffix.lower() != ".npy":
         raise CongealError(f"pack writes a .npy file; {path} has another extension")
+    if path.is_dir():
+        raise CongealError(f"cannot write to {path}: it is a folder")
     with ExitStack() as held:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, RunFailed
 from congeal.geometry.matrix import rescale
 from congeal.images.canvas import place
 from congeal.images.intensity import AlignOn, Ranges
@@ -45,7 +45,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in ("size", "frame", "aligned_size"):  # JSON knows lists only
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            height, width = getattr(self, name)
+            object.__setattr__(self, name, (height, width))
         object.__setattr__(self, "ranges", {dtype: tuple(values) for dtype, values in self.ranges.items()})
 
     def as_dict(self) -> dict[str, Any]:
@@ -130,9 +131,9 @@ def sample_headers(source: ImageSource) -> dict[int, Header]:
     raise nothing_readable(source, first_reason)
 
 
-def nothing_readable(source: ImageSource, first_reason: str) -> CongealError:
+def nothing_readable(source: ImageSource, first_reason: str) -> RunFailed:
     """The error for a set without one usable image."""
-    return CongealError(f"none of the {len(source)} images in {source.name} can be used; the first: {first_reason}")
+    return RunFailed(f"none of the {len(source)} images in {source.name} can be used; the first: {first_reason}")
 
 
 def starting_matrices(

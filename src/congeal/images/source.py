@@ -284,7 +284,7 @@ def _digest_of_files(paths: Callable[[], Iterator[str]]) -> bytes:
 def _stat_of_file(path: str) -> os.stat_result | None:
     try:
         known = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # no file can have a NUL in its name
         return None
     return known if stat.S_ISREG(known.st_mode) else None
 

@@ -53,10 +53,16 @@ class TiffPages(ImageSource):
 def open_tiff(path: Path) -> ImageSource:
     """A TIFF given by itself: every page, or every position along T, Z, … of a hyperstack, is one image."""
     try:
-        file = tifffile.TiffFile(path)
-        series = file.series
-    except Exception as error:
-        raise CongealError(f"{path} is not a readable TIFF file ({error})") from error
+        return _open_stack(path)
+    except CongealError:
+        raise
+    except Exception as error:  # damaged files raise nearly anything
+        raise CongealError(f"{path} is not a readable TIFF file ({first_line(error)})") from error
+
+
+def _open_stack(path: Path) -> ImageSource:
+    file = tifffile.TiffFile(path)
+    series = file.series
     if len(series) == 1 and not _alpha(series[0].pages[0]) and _plain(series[0].pages[0]):
         array = _series_array(path, series[0])
         if array is not None:

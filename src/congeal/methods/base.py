@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Self, get_type_hints
 import numpy as np
 import torch
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, MissingExtra, first_line
 from congeal.files import write_bytes
 from congeal.geometry import MOTIONS
 from congeal.images import Layout, Stack, open_writer, prepare, warp_image
@@ -238,12 +238,17 @@ class Method:
         """Whether this method can align new images."""
         return cls._align_new is not Method._align_new
 
+    @classmethod
+    def check_value(cls, name: str, value: Any) -> None:
+        """Raise `CongealError` for a value that the parameter of this name cannot have."""
+        hint = cls._hints()[name]
+        if not accepts(hint, value):
+            raise CongealError(f"{cls.name}: {name} must be {describe(hint)}, not {reprlib.repr(value)}")
+
     def check_parameters(self) -> None:
         """Raise `CongealError` for hyper-parameters that cannot work; `fit` asks first of all."""
-        for name, hint in self._hints().items():
-            if not accepts(hint, getattr(self, name)):
-                value = reprlib.repr(getattr(self, name))
-                raise CongealError(f"{self.name}: {name} must be {describe(hint)}, not {value}")
+        for name, value in self.get_params().items():
+            self.check_value(name, value)
         if self.motion not in self.motions:
             raise CongealError(f"{self.name} has no motion '{self.motion}': choose one of {', '.join(self.motions)}")
         if self.kind not in KINDS:
@@ -323,17 +328,27 @@ def load(path: str | os.PathLike[str]) -> Method:
     """Read a model file written by `save`. Nothing in it is executed, so it is safe to load from strangers."""
     from safetensors import SafetensorError, safe_open
 
-    from congeal.methods.registry import method_class
-
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):
         raise CongealError(f"no model file '{path}'")
     try:
+        if not path.is_file():
+            raise OSError("not a file")
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["congeal"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, OSError, RecursionError) as error:
         raise CongealError(f"'{path}' is not a model file of congeal") from error
+    try:
+        return _restored(path, about, state)
+    except CongealError:
+        raise
+    except Exception as error:  # what is not as `save` wrote it raises nearly anything
+        raise CongealError(f"'{path}' is damaged ({type(error).__name__}: {first_line(error)}): align again") from error
+
+
+def _restored(path: Path, about: dict[str, Any], state: dict[str, torch.Tensor]) -> Method:
+    """The model that a file's header and tensors say."""
     if about.get("format") not in READABLE:
         readable = " and ".join(map(str, READABLE))
         raise CongealError(
@@ -344,12 +359,25 @@ def load(path: str | os.PathLike[str]) -> Method:
             f"'{path}' holds the paper's networks as congeal 0.1 trained them, which this version cannot read: "
             f"train it again with --preset {about['params']['preset']}"
         )
+    from congeal.methods.registry import method_class
+
     cls = method_class(about["method"])
     known = cls._parameter_names()
     params = {k: tuple(v) if isinstance(v, list) else v for k, v in about["params"].items() if k in known}
     model = cls().set_params(**params)
+    try:
+        model.check_parameters()
+    except MissingExtra:
+        raise
+    except CongealError as error:
+        raise CongealError(f"'{path}' is damaged: {error}") from error
+    if any(bool(tensor.isnan().any()) for tensor in state.values()):
+        raise ValueError("it holds NaN")
     model.layout_ = Layout(**about["layout"])
-    model.random_state_ = about.get("random_state", model.random_state)
+    seed = about.get("random_state", model.random_state)
+    if seed is None or not accepts(Seed, seed):
+        raise ValueError(f"its seed is {seed!r}")
+    model.random_state_ = int(seed)
     model._restore(state)
     return model
 

@@ -65,7 +65,7 @@ class Range:
         return f"{article} {kind}{limits}"
 
 
-_ANY = Range()
+_ANY = Range(endless=True)
 
 Count = Annotated[int, Range(least=1)]
 CountOrZero = Annotated[int, Range(least=0)]
@@ -75,6 +75,7 @@ PositiveOrEndless = Annotated[float, Range(above=0, endless=True)]
 Share = Annotated[float, Range(least=0, most=1)]
 Factor = Annotated[float, Range(above=0, most=1)]
 Seed = Annotated[int, Range(least=0, most=MOST_SEED)]
+Reference = Annotated[Any, Range(least=0)]  # a name, a file, an array or a position
 Some = Annotated[tuple[Item, ...], Range(least=1)]  # limits of a tuple are those of its length
 
 
@@ -83,7 +84,7 @@ def accepts(hint: Any, value: Any) -> bool:
     limits, hint = _limits(hint)
     origin, parts = get_origin(hint), get_args(hint)
     if hint is Any:
-        return True
+        return not isinstance(value, int | float | np.number) or limits.holds(value)
     if hint is None or hint is type(None):
         return value is None
     if origin in (Union, types.UnionType):
@@ -118,6 +119,8 @@ def describe(hint: Any) -> str:
         return f"{'values' if limits is _ANY else 'one or more values'}, each {describe(parts[0])}"
     if hint is None or hint is type(None):
         return "None"
+    if hint is Any:
+        return f"a name, a file, an array or {limits.describe('position')}"
     known = {int: limits.describe("whole number"), float: limits.describe("number"), bool: "True or False", str: "text"}
     return known.get(hint, str(hint))
 

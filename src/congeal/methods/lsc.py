@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from congeal.errors import CongealError
 from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.methods.base import Method
-from congeal.methods.checks import CountOrZero, NotNegative, Positive, PositiveOrEndless, Some
+from congeal.methods.checks import CountOrZero, NotNegative, Positive, PositiveOrEndless, Reference, Some
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.filters import blur, frame_unit
@@ -72,7 +72,7 @@ class LSC(Method):
         Sizes, channels, value ranges and kind of those pictures.
     """
 
-    reference: Any = "auto"
+    reference: Reference = "auto"
     """"auto" or "mean", "stack", "medoid", a position, a file or an array."""
     blurs: Some[NotNegative] = (2.0, 1.0, 0.0)
     """Gaussian blur of each level, in pixels of a 28-pixel frame."""

@@ -54,23 +54,20 @@ def refuse_twice(params: Mapping[str, Any], **given: Any) -> None:
 
 def make_method(name: str, settings: Mapping[str, Any], params: Mapping[str, Any]) -> Method:
     """The method with its hyper-parameters checked; a setting of None leaves the method's own."""
+    if not isinstance(params, Mapping):
+        raise CongealError(f"params are the method's parameters by name, a dict, not a {type(params).__name__}")
     model = method_class(name)()
     model.set_params(**{key: value for key, value in settings.items() if value is not None})
     known = model.get_params()
-    model.set_params(**{key: coerce(key, value, known.get(key)) for key, value in params.items()})
+    model.set_params(**{key: coerce(value, known.get(key)) for key, value in params.items()})
     model.check_parameters()
     return model
 
 
-def coerce(name: str, value: Any, default: Any) -> Any:
+def coerce(value: Any, default: Any) -> Any:
     """A value from the command line in the type of the parameter's default."""
     if isinstance(default, tuple):
         return tuple(value) if isinstance(value, list | tuple) else (value,)
-    number = isinstance(default, int | float) and not isinstance(default, bool)
-    if number and (not isinstance(value, int | float) or isinstance(value, bool)):
-        raise CongealError(f"the parameter '{name}' is a number such as {default}, not {value!r}")
-    if isinstance(default, bool) and not isinstance(value, bool):
-        raise CongealError(f"the parameter '{name}' is True or False, not {value!r}")
     return value
 
 
@@ -98,7 +95,7 @@ def set_reference(model: Method, reference: str | int, images: ImageSource) -> N
 def use_stack_position(model: Method, stack: Stack) -> None:
     """Turn a reference given as a position in the source into one in the stack, which lacks skipped images."""
     reference = model.get_params().get("reference")
-    if not isinstance(reference, int):
+    if not isinstance(reference, int | np.integer):
         return
     position = int(np.searchsorted(stack.kept, reference))
     if position == len(stack.kept) or stack.kept[position] != reference:

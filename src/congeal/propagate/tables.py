@@ -17,6 +17,8 @@ from congeal.transforms import Transforms
 def read_table(path: str | os.PathLike[str], columns: tuple[str, ...]) -> list[dict[str, str]]:
     """The rows of a CSV file that has at least these columns."""
     file = Path(path)
+    if file.exists() and not file.is_file():
+        raise CongealError(f"'{file}' is not a file")
     try:
         with file.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
             reader = csv.DictReader(lines, skipinitialspace=True, strict=True)

@@ -20,8 +20,10 @@ def run_transforms(run: RunFolder) -> Transforms:
     if table is None:
         raise CongealError(f"{run} has no transforms.csv yet; run its 'congeal align' command again to finish it")
     found = Transforms.load(table)
-    height, width = run.read_json("metrics.json")["aligned_size"]
-    found.aligned_size = (int(height), int(width))
+    size = run.read_json("metrics.json").get("aligned_size")
+    if not isinstance(size, list) or len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
+        raise CongealError(f"{run / 'metrics.json'} is damaged: its aligned_size is {size!r}")
+    found.aligned_size = (size[0], size[1])
     return found
 
 

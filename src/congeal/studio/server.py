@@ -189,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _read_document(self) -> Mapping[str, Any]:
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > LARGEST_UPLOAD:
+        if not length.isdecimal() or len(length) > 20 or int(length) > LARGEST_UPLOAD:
             raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too much to save at once")
         body = self.rfile.read(int(length))
         self._body_read = True

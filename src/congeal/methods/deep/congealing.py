@@ -11,7 +11,7 @@ import torch
 from congeal.errors import CongealError
 from congeal.images import Stack
 from congeal.methods.base import Method
-from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, Range, Share
+from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, Range, Reference, Share
 from congeal.methods.deep.networks import recipe_networks
 from congeal.methods.deep.paper import PaperCongealing, load_networks
 from congeal.methods.deep.recipe import follow_recipe, settings_of
@@ -78,7 +78,7 @@ class DeepCongealing(Method):
         As for every method.
     """
 
-    reference: Any = "auto"
+    reference: Reference = "auto"
     steps: CountOrZero = 600
     batch_size: Count = 128
     learning_rate: Positive = 1e-3

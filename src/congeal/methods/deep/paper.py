@@ -18,7 +18,7 @@ from congeal.errors import CongealError
 from congeal.geometry import normalise, warp
 from congeal.images import Stack
 from congeal.methods.base import Method
-from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive
+from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, Reference
 from congeal.methods.deep.losses import complexity, distortion, positional_weights
 from congeal.methods.deep.networks import PAPER_NETWORKS, DeSTNet, paper_networks, seeded
 from congeal.methods.job import Job
@@ -89,7 +89,7 @@ class PaperCongealing(Method):
     """
 
     networks: str = "mnist"
-    reference: Any = "auto"
+    reference: Reference = "auto"
     steps: Count = 20_000
     batch_size: Count = 64
     learning_rate: Positive = 1e-5

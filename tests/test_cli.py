@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -187,13 +188,13 @@ def test_a_preset_runs_and_is_recorded_as_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_collapse_is_said_loudly_and_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # A start that shows the object at half its size is a collapse that the method cannot undo with a translation.
+    # A start that shows the object at less than half its size, under a motion that could have made it large again.
     images = blob()
     np.save(tmp_path / "a.npy", images)
     shrink = np.array([[0.4, 0, 7], [0, 0.4, 7], [0, 0, 1.0]])
     start = Transforms([str(i) for i in range(8)], np.tile(shrink, (8, 1, 1)), np.tile(images.shape[1:], (8, 1)))
     start.save(tmp_path / "start.csv")
-    arguments = ["--init", str(tmp_path / "start.csv"), "--motion", "translation", *LSC]
+    arguments = ["--init", str(tmp_path / "start.csv"), "--motion", "similarity", *LSC]
     assert main(["align", str(tmp_path / "a.npy"), "-o", str(tmp_path / "run"), *arguments]) == 0
     captured = capsys.readouterr()
     assert "WARNING: the alignment collapsed" in captured.err
@@ -447,6 +448,79 @@ def test_nobody_reads_on(arguments: list[str]) -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams(closed: str, photos: Path, tmp_path: Path) -> None:
+    """Nothing is read of what is said, and the work is done all the same."""
+    arguments = ["-m", "congeal.cli", "align", str(photos), "-o", str(tmp_path / "run"), *LSC, "--no-aligned"]
+    done = subprocess.run(["sh", "-c", f'"$0" "$@" {closed}', sys.executable, *arguments], capture_output=True)
+    assert done.returncode == 0
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize("command", ["align", "pack", "export"])
+def test_a_name_of_300_characters(
+    command: str, photos: Path, digits_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = str(tmp_path / f"{'x' * 300}.npy")
+    arguments = {
+        "align": ["align", str(photos), "-o", long, *LSC],
+        "pack": ["pack", str(photos), "-o", long],
+        "export": ["export", str(digits_run), "--to", f"{long}.csv"],
+    }
+    assert main(arguments[command]) == 2
+    assert "file name too long" in sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "a.csv"), 2, "congeal: permission denied: a.csv"),
+        (OSError(errno.EIO, "Input/output error", "a.csv"), 1, "congeal: input/output error: a.csv"),
+        (MemoryError("a.png needs more than there is"), 1, "not enough memory (a.png needs more than there is)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, "congeal: not enough memory;"),
+        (RuntimeError("something else"), 1, "this is a bug"),
+    ],
+)
+def test_what_the_system_refuses_is_no_bug(
+    error: Exception, code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(command: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "describe_methods", lambda: refused(None))
+    assert main(["methods"]) == code
+    assert says in sentence(capsys)
+
+
+def model_file(path: Path, header: bytes) -> Path:
+    """A safetensors file with this header and no tensors."""
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    return path
+
+
+@pytest.mark.parametrize(
+    "about", ["{", "[]", '{"format": 2}', '{"format": 2, "method": [], "params": {}}', "[" * 100_000, '{"format": {}}']
+)
+def test_a_damaged_model_header(about: str, tmp_path: Path) -> None:
+    header = json.dumps({"__metadata__": {"congeal": about}}).encode()
+    for data in (header, header[:-1], b"garbage"):
+        with pytest.raises(congeal.CongealError, match=r"model\.safetensors"):
+            congeal.load(model_file(tmp_path / "model.safetensors", data))
+
+
+@pytest.mark.parametrize(("name", "value"), [("layout", {"size": 3}), ("params", {"size": -3}), ("random_state", "x")])
+def test_a_model_header_that_says_nonsense(name: str, value: object, digits_run: Path, tmp_path: Path) -> None:
+    data = (digits_run / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    about = json.loads(header["__metadata__"]["congeal"])
+    header["__metadata__"]["congeal"] = json.dumps({**about, name: value})
+    changed = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(changed).to_bytes(8, "little") + changed + data[end:])
+    with pytest.raises(congeal.CongealError, match=r"model\.safetensors' is damaged"):
+        congeal.load(tmp_path / "model.safetensors")
 
 
 def test_version_and_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:

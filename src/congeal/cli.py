@@ -478,11 +478,13 @@ COMMANDS: dict[str, Any] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `congeal align … >&-`; else a file of ours would take its place
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the program runs)
     try:
         code = read_and_perform(list(sys.argv[1:] if argv is None else argv))
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # as in `congeal methods >&-`
-                stream.flush()
+            stream.flush()
     except BrokenPipeError:  # `congeal --help | head` is not a failure
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # else the interpreter complains when it flushes at exit

@@ -3,13 +3,26 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test docs lint types browser clean
+.PHONY: demo test lowest docs lint types browser clean
 
 demo: $(VENV)/.installed
 	$(BIN)/congeal demo -o demo
 
 test: $(VENV)/.installed-dev browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# A part of the tests with the lowest version of every dependency, in an environment of its own.
+LOWEST ?= .venv-lowest
+LOWEST_TESTS := tests/images tests/test_run.py tests/test_transforms.py tests/test_export.py tests/test_cli.py \
+  tests/test_propagate.py tests/test_studio.py tests/methods/test_lsc.py tests/methods/test_onnx.py \
+  tests/test_readers_fuzzed.py tests/test_faults.py tests/hostile
+lowest: $(LOWEST)/.installed
+	$(LOWEST)/bin/python -m pytest -q $(LOWEST_TESTS)
+
+$(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --only-binary :all: -c constraints-lowest.txt -e '.[all]' pytest hypothesis
+	touch $@
 
 # The manual and the API reference; a broken link fails. The tests build them too (tests/test_docs.py).
 docs: $(VENV)/.installed-dev
@@ -41,4 +54,4 @@ browser:
 	  || echo "no Chromium here: the browser tests will be skipped"
 
 clean:
-	rm -rf $(VENV) demo site
+	rm -rf $(VENV) $(LOWEST) demo site

@@ -6,6 +6,7 @@ Each method is fitted once, by `fitted`, and most promises are checked on that o
 from __future__ import annotations
 
 import copy
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,6 +31,7 @@ from congeal.methods.job import Event
 from congeal.methods.registry import method_class, methods
 from congeal.metrics import corner_error
 from congeal.runs.checkpoint import Checkpoint
+from congeal.solvers.threads import few_threads
 
 # How much work a method does, by the names methods give it: enough to exercise everything, little enough to be quick.
 EFFORT = {
@@ -368,3 +370,44 @@ def test_an_interrupted_pass_over_new_images_goes_on(
     found = align_new(placing, new, checkpoint=resumed, save_every=0).stack_from_frame
     assert apart(found, expected) < 1e-4
     assert len(resumed.states) == len(whole.states) > 1, "it started again instead of going on"
+
+
+# ---- what several fits share
+
+
+def test_threads_are_given_back_whoever_ends_last() -> None:
+    """Torch keeps one number for threads to come and one for each that runs; both are as they were in the end."""
+    before = torch.get_num_threads()
+    entered, left, free = threading.Barrier(2), threading.Event(), []
+
+    def first() -> None:
+        with few_threads(FRAME) as side_by_side:
+            free.append(side_by_side)
+            entered.wait(60)
+        left.set()
+
+    def second() -> None:
+        with few_threads(FRAME) as side_by_side:
+            free.append(side_by_side)
+            entered.wait(60)
+            left.wait(60)
+
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda work: work(), (first, second)))
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 3
+        assert torch.get_num_threads() == 3
+        assert free == [3, 3]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_inference_mode_leaves_nothing_behind(digits: np.ndarray) -> None:
+    """Tensors made in it cannot be learnt with, so none may be kept for later."""
+    with torch.inference_mode():
+        few = digits[:6, 2:25, 2:24]  # a size that no other test uses
+        model = small("deep", size=23, steps=2).fit(few)
+        aligned = model.transform(few)
+    assert np.array_equal(small("deep", size=23, steps=2).fit(few).transform(few), aligned)

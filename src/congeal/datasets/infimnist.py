@@ -101,7 +101,9 @@ def fields() -> NDArray[np.float32]:
     noise = np.random.Generator(np.random.Philox(SEED)).standard_normal((FIELDS, SIDE + 24, SIDE + 24))
     smooth = _gaussian(SIDE + 24, 4.0)[12:-12]
     result = (smooth @ noise @ smooth.T).reshape(FIELDS, -1)
-    return (result / np.sqrt((result**2).mean(1, keepdims=True))).astype(np.float32)
+    result = (result / np.sqrt((result**2).mean(1, keepdims=True))).astype(np.float32)
+    result.flags.writeable = False  # all who ask get this one
+    return result
 
 
 def tangents(images: NDArray[np.float32], width: float = 1.0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -83,7 +83,9 @@ def read_floats(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=1)
 def _fields_of(path: Path) -> NDArray[np.float32]:
-    return np.array(read_floats(path.name, (FIELDS, _PIXELS)))
+    fields = np.array(read_floats(path.name, (FIELDS, _PIXELS)))
+    fields.flags.writeable = False  # all who ask get this one
+    return fields
 
 
 def open_infimnist_original(which: str) -> InfimnistOriginal:

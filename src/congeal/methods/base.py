@@ -187,7 +187,8 @@ class Method:
         job.random_state = _seed(self.random_state, job)
         worker = self._worker(job.random_state)
         try:
-            with torch.enable_grad():  # whatever the caller is in the middle of
+            # Whatever the caller is in the middle of. Nothing made in inference mode could be kept and learnt with.
+            with torch.inference_mode(False), torch.enable_grad():
                 found = worker._align(stack, worker._appearance(kind), job)
         finally:
             job.close()
@@ -205,6 +206,7 @@ class Method:
         An image's result does not depend on the others it comes with; several threads may ask at once.
         """
         self._check_fitted()
+        self.check_parameters()
         stack = images if isinstance(images, Stack) else self._prepare(images, init, self.layout_)
         return _output(stack, self.align_new(stack).transforms, images, output)
 
@@ -221,7 +223,8 @@ class Method:
         job = Job(self.name, (), checkpoint, quiet, save_every)
         worker = self._worker(self.random_state_)
         try:
-            found = worker._align_new(stack, worker._appearance(kind), job)
+            with torch.inference_mode(False):
+                found = worker._align_new(stack, worker._appearance(kind), job)
         finally:
             job.close()
         return self._measured(stack, found, kind, quiet)
@@ -229,6 +232,7 @@ class Method:
     def fit_transform(self, images: Any, y: None = None, *, output: Any = None, **options: Any) -> Any:
         """Fit, and give the aligned images: an array for an array, of the same dtype; a list of arrays for anything
         else, or with `output` a folder of files (its path is returned)."""
+        self.check_parameters()
         stack = images if isinstance(images, Stack) else self._prepare(images, options.pop("init", None))
         self.fit(stack, **options)
         return _output(stack, self.transforms_, images, output)
@@ -275,7 +279,8 @@ class Method:
         found = stack_from_frame.float().cpu().numpy()
         for part in chunks(stack) if self.motion != "homography" else ():
             found[part] = on_motion(stack.start[part], stack_from_frame[part].cpu().numpy(), self.motion, stack.frame)
-        result = measure(stack, found, kind, motion=self.motion, quiet=quiet)
+        with torch.inference_mode(False):
+            result = measure(stack, found, kind, motion=self.motion, quiet=quiet)
         transforms = stack.to_transforms(found, result.score, result.status, result.out_of_frame)
         return Alignment(transforms, result.quality, found)
 

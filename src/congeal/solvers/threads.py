@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 from typing import TypeVar
 
 import torch
@@ -22,16 +23,44 @@ Result = TypeVar("Result")
 _ONE_THREAD_FRAME = 64  # pixels a side, up to which one thread was measured to be faster than two
 
 
+class _Usual:
+    """How many threads an operation had before anybody asked for few.
+
+    Torch has a number for every thread that runs and one for those to come, so who comes second would take the first
+    one's "few" for what is usual, and leave it behind.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.asking, self.number = Lock(), 0, 1
+
+    def enter(self) -> int:
+        with self.lock:
+            if not self.asking:
+                self.number = torch.get_num_threads()
+            self.asking += 1
+            torch.set_num_threads(1)
+            return self.number
+
+    def leave(self) -> None:
+        with self.lock:
+            self.asking -= 1
+            torch.set_num_threads(self.number)
+
+
+_USUAL = _Usual()
+
+
 @contextmanager
 def few_threads(frame: Size) -> Iterator[int]:
     """One thread for each operation on small pictures; gives how many may then work side by side."""
-    before = torch.get_num_threads()
-    small = max(frame) <= _ONE_THREAD_FRAME
-    torch.set_num_threads(1 if small else before)
+    if max(frame) > _ONE_THREAD_FRAME:
+        yield 1
+        return
+    side_by_side = _USUAL.enter()
     try:
-        yield before if small else 1
+        yield side_by_side
     finally:
-        torch.set_num_threads(before)
+        _USUAL.leave()
 
 
 def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
@@ -39,7 +68,7 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int
     if threads < 2:
         yield from map(work, items)
         return
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         waiting: deque[Future[Result]] = deque()
         for item in items:
             waiting.append(pool.submit(work, item))

@@ -133,7 +133,7 @@ def test_no_room_for_files_of_more_than(
     out = tmp_path / "out"
     arguments = given.command(name, out)
     code, said = in_fork(arguments, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    if code:  # all its files may be smaller than the limit
+    if code or limit == 0:  # all its files may be smaller than another limit
         check_sentence(code, said)
     assert main(arguments) == 0
     if name != "report":
@@ -154,7 +154,7 @@ def test_a_full_disk(
     arguments = given.command(name, out)
     fill(small_disk, leave=free << 10)
     code, said = in_fork(arguments, lambda: None)
-    if code:
+    if code or free == 0:  # with some room a small command may finish
         check_sentence(code, said)
     (small_disk / "filler").unlink()
     assert main(arguments) == 0

@@ -418,3 +418,10 @@ def test_the_fingerprint_knows_the_file_of_a_stack(tmp_path: Path, monkeypatch: 
     before = fingerprint_of(tmp_path / name)
     write(changed)
     assert fingerprint_of(tmp_path / name) != before, "a large file is known by its time"
+
+
+def test_a_list_keeps_blanks_that_belong_to_a_name(tmp_path: Path) -> None:
+    for name in (" lead.png", "plain.png"):
+        save(tmp_path / name, GREY[0])
+    (tmp_path / "list.txt").write_text(" lead.png\n  plain.png \r\n")
+    assert list(open_images(tmp_path / "list.txt").ids()) == [" lead.png", "plain.png"]

@@ -87,10 +87,16 @@ def open_list(path: Path) -> FileSource:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise CongealError(f"{path} is not a text file with one image path per line ({error.reason})") from error
-    entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    entries = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not entries:
         raise CongealError(f"the list {path} names no images: write one path per line")
-    return open_paths([path.parent / entry for entry in entries], name=path.name)
+    return open_paths([_listed(path.parent, entry) for entry in entries], name=path.name)
+
+
+def _listed(folder: Path, line: str) -> Path:
+    """The file a line of a list means: blanks around a path do not matter, unless they are part of its name."""
+    stripped = line.strip()
+    return folder / (line if line != stripped and os.path.lexists(folder / line) else stripped)
 
 
 def matches(pattern: str) -> list[Path]:

@@ -18,7 +18,7 @@ import torch
 
 from congeal import files as run_module
 from congeal.errors import CongealError, RunFailed, failing_as_run
-from congeal.files import write_bytes, write_json, write_rows, write_text
+from congeal.files import sweep, write_bytes, write_json, write_rows, write_text
 from congeal.runs.checkpoint import Checkpoint, History
 from congeal.runs.folder import RunFolder
 
@@ -271,3 +271,13 @@ def test_a_name_as_long_as_the_system_allows_can_be_written(tmp_path: Path) -> N
 def test_a_name_that_is_too_long_is_one_sentence(tmp_path: Path, name: str) -> None:
     with pytest.raises(CongealError, match="cannot write"):
         RunFolder(tmp_path / name).begin(CONFIG)
+
+
+def test_only_what_an_ended_process_left_is_swept_from_a_folder_of_others(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, ours = f".a.png.{ended.pid}-0123456789ab.tmp", f".a.png.{os.getpid()}-0123456789ab.tmp"
+    for name in (left, ours, ".somebody.tmp", ".else.12.tmp"):
+        (tmp_path / name).touch()
+    sweep(tmp_path, shared=True)
+    assert set(os.listdir(tmp_path)) == {ours, ".somebody.tmp", ".else.12.tmp"}

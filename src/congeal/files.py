@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ log = logging.getLogger("congeal")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TEMPORARY = ".tmp"
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP)
+_OURS = re.compile(rf"\.(\d+)-[0-9a-f]{{12}}{re.escape(TEMPORARY)}$")
 LONGEST_NAME = 255  # bytes of a file's name, on nearly every file system
 
 
@@ -170,10 +172,46 @@ def put_in_place(finished: Path, path: Path) -> None:
         os.replace(finished, path)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a killed process was about to write in a folder; it may be large."""
+def sweep(folder: Path, *, shared: bool = False) -> None:
+    """Remove what a killed process was about to write in a folder; it may be large.
+
+    shared: the folder is not ours alone, so only what a process that has ended left under such a name goes.
+    """
     for path in folder.glob(f".*{TEMPORARY}"):
-        path.unlink(missing_ok=True)
+        ours = _OURS.search(path.name)
+        if not shared or (ours and not _is_running(int(ours[1]))):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's
+        return True
+    return True
+
+
+class OutputFolders:
+    """The folders below an output folder, each made when it is first needed: no links, nothing of a killed process.
+
+    Parameters
+    ----------
+    base : Path
+        The output folder, which the user named.
+    """
+
+    def __init__(self, base: Path) -> None:
+        self._base, self._made = base, dict[Path, Path]()
+
+    def above(self, below: str | os.PathLike[str]) -> Path:
+        """The folder of the file `below`."""
+        parent = Path(below).parent
+        if parent not in self._made:
+            self._made[parent] = make_folders(self._base, parent)
+            sweep(self._made[parent], shared=True)
+        return self._made[parent]
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import allocate, locked, put_in_place, replacing, shortened, write_bytes, writing
+from congeal.files import allocate, locked, put_in_place, replacing, shortened, sweep, write_bytes, writing
 from congeal.images.arrays import PACKED, open_npy, sidecar
 from congeal.images.canvas import place, put_on_canvas
 from congeal.images.intensity import NOT_FINITE, finite
@@ -40,6 +40,7 @@ def pack(source: ImageSource, path: str | Path, *, quiet: bool = True) -> ImageS
             path.parent.mkdir(parents=True, exist_ok=True)
             # Two at once would leave the array of one beside the ids of the other.
             held.enter_context(locked(_hidden(path, "lock"), f"packing into {path}"))
+        sweep(path.parent, shared=True)
         _pack_locked(source, path, quiet)
         return open_npy(path)
 

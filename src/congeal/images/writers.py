@@ -14,7 +14,17 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import allocate, is_plain, make_folders, put_in_place, replacing, sweep, write_bytes, writing
+from congeal.files import (
+    OutputFolders,
+    allocate,
+    is_plain,
+    make_folders,
+    put_in_place,
+    replacing,
+    sweep,
+    write_bytes,
+    writing,
+)
 from congeal.images.arrays import as_slice
 from congeal.images.decode import EXTENSIONS
 from congeal.images.encode import encode, tiff_options
@@ -94,7 +104,7 @@ class FileWriter(Writer):
 
     def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
         super().__init__(folder, source, size)
-        self._names = OutputNames(source.ids())
+        self._names, self._folders = OutputNames(source.ids()), OutputFolders(folder)
 
     def _path(self, index: int, extension: str) -> Path:
         return self.folder / (self._names.stems[index] + extension)
@@ -108,9 +118,8 @@ class FileWriter(Writer):
         """Write the file of image `index`."""
         tiff = self.source.id(index).lower().endswith((".tif", ".tiff"))
         data, extension = encode(pixels, mask, tiff=tiff)
-        path = self._path(index, extension)
-        make_folders(self.folder, path.parent.relative_to(self.folder))
-        write_bytes(path, data)
+        below = self._names.stems[index] + extension
+        write_bytes(self._folders.above(below) / os.path.basename(below), data)
 
     def done(self, index: int) -> bool:
         """Whether its file is there."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import write_rows, writing
+from congeal.files import make_folders, sweep, write_rows
 from congeal.geometry.matrix import map_points
 from congeal.propagate.tables import coordinates, kept, meant_ids, read_table
 from congeal.runs.folder import RunFolder, log
@@ -141,8 +141,7 @@ def scatter(xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def save(result: CollectedPoints, folder: Path) -> None:
     """Write collected.csv and spread.csv."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    sweep(make_folders(folder), shared=True)
     rows = [
         {"id": id, "name": name, "x": x, "y": y}
         for id, name, (x, y) in zip(result.ids, result.names, result.xy.tolist(), strict=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from congeal.errors import CongealError
-from congeal.files import write_json, write_rows, writing
+from congeal.files import make_folders, sweep, write_json, write_rows
 from congeal.propagate.tables import kept, read_points
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
@@ -108,8 +108,7 @@ def propagate_points(
     result = PropagatedPoints(found.ids, tuple(labels), landed, visible, found.status, found.source_sizes)
     if output is not None:
         folder = Path(output)
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        sweep(make_folders(folder), shared=True)
         result.save_csv(folder / "points.csv")
         result.save_coco(folder / "points.json")
     return result

@@ -12,7 +12,7 @@ import torch
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError
-from congeal.files import make_folders, write_bytes
+from congeal.files import OutputFolders, write_bytes
 from congeal.geometry.matrix import rescale
 from congeal.geometry.sampling import coverage
 from congeal.images import ImageSource, UnreadableImage, warp_pixels
@@ -53,11 +53,11 @@ def propagate_mask(
         raise CongealError(f"the mask has {len(levels)} different values; labels are at most {MOST_LABELS}")
     classes = levels if labels or (levels > 0).sum() <= 1 else None
     folder = Path(output) / "masks"
-    names = OutputNames(found.ids)
+    names, folders = OutputNames(found.ids), OutputFolders(Path(output))
     with Progress(len(found), "masks", quiet=quiet) as progress:
         for name, matrix, size in zip(names.stems, found.matrices, found.source_sizes.tolist(), strict=True):
             landed = land_mask(values, to_mask @ matrix, (size[0], size[1]), classes)
-            write_picture(Path(output), Path("masks", f"{name}.png"), encode(landed[..., None])[0])
+            write_picture(folders, Path("masks", f"{name}.png"), encode(landed[..., None])[0])
             progress.update(1)
     if names.odd:
         write_names(folder, {id: f"{name}.png" for id, name in zip(found.ids, names.stems, strict=True)})
@@ -88,13 +88,13 @@ def propagate_overlay(
     display = display_range_of(folder)
     position = {id: i for i, id in enumerate(everything.ids)}
     written = Path(output) / "overlays"
-    names, files = OutputNames(found.ids), dict[str, str]()
+    names, files, folders = OutputNames(found.ids), dict[str, str](), OutputFolders(Path(output))
     with Progress(len(found), "overlays", quiet=quiet) as progress:
         for id, name, matrix in zip(found.ids, names.stems, found.matrices, strict=True):
             drawn = draw_one(images, position[id], drawing, to_drawing @ matrix, display)
             if drawn is not None:
                 files[id] = name + drawn[1]
-                write_picture(Path(output), Path("overlays", files[id]), drawn[0])
+                write_picture(folders, Path("overlays", files[id]), drawn[0])
             progress.update(1)
     if names.odd:
         write_names(written, files)
@@ -223,6 +223,6 @@ def drawn_from_aligned(found: Transforms, size: tuple[int, ...], what: str) -> n
     return rescale(aligned, drawn)
 
 
-def write_picture(output: Path, below: Path, data: bytes) -> None:
-    """Write a file below the output folder, and the folders above it if they are missing."""
-    write_bytes(make_folders(output, below.parent) / below.name, data)
+def write_picture(folders: OutputFolders, below: Path, data: bytes) -> None:
+    """Write a file below the output folder."""
+    write_bytes(folders.above(below) / below.name, data)

@@ -27,6 +27,7 @@ from congeal import CongealError
 from congeal.geometry import map_points
 from congeal.geometry.matrix import corners
 from congeal.methods.base import Method
+from congeal.methods.deep.networks import seeded
 from congeal.methods.job import Event
 from congeal.methods.registry import method_class, methods
 from congeal.metrics import corner_error
@@ -411,3 +412,16 @@ def test_inference_mode_leaves_nothing_behind(digits: np.ndarray) -> None:
         model = small("deep", size=23, steps=2).fit(few)
         aligned = model.transform(few)
     assert np.array_equal(small("deep", size=23, steps=2).fit(few).transform(few), aligned)
+
+
+def test_first_weights_do_not_depend_on_what_other_threads_draw() -> None:
+    def weights(drawn: int) -> torch.Tensor:
+        def make() -> tuple[torch.nn.Linear, ...]:
+            other = threading.Thread(target=torch.rand, args=(drawn,))
+            other.start()
+            other.join()
+            return (torch.nn.Linear(5, 4),)
+
+        return seeded(make, 7)[0].weight
+
+    assert torch.equal(weights(drawn=1), weights(drawn=2))

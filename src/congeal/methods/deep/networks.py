@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, warp
 from congeal.geometry.matrix import Size
@@ -263,18 +262,25 @@ def recipe_networks(channels: int, frame: Size, motion: str, code_size: int) -> 
     return DeSTNet(channels, frame, motion).float(), SmallAutoEncoder(channels, frame, code_size).float()
 
 
-_TORCH_SEED = threading.Lock()
+class _Drawing(TorchFunctionMode):
+    """Random numbers of this thread from a generator, where nobody says from which.
 
+    Torch's own generator is one for all threads, and what others draw meanwhile would change the weights.
+    """
 
-@contextmanager
-def _seeded(random_state: int) -> Iterator[None]:
-    """Torch's own random numbers from a seed, one thread at a time; the user's stay as they were."""
-    with _TORCH_SEED, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(random_state)
-        yield
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function with the generator, if it draws."""
+        options = dict(kwargs or {})
+        if "generator" in options or func in (torch.Tensor.uniform_, torch.Tensor.normal_):
+            options["generator"] = options.get("generator") or self.generator
+        return func(*args, **options)
 
 
 def seeded(make: Callable[[], Networks], random_state: int) -> Networks:
     """Networks whose first weights come from a seed."""
-    with _seeded(random_state):
+    with _Drawing(torch.Generator().manual_seed(random_state)):
         return make()

@@ -380,6 +380,12 @@ def test_flags_that_do_not_exist(arguments: list[str], capsys: pytest.CaptureFix
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("seed", ["-1", str(2**32)])
+def test_a_seed_that_is_none(seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "mnist", "-o", str(tmp_path / "out"), "--seed", seed]) == 2
+    assert f"a whole number from 0 to 4294967295, not {seed}" in sentence(capsys)
+
+
 @pytest.mark.parametrize("command", ["apply none digits:3 -o x", "export none --to a.csv", "report none"])
 def test_run_that_is_not_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.split()) == 2

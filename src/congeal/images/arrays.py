@@ -213,7 +213,8 @@ def _packed(path: Path, array: np.ndarray, about: dict[str, Any]) -> ArraySource
 
 def _load(path: Path) -> np.ndarray:
     try:
-        loaded: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        with np.errstate(over="ignore"):  # a size beyond all numbers is refused just after
+            loaded: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged header raises nearly anything
         raise CongealError(f"{path} is not a readable .npy file of numbers ({first_line(error)})") from error
     if not isinstance(loaded, np.ndarray):

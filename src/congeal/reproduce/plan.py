@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from congeal.errors import CongealError
+from congeal.methods.checks import Seed, accepts, describe
 from congeal.reproduce import EXPERIMENTS
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Options:
             )
         if self.limit is not None and self.limit < 2:
             raise CongealError(f"--limit is a number of images per set, at least 2, not {self.limit}")
+        if not accepts(Seed, self.seed):
+            raise CongealError(f"--seed must be {describe(Seed)}, not {self.seed}")
         if self.time_limit is not None and not self.time_limit > 0:
             raise CongealError(f"the time limit is a number of seconds above 0, not {self.time_limit}")
         if self.methods is not None:

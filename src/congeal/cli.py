@@ -571,10 +571,12 @@ def keep_traceback(command: Any) -> str:
         return "this is a bug; please report it with the traceback above"
     folder = Path(getattr(command, "output", ""))
     if (folder / "config.json").is_file():
+        from congeal.files import write_text
+
         try:
-            (folder / "error.log").write_text(traceback.format_exc())
-        except OSError as problem:
-            return f"this is a bug; run again with --debug to see the traceback (error.log: {problem.strerror})"
+            write_text(folder / "error.log", traceback.format_exc())  # which takes the place of a link
+        except (OSError, CongealError) as problem:
+            return f"this is a bug; run again with --debug to see the traceback (error.log: {problem})"
         return f"this is a bug; please report it with {folder / 'error.log'}"
     return "this is a bug; run again with --debug to see the traceback"
 

@@ -77,7 +77,11 @@ def test_the_cache_is_used_only_with_the_right_checksum(offline: Path, monkeypat
         open_named("mnist:0/test")
 
 
-@pytest.mark.parametrize("damage", [b"", b"hello", gzip.compress(b"\0\0\x08\x03\0\0\0\x01"), None])
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"hello", gzip.compress(b"\0\0\x08\x03\0\0\0\x01"), None],
+    ids=["empty", "text", "cut short", "absent"],  # packed bytes hold the time of day
+)
 def test_a_damaged_file_is_named(offline: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None) -> None:
     tiny_mnist(offline)
     path = offline / "t10k-images-idx3-ubyte.gz"

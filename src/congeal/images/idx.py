@@ -13,6 +13,7 @@ from congeal.errors import CongealError
 from congeal.images.arrays import MOST_UNPACKED, ArraySource
 
 # Third byte of the file → big-endian numpy type.
+_AT_ONCE = 16 << 20  # bytes that are unpacked in one go
 _MOST_RANK = 32  # what NumPy has
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -58,11 +59,14 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def _unpacked(path: Path) -> bytes:
+    parts, total = [], 0
     with gzip.open(path) as packed:
-        data = packed.read(MOST_UNPACKED + 1)
-    if len(data) > MOST_UNPACKED:
-        raise CongealError(f"{path} holds more than {MOST_UNPACKED / 1e9:.1f} GB: unpack it with gunzip")
-    return data
+        while part := packed.read(_AT_ONCE):  # one read of the largest size would reserve that much memory first
+            parts.append(part)
+            total += len(part)
+            if total > MOST_UNPACKED:
+                raise CongealError(f"{path} holds more than {MOST_UNPACKED / 1e9:.1f} GB: unpack it with gunzip")
+    return b"".join(parts)
 
 
 def open_idx(path: Path) -> ArraySource:

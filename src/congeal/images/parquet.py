@@ -21,6 +21,9 @@ _IMAGE_NAMES = ("image", "img", "images", "picture", "bytes", "png", "jpg", "jpe
 _ID_NAMES = ("id", "key", "name", "file_name", "filename", "path", "__key__")
 
 
+_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}  # where Arrow says it differently
+
+
 class ParquetSource(ImageSource):
     """One image per row. A row group is read when one of its images is asked for, and the last one is kept."""
 
@@ -110,7 +113,7 @@ class ParquetSource(ImageSource):
         while hasattr(kind, "value_type"):
             kind = kind.value_type
         try:
-            pixels = np.array(value, dtype=kind.to_pandas_dtype())
+            pixels = np.array(value, dtype=_NUMPY_NAMES.get(str(kind), str(kind)))
         except (ValueError, TypeError, NotImplementedError) as error:
             raise UnreadableImage(f"the nested list is not an array ({error})") from error
         if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "buif" or 0 in pixels.shape:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import csv
 import json
 import os
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -22,6 +24,11 @@ from congeal.files import CsvWriter, replacing
 from congeal.transforms.ids import Ids
 from congeal.transforms.transforms import COLUMNS, MATRIX_COLUMNS, STATUSES, Transforms
 
+# What readers raise, depending on where a file is damaged.
+DAMAGE = (
+    *(OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, csv.Error),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
+)
 _ROWS_AT_ONCE = 10_000
 _ROWS_OF_A_GROUP = 50_000  # of Parquet, which compresses and reads by groups
 
@@ -49,7 +56,7 @@ def load(path: str | os.PathLike[str], step: int = 1) -> Transforms:
         raise CongealError(f"there is no transforms file '{source}'") from error
     except CongealError as error:
         raise CongealError(f"cannot use '{source}' as transforms: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, EOFError, csv.Error, zipfile.BadZipFile) as error:
+    except DAMAGE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CongealError(f"'{source}' is not a transforms file written by congeal: {reason}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -86,6 +87,23 @@ def test_the_page_on_exports(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
         expected = model.aligner_.predict(small, torch.eye(3)[None], model.passes)
     assert np.allclose(onnx["stack_from_frame"], expected, atol=1e-4)
     assert close(onnx["aligned"], 255 * warp(small, expected, (28, 28))[0, 0].numpy(), 6)
+    check_batches(onnx["session"], model)
+
+
+def check_batches(session: Any, model: DeepCongealing) -> None:
+    """The file gives the net's own answer for one image, a few and many, wherever they start."""
+    layout = json.loads(session.get_modelmeta().custom_metadata_map["congeal"])
+    assert layout["size"] == [28, 28]
+    images = open_images("digits:3").batch(np.arange(40))[..., 0]
+    for n in (1, 7, 40):
+        batch = (images[:n, None] / 255).astype(np.float32)
+        start = np.tile(np.eye(3, dtype=np.float32), (n, 1, 1))
+        start[:, 0, 2] = 1.5
+        (found,) = session.run(None, {"images": batch, "start": start})
+        with torch.no_grad():
+            expected = model.aligner_.predict(torch.tensor(batch), torch.tensor(start), model.passes)
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
+        assert not np.allclose(found, start, atol=1e-3)
 
 
 def test_only_a_deep_run_has_a_net(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def write_onnx(model: DeepCongealing, path: str | os.PathLike[str]) -> None:
             dynamic_shapes=({0: batch}, {0: batch}),
             opset_version=20,
             dynamo=True,
+            optimize=False,  # runtimes do that when they load the file; here it takes as long as all the rest
             verbose=False,
         )
         if program is None:

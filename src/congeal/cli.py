@@ -59,14 +59,14 @@ class Align:
     output: Annotated[str, output("RUN")]
     """The run folder to write, or to resume."""
     method: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """How to align; 'congeal methods' lists them. The best one available unless given."""
+    """How to align; 'congeal methods' lists them. deep unless given."""
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """paper-mnist or paper-lfw: the paper's own method with the parameters it prints."""
     motion: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """translation, rigid, similarity, affine or homography; the method's own unless given."""
     reference: Annotated[str, tyro.conf.arg(metavar="auto|mean|stack|medoid|PATH|INDEX")] = "auto"
-    """What to align to: the method's own choice (auto), the mean of the set, all its images, its most typical image
-    (medoid), an image file, or the index of an image of the set."""
+    """What to align to: the method's own choice (auto), its most typical image (medoid), an image file, or the index of
+    an image of the set; lsc also takes the mean of the set and all its images (stack)."""
     init: Start = None
     """Where to start: 'faces' for the face in each photograph ('faces@0.3': box 30% larger), a transforms file, or
     boxes (columns id,x,y,width,height in source pixels)."""
@@ -378,8 +378,8 @@ class Demo:
 class Reproduce:
     """Run one of the paper's experiments: tables with the paper's values beside ours, and figures.
 
-    mnist, perspective, ablation, scaling, affnist, infimnist or lfw. The same command again runs only what is not
-    finished; what fails is a row that says why.
+    mnist, perspective, ablation, paper, scaling, affnist, infimnist or lfw. The same command again runs only what is
+    not finished; what fails is a row that says why.
     """
 
     experiment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")]

@@ -598,7 +598,7 @@ def test_an_odd_pose_must_match_much_better() -> None:
     assert discounted(NO_MATCH, NO_MATCH).tolist() == [NO_MATCH, NO_MATCH]
 
 
-@pytest.mark.parametrize("wrong", [{"device": "gpu"}, {"kind": "drawing"}, {"motion": "wobbly"}])
+@pytest.mark.parametrize("wrong", [{"device": "gpu"}, {"kind": "drawing"}, {"motion": "wobbly"}, {"reference": "mean"}])
 def test_settings_that_do_not_exist_are_named(wrong: dict[str, str]) -> None:
     with pytest.raises(CongealError, match=next(iter(wrong.values()))):
         DeepCongealing(**wrong).fit(np.zeros((3, 8, 8), np.uint8))

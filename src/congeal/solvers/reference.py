@@ -86,3 +86,12 @@ def _fit_in(image: torch.Tensor, stack: Stack) -> torch.Tensor:
     if not image.isfinite().all():
         raise CongealError("the reference has NaN or infinite values")
     return image / image.max().clamp(min=1.0)
+
+
+def check_one_image(reference: Any, name: str) -> None:
+    """Raise `CongealError` where a method that starts from one image is given the whole set as its reference."""
+    if isinstance(reference, str) and reference in ("mean", "stack"):
+        raise CongealError(
+            f"{name} starts from one image, not from the {reference} of the set: "
+            "its reference is 'auto', 'medoid', a position, a file or an array"
+        )

@@ -19,6 +19,7 @@ from congeal.methods.deep.settle import Bars, Guide, SettleSettings, settle
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance, lasting_appearance
 from congeal.solvers.pose_prior import PosePrior
+from congeal.solvers.reference import check_one_image
 
 
 @dataclass(kw_only=True, eq=False)
@@ -117,6 +118,7 @@ class DeepCongealing(Method):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        check_one_image(self.reference, self.name)
         _device(self.device)
 
     def _appearance(self, kind: str) -> Appearance:

@@ -24,7 +24,7 @@ from congeal.methods.deep.networks import PAPER_NETWORKS, DeSTNet, paper_network
 from congeal.methods.job import Job
 from congeal.methods.measure import measure
 from congeal.solvers.appearance import Appearance, RawPixels
-from congeal.solvers.reference import reference_image
+from congeal.solvers.reference import check_one_image, reference_image
 from congeal.solvers.streaming import chunks, start_poses
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -109,6 +109,7 @@ class PaperCongealing(Method):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        check_one_image(self.reference, self.name)
         if self.networks not in PAPER_NETWORKS:
             raise CongealError(f"unknown networks '{self.networks}': choose one of {', '.join(PAPER_NETWORKS)}")
         if self.guards:

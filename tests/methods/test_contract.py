@@ -44,7 +44,7 @@ EFFORT = {
     "sweeps": 1,
     "clusters": 4,
     "units": 8,
-    "steps": 24,
+    "steps": 10,
     "refine_steps": 6,
     "restarts": 2,
     "batch_size": 16,

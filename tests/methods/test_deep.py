@@ -281,7 +281,7 @@ def test_self_supervision_teaches_the_net_what_distortion_alone_does_not() -> No
     start = np.median(corner_error(np.broadcast_to(np.eye(3), truth.shape), truth, (28, 28)))
 
     def net_alone(weight: float) -> float:
-        model = DeepCongealing(**QUICK | {"steps": 90}, self_supervision=weight, refine=False).fit(source)
+        model = DeepCongealing(**QUICK | {"steps": 70}, self_supervision=weight, refine=False).fit(source)
         return float(np.median(corner_error(model.transforms_.matrices, truth, (28, 28))))
 
     taught = net_alone(1.0)

@@ -15,7 +15,7 @@ from congeal.solvers.filters import blur
 
 PEERS = [name for name in methods() if name != "deep"]
 # The digits on which methods once lost or gained ink; those that take seconds look at two of them.
-DIGITS = dict.fromkeys(PEERS, "147") | {"sift": "17", "deepfeatures": "14", "entropy": "17"}
+DIGITS = dict.fromkeys(PEERS, "147") | {"sift": "1", "deepfeatures": "4", "entropy": "7"}
 DIGITS |= dict.fromkeys(("lsc", "ecc", "logdet"), "0123456789")
 
 

@@ -43,8 +43,8 @@ class SettleSettings:
 
     direct_blurs: tuple[float, float] = (2.0, 0.0)
     """Of the steps from the start, without the net; the last is as sharp as the appearance allows."""
-    direct_steps: int = 10
-    """At each of these blurs; most images that can get there are there by then."""
+    direct_steps: int = 8
+    """At each of these blurs; ten gain 0.002 dB (threes, and sevens under 20 % warps) and take a sixth longer."""
     coarse_steps: int = 5
     coarse_blur: float = 1.0
     """After the net's answer, with at most an affine motion …"""

@@ -13,6 +13,7 @@ from congeal.datasets import open_named
 from congeal.reproduce import EXPERIMENTS, ablation, paper, perspective, plan, printed, scaling
 from congeal.reproduce.plan import Options, load_experiment
 from congeal.reproduce.wrapped import apsnr_uint8_wrap
+from congeal.runs.folder import RunFolder
 
 Run = Callable[..., int]
 
@@ -204,6 +205,6 @@ def test_the_printed_method_by_itself(run: Run, tmp_path: Path, monkeypatch: pyt
     assert rows[0]["distortion_first"] == pytest.approx(rows[1]["distortion_first"])
     assert rows[0]["complexity_last"] < rows[0]["complexity_first"]
     assert rows[2]["distortion_first"] is None, "the recipe's losses are other ones"
-    history = paper.rows_of(tmp_path / "paper" / rows[0]["run"] / "metrics.csv")
+    history = RunFolder.existing(tmp_path / "paper" / rows[0]["run"]).read_rows("metrics.csv")
     assert all(float(row["energy"]) > 0 and row["apsnr"] and row["scale"] for row in history)
     assert run("paper", "--methods", "lsc") == 2

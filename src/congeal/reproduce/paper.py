@@ -6,7 +6,6 @@ leaves open. Nothing of ours is in it: `congeal.methods.deep.paper`.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from congeal.reproduce.aligning import AlignTask
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.tables import Column, Table, count, text
+from congeal.runs.folder import RunFolder
 
 SUBJECT = "Jennifer_Capriati"
 """The face of the paper's four with the fewest photographs: the printed networks take minutes for each of them."""
@@ -103,17 +103,13 @@ def measure(what: AlignTask, folder: Path) -> Row:
     row = what.run(folder)
     if "error" in row:
         return row
-    history = [{k: float(v) for k, v in line.items() if v} for line in rows_of(folder / "metrics.csv")]
+    history = [
+        {k: float(v) for k, v in line.items() if v} for line in RunFolder.existing(folder).read_rows("metrics.csv")
+    ]
     for key in ("distortion", "complexity"):
         known = [line[key] for line in history if key in line] if what.method == "paper" else []
         row |= {f"{key}_first": known[0] if known else None, f"{key}_last": known[-1] if known else None}
     return row
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
@@ -153,7 +149,7 @@ def draw(folder: Path, rows: Sequence[Row]) -> None:
     )
     for name in dict.fromkeys(row["set"] for row in rows):
         trained = [row for row in rows if row["set"] == name and row["method"] == "paper"]
-        curves = {row["variant"]: rows_of(folder / row["run"] / "metrics.csv") for row in trained}
+        curves = {row["variant"]: RunFolder.existing(folder / row["run"]).read_rows("metrics.csv") for row in trained}
         recipe = next((row for row in rows if row["set"] == name and row["variant"] == RECIPE), None)
         figures.training(folder / "figures" / f"training_{name}.png", curves, CURVES, levels_of(recipe))
 

@@ -12,8 +12,8 @@ from congeal.errors import CongealError
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, Range, Reference, Share
-from congeal.methods.deep.networks import recipe_networks
-from congeal.methods.deep.paper import PaperCongealing, load_networks
+from congeal.methods.deep.networks import load_networks, recipe_networks
+from congeal.methods.deep.paper import PaperCongealing
 from congeal.methods.deep.recipe import follow_recipe, settings_of
 from congeal.methods.deep.settle import Bars, Guide, SettleSettings, settle
 from congeal.methods.job import Job

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from congeal.errors import CongealError
 from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, warp
 from congeal.geometry.matrix import Size
 from congeal.solvers.filters import blur, scaling
@@ -284,3 +285,14 @@ def seeded(make: Callable[[], Networks], random_state: int) -> Networks:
     """Networks whose first weights come from a seed."""
     with _Drawing(torch.Generator().manual_seed(random_state)):
         return make()
+
+
+def load_networks(networks: tuple[nn.Module, nn.Module], state: Mapping[str, torch.Tensor]) -> None:
+    """Fill an aligner and an auto-encoder from tensors named aligner.… and autoencoder.…"""
+    for name, net in zip(("aligner", "autoencoder"), networks, strict=True):
+        prefix = f"{name}."
+        weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        try:
+            net.load_state_dict(weights)
+        except RuntimeError as error:
+            raise CongealError(f"the model file's {name} does not fit its own description: it is damaged") from error

@@ -20,7 +20,7 @@ from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, Reference
 from congeal.methods.deep.losses import complexity, distortion, positional_weights
-from congeal.methods.deep.networks import PAPER_NETWORKS, DeSTNet, paper_networks, seeded
+from congeal.methods.deep.networks import PAPER_NETWORKS, DeSTNet, load_networks, paper_networks, seeded
 from congeal.methods.job import Job
 from congeal.methods.measure import measure
 from congeal.solvers.appearance import Appearance, RawPixels
@@ -209,14 +209,3 @@ def random_batches(stack: Stack, size: int, count: int, generator: torch.Generat
     for _ in range(count):
         rows = np.sort(torch.randint(len(stack), (size,), generator=generator).numpy())
         yield stack.images(rows), torch.as_tensor(stack.start[rows]).float()
-
-
-def load_networks(networks: tuple[torch.nn.Module, torch.nn.Module], state: Mapping[str, torch.Tensor]) -> None:
-    """Fill an aligner and an auto-encoder from tensors named aligner.… and autoencoder.…"""
-    for name, net in zip(("aligner", "autoencoder"), networks, strict=True):
-        prefix = f"{name}."
-        weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-        try:
-            net.load_state_dict(weights)
-        except RuntimeError as error:
-            raise CongealError(f"the model file's {name} does not fit its own description: it is damaged") from error

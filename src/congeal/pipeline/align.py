@@ -14,7 +14,7 @@ from congeal.images import ImageSource
 from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method
 from congeal.opening import open_images
-from congeal.pipeline.repair import check_results, complete_aligned
+from congeal.pipeline.repair import check_results, finish_or_repair
 from congeal.pipeline.request import (
     asked_format,
     check_formats,
@@ -28,7 +28,7 @@ from congeal.pipeline.request import (
     use_stack_position,
 )
 from congeal.pipeline.result import Result
-from congeal.pipeline.stages import Answer, finish, fit_model, keep_fit, log, prepare_stack
+from congeal.pipeline.stages import Answer, fit_model, keep_fit, log, prepare_stack
 from congeal.pipeline.starts import at_faces, init_name, read_start
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
@@ -126,11 +126,7 @@ def align(
             check_results(run)
             answer = None if run.reached("fitted") else fit_images(run, images, model, fingerprint, start, quiet=quiet)
             del model, start  # the poses of a million images, which are on the disk now
-            rendered_before = run.reached("rendered")
-            result = finish(run, images, answer, quiet=quiet)
-            if rendered_before:
-                complete_aligned(run, images, result.transforms)
-            return result
+            return finish_or_repair(run, images, answer, quiet=quiet)
 
 
 def fit_images(

@@ -15,10 +15,10 @@ from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
-from congeal.pipeline.repair import check_results, complete_aligned
+from congeal.pipeline.repair import check_results, finish_or_repair
 from congeal.pipeline.request import asked_format, check_formats, check_unchanged, command_name, source_name
 from congeal.pipeline.result import Result
-from congeal.pipeline.stages import Answer, finish, keep_answer, log, prepare_stack
+from congeal.pipeline.stages import Answer, keep_answer, log, prepare_stack
 from congeal.pipeline.starts import at_faces, inherited, init_name, read_start
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
@@ -102,11 +102,7 @@ def apply(
             if not folder.reached("fitted"):
                 answer = align_new_images(folder, images, model, fingerprint, start, quiet=quiet)
             del model, start
-            rendered_before = folder.reached("rendered")
-            result = finish(folder, images, answer, quiet=quiet)
-            if rendered_before:
-                complete_aligned(folder, images, result.transforms)
-            return result
+            return finish_or_repair(folder, images, answer, quiet=quiet)
 
 
 def align_new_images(

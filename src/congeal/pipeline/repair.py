@@ -9,7 +9,8 @@ import numpy as np
 from congeal.files import make_folders
 from congeal.images import ImageSource, open_writer
 from congeal.pipeline.render import write_again
-from congeal.pipeline.stages import write_transforms
+from congeal.pipeline.result import Result
+from congeal.pipeline.stages import Answer, finish, write_transforms
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import TABLES
 from congeal.transforms import Transforms
@@ -49,3 +50,12 @@ def complete_aligned(run: RunFolder, images: ImageSource, found: Transforms) -> 
         log.info("%d aligned images are gone or damaged and are written again", len(missing))
         write_again(writer, images, found, missing, found.aligned_size)
         writer.close()
+
+
+def finish_or_repair(run: RunFolder, images: ImageSource, answer: Answer | None, *, quiet: bool) -> Result:
+    """`finish`, and for a run that had written its images before, those of them that are gone or damaged by now."""
+    rendered_before = run.reached("rendered")
+    result = finish(run, images, answer, quiet=quiet)
+    if rendered_before:
+        complete_aligned(run, images, result.transforms)
+    return result

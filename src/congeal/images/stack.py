@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -24,15 +26,17 @@ from congeal.images.intensity import (
     range_name,
     select_channels,
 )
-from congeal.images.plan import Layout, Plan, make_plan, nothing_readable
+from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, shrink
 from congeal.images.source import ImageSource, Indices, Skipped
 from congeal.images.store import AnotherKind, Keeping, Store, fill_store
-from congeal.metrics import looks_like_objects
+from congeal.metrics import looks_like_objects, scales
 from congeal.progress import Progress
 from congeal.transforms.ids import Ids
 
 if TYPE_CHECKING:
     from congeal.transforms import Transforms
+
+log = logging.getLogger("congeal")
 
 Size = tuple[int, int]
 _SCAN_VALUES = 16 << 20
@@ -51,11 +55,13 @@ class Stack:
     """
 
     _per_image: tuple[str, ...] = ("kept", "source_sizes", "stack_from_source", "start")
+    _part_of: tuple[Stack, np.ndarray] | None = None  # what `some` took it from, and which rows
 
     def __init__(
         self, source: ImageSource, plan: Plan, *, reasons: dict[int, str], sizes: np.ndarray, align_on: AlignOn
     ) -> None:
         self.source, self.size, self.frame, self.aligned_size = source, plan.size, plan.frame, plan.aligned
+        self._plan = plan
         reasons = dict(reasons)
         if plan.initial is not None:
             lost = np.flatnonzero(~np.isfinite(plan.initial).all(axis=(1, 2)))
@@ -73,6 +79,7 @@ class Stack:
         self.intensity = (0.0, 1.0)
         self._ranges: Ranges = {}
         self._store: Store | None = None
+        self._larger: dict[int, Stack] = {}
 
     def _start(self, plan: Plan) -> np.ndarray:
         n = len(self.kept)
@@ -92,7 +99,47 @@ class Stack:
         few = copy.copy(self)
         for name in self._per_image:
             setattr(few, name, getattr(self, name)[rows])
+        few._part_of = (self, rows)
         return few
+
+    @property
+    def native_size(self) -> int:
+        """Longer side of the frame at which, in the median, one of its pixels is one pixel of the originals."""
+        spread = np.unique(np.linspace(0, len(self) - 1, min(len(self), _KIND_SAMPLE)).astype(int))
+        frame_from_source = invert(self.start[spread]) @ self.stack_from_source[spread]
+        return max(1, round(max(self.frame) / float(np.median(scales(frame_from_source, self.frame)))))
+
+    def at(self, size: int) -> Stack:
+        """The same images in larger pictures: the frame's longer side is `size`, or what the originals have if less.
+
+        Made once and kept, beside the pixels of this stack if they are in a folder. This stack itself where there is
+        nothing to win, or where an original can no longer be read.
+        """
+        size = min(size, self.native_size)
+        if size <= max(self.frame):
+            return self
+        if self._part_of is not None:
+            whole, rows = self._part_of
+            larger = whole.at(size)
+            return self if larger is whole else larger.some(rows)
+        if size not in self._larger:
+            self._larger[size] = self._made_at(size)
+        return self._larger[size]
+
+    def _made_at(self, size: int) -> Stack:
+        frame = shrink(self.aligned_size, size)
+        stack_size = frame
+        if self.size != self.frame:
+            typical = int(np.median(self.source_sizes[:, 0])), int(np.median(self.source_sizes[:, 1]))
+            stack_size = shrink(typical, round(max(self.size) * max(frame) / max(self.frame)))
+        plan = replace(self._plan, size=stack_size, frame=frame)
+        folder = None if self.store_folder is None else self.store_folder / f"at-{size}"
+        larger = _made(self.source, plan, self.align_on, Keeping(folder, None), self.layout.ranges, quiet=True)
+        if not np.array_equal(larger.kept, self.kept):
+            log.warning("some images of %s cannot be read any more: poses stay as coarse as they are", self.source.name)
+            return self
+        larger.kind = self.kind
+        return larger
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -226,12 +273,8 @@ def prepare(
     source = source.limit(limit)
     plan = make_plan(source, size, init, init_size, layout)
     align_on, ranges = (align_on, {}) if layout is None else (layout.align_on, layout.ranges)
-    shape, dtype = source.shape, source.dtype
-    if shape is not None and dtype is not None and plan.size == shape[:2]:
-        stack = _in_place(source, shape, dtype, plan, align_on, ranges, quiet)
-    else:
-        keeping = Keeping(None if folder is None else Path(folder), fingerprint)
-        stack = _decoded(source, plan, align_on, keeping, ranges, quiet)
+    keeping = Keeping(None if folder is None else Path(folder), fingerprint)
+    stack = _made(source, plan, align_on, keeping, ranges, quiet=quiet)
     if layout is not None and stack.channels != layout.channels:
         raise CongealError(
             f"{source.name} has {stack.channels} channel(s) to align on, the model was fitted on {layout.channels}: "
@@ -240,6 +283,16 @@ def prepare(
     if layout is not None and layout.kind is not None:
         stack.kind = layout.kind
     return stack
+
+
+def _made(
+    source: ImageSource, plan: Plan, align_on: AlignOn, keeping: Keeping, ranges: Ranges, *, quiet: bool
+) -> Stack:
+    """The stack of a plan: over the source itself where its pictures have the right size, decoded where not."""
+    shape, dtype = source.shape, source.dtype
+    if shape is not None and dtype is not None and plan.size == shape[:2]:
+        return _in_place(source, shape, dtype, plan, align_on, ranges, quiet)
+    return _decoded(source, plan, align_on, keeping, ranges, quiet)
 
 
 def _decoded(

@@ -222,6 +222,10 @@ class Stack:
         """Whether some images do not fill their canvas, or have alpha."""
         return self._store.masks is not None if self._store is not None else self.source.has_masks
 
+    def source_pixels(self) -> np.ndarray:
+        """(n,) how many pixels of its source lie along one pixel of each image of the stack."""
+        return 1 / np.sqrt(np.abs(np.linalg.det(self.stack_from_source[:, :2, :2])))
+
     def aligned_from_source(self, stack_from_frame: np.ndarray) -> np.ndarray:
         """(n, 3, 3) at full resolution from what a method found, (n, 3, 3) stack_from_frame."""
         aligned_from_frame = rescale(self.frame, self.aligned_size)
@@ -241,12 +245,14 @@ class Stack:
         score: np.ndarray | None = None,
         status: np.ndarray | list[str] | None = None,
         out_of_frame: np.ndarray | None = None,
+        uncertainty_px: np.ndarray | None = None,
     ) -> Transforms:
         """One row per image of the source; skipped ones have a matrix of NaN and source size 0."""
         from congeal.transforms import Transforms
 
         matrices, ids = self.aligned_from_source(stack_from_frame), self.ids
-        found = Transforms(ids, matrices, self.source_sizes, self.aligned_size, status, score, out_of_frame, copy=False)
+        columns = (status, score, out_of_frame, uncertainty_px)
+        found = Transforms(ids, matrices, self.source_sizes, self.aligned_size, *columns, copy=False)
         return found if len(self) == len(self.source) else found.spread(self.kept, self.source.ids())
 
 

@@ -27,6 +27,7 @@ from congeal.geometry import MOTIONS
 from congeal.images import Layout, Stack, open_writer, prepare, warp_image
 from congeal.images.intensity import AlignOn
 from congeal.methods.checks import MOST_SEED, Range, Seed, accepts, describe, plain_number
+from congeal.methods.found import Found
 from congeal.methods.job import Callback, Job, StateFile
 from congeal.methods.measure import measure
 from congeal.metrics import Quality
@@ -64,11 +65,14 @@ class Alignment:
         Numbers and verdict of the set.
     stack_from_frame : (n, 3, 3) array
         The same poses between the pictures the method worked on.
+    found : Found
+        What the method gave, with the motion it used and what it decided.
     """
 
     transforms: Transforms
     quality: Quality
     stack_from_frame: np.ndarray
+    found: Found
 
 
 @dataclass(kw_only=True, eq=False)
@@ -104,6 +108,14 @@ class Method:
         Sizes, channels, value ranges and kind of those pictures; new images are treated alike.
     random_state_ : int
         The seed of the fit.
+    motion_ : str
+        The motion that was used; not "auto".
+    levels_ : tuple of int
+        Longer sides, in pixels, of the frames that were worked at, coarse to fine.
+    trained_ : bool
+        Whether a network was trained.
+    decisions_ : dict
+        What was decided on the way, and why.
     """
 
     motion: str = "homography"
@@ -198,6 +210,8 @@ class Method:
         result = self._measured(stack, found, kind, quiet)
         self.transforms_, self.quality_ = result.transforms, result.quality
         self.stack_from_frame_ = result.stack_from_frame
+        self.motion_, self.levels_, self.trained_ = result.found.motion, result.found.levels, result.found.trained
+        self.decisions_ = dict(result.found.decisions)
         return self
 
     def transform(self, images: Any, *, init: np.ndarray | Transforms | None = None, output: Any = None) -> Any:
@@ -274,15 +288,18 @@ class Method:
     def _prepare(self, images: Any, init: Any, layout: Layout | None = None) -> Stack:
         return prepare(open_images(images), size=self.size, init=init, align_on=self.align_on, layout=layout)
 
-    def _measured(self, stack: Stack, stack_from_frame: torch.Tensor, kind: str, quiet: bool) -> Alignment:
+    def _measured(self, stack: Stack, answer: torch.Tensor | Found, kind: str, quiet: bool) -> Alignment:
+        if isinstance(answer, torch.Tensor):
+            answer = Found(answer, self.motion, (max(stack.frame),))
         # As precise as the method is: a million poses in float64 are 72 MB.
-        found = stack_from_frame.float().cpu().numpy()
-        for part in chunks(stack) if self.motion != "homography" else ():
-            found[part] = on_motion(stack.start[part], stack_from_frame[part].cpu().numpy(), self.motion, stack.frame)
+        poses = answer.poses.float().cpu().numpy()
+        for part in chunks(stack) if answer.motion != "homography" else ():
+            poses[part] = on_motion(stack.start[part], answer.poses[part].cpu().numpy(), answer.motion, stack.frame)
         with torch.inference_mode(False):
-            result = measure(stack, found, kind, motion=self.motion, quiet=quiet)
-        transforms = stack.to_transforms(found, result.score, result.status, result.out_of_frame)
-        return Alignment(transforms, result.quality, found)
+            result = measure(stack, poses, kind, motion=answer.motion, quiet=quiet)
+        error = None if answer.error is None else answer.error.double().cpu().numpy() * stack.source_pixels()
+        transforms = stack.to_transforms(poses, result.score, result.status, result.out_of_frame, error)
+        return Alignment(transforms, result.quality, poses, answer)
 
     # ---- what a subclass writes
 
@@ -293,11 +310,11 @@ class Method:
         """What the method compares of a kind of set, "object" or "photo"."""
         return plain_appearance(kind)
 
-    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
-        """Find stack_from_frame (n, 3, 3), starting at stack.start."""
+    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor | Found:
+        """Find stack_from_frame (n, 3, 3), starting at stack.start; `Found` says more than the poses."""
         raise NotImplementedError
 
-    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor | Found:
         """Find stack_from_frame (n, 3, 3) of unseen images from what was learnt, each image alone; changes nothing."""
         raise NotImplementedError
 

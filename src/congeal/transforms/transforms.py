@@ -52,6 +52,8 @@ class Transforms:
         Correlation with the mean image: 1 is perfect, NaN unknown.
     out_of_frame : array_like, shape (N,), optional
         Share of the aligned frame that lies outside the original image; NaN unknown.
+    uncertainty_px : array_like, shape (N,), optional
+        Standard error of the pose: of where a corner of the frame lies, in source pixels; NaN unknown.
     copy : bool
         False keeps arrays of the right type as they are instead of copying them.
 
@@ -62,7 +64,7 @@ class Transforms:
     matrices : ndarray of float64, shape (N, 3, 3)
     source_sizes : ndarray of int32, shape (N, 2)
     aligned_size : tuple of int or None
-    score, out_of_frame : ndarray of float64, shape (N,)
+    score, out_of_frame, uncertainty_px : ndarray of float64, shape (N,)
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Transforms:
         status: Iterable[str] | NDArray[np.uint8] | None = None,
         score: ArrayLike | None = None,
         out_of_frame: ArrayLike | None = None,
+        uncertainty_px: ArrayLike | None = None,
         *,
         copy: bool = True,
     ) -> None:
@@ -84,9 +87,9 @@ class Transforms:
         self.aligned_size = _size(aligned_size)
         missing = ~np.isfinite(self.matrices).all(axis=(1, 2))
         self._status = missing * np.uint8(SKIPPED) if status is None else _codes(status, self.ids)
-        self.score = _shaped(np.full(n, np.nan) if score is None else score, (n,), np.float64, "score", copy)
-        unknown = np.full(n, np.nan) if out_of_frame is None else out_of_frame
-        self.out_of_frame = _shaped(unknown, (n,), np.float64, "out_of_frame", copy)
+        self.score = _numbers(score, n, "score", copy)
+        self.out_of_frame = _numbers(out_of_frame, n, "out_of_frame", copy)
+        self.uncertainty_px = _numbers(uncertainty_px, n, "uncertainty_px", copy)
         self._check_rows(missing)
 
     def _check_rows(self, missing: NDArray[np.bool_]) -> None:
@@ -134,6 +137,7 @@ class Transforms:
             and np.array_equal(self.matrices, other.matrices, equal_nan=True)
             and np.array_equal(self.score, other.score, equal_nan=True)
             and np.array_equal(self.out_of_frame, other.out_of_frame, equal_nan=True)
+            and np.array_equal(self.uncertainty_px, other.uncertainty_px, equal_nan=True)
         )
 
     __hash__ = None  # type: ignore[assignment]  # holds arrays
@@ -178,6 +182,7 @@ class Transforms:
             self._status[rows],
             self.score[rows],
             self.out_of_frame[rows],
+            self.uncertainty_px[rows],
             copy=False,
         )
 
@@ -202,9 +207,10 @@ class Transforms:
         names = Ids(ids)
         n = len(names)
         matrices, sizes = np.full((n, 3, 3), np.nan), np.zeros((n, 2), dtype=np.int32)
-        status, numbers = np.full(n, SKIPPED, dtype=np.uint8), [np.full(n, np.nan) for _ in range(2)]
+        status, numbers = np.full(n, SKIPPED, dtype=np.uint8), [np.full(n, np.nan) for _ in range(3)]
         matrices[rows], sizes[rows], status[rows] = self.matrices, self.source_sizes, self._status
-        numbers[0][rows], numbers[1][rows] = self.score, self.out_of_frame
+        for column, values in zip(numbers, (self.score, self.out_of_frame, self.uncertainty_px), strict=True):
+            column[rows] = values
         return Transforms(names, matrices, sizes, self.aligned_size, status, *numbers, copy=False)
 
     # ---- geometry
@@ -296,6 +302,11 @@ def _shaped(values: ArrayLike, shape: tuple[int, ...], dtype: Any, name: str, co
             raise CongealError(f"{name} must have shape {shape} to fit the ids, not {array.shape}")
         array = array.reshape(shape)
     return array
+
+
+def _numbers(values: ArrayLike | None, n: int, name: str, copy: bool) -> NDArray[np.float64]:
+    """One number for each of n images, NaN where nothing is known."""
+    return _shaped(np.full(n, np.nan) if values is None else values, (n,), np.float64, name, copy)
 
 
 def _size(value: Sequence[int] | None) -> tuple[int, int] | None:

@@ -28,7 +28,8 @@ def some(n: int = 6, aligned_size: tuple[int, int] | None = (40, 30)) -> Transfo
     score[-1:] = np.nan
     ids = [f'dir/Größe, "{i}"\n.png' if i == 0 else f"im{i}.png" for i in range(n)]
     sizes = rng.integers(1, 5000, (n, 2))
-    return Transforms(ids, matrices, sizes, aligned_size, status, score, rng.uniform(size=n))
+    uncertainty = np.where(rng.uniform(size=n) < 0.5, np.nan, rng.uniform(size=n))
+    return Transforms(ids, matrices, sizes, aligned_size, status, score, rng.uniform(size=n), uncertainty)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -71,8 +72,11 @@ def test_csv_is_the_contract(tmp_path: Path) -> None:
     some().save(tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    wanted = "id status score out_of_frame source_width source_height m00 m01 m02 m10 m11 m12 m20 m21 m22"
-    assert list(rows[0]) == wanted.split()
+    wanted = "id status score out_of_frame uncertainty_px source_width source_height"
+    assert list(rows[0]) == [*wanted.split(), *(f"m{i}{j}" for i in range(3) for j in range(3))]
+    unknown = np.isnan(some().uncertainty_px)
+    assert 0 < unknown.sum() < len(unknown)
+    assert [row["uncertainty_px"] == "" for row in rows] == unknown.tolist()
     assert float(rows[3]["m02"]) == some().matrices[3, 0, 2]
     assert int(rows[3]["source_height"]) == some().source_sizes[3, 0]
     assert rows[1]["status"] == "skipped"
@@ -85,7 +89,39 @@ def test_file_names_that_are_not_utf8_survive_csv(tmp_path: Path) -> None:
     assert Transforms.load(tmp_path / "t.csv") == odd
 
 
-ROW = "a,ok,,,4,4,1,0,0,0,1,0,0,0,1"
+def without_error_bars(path: Path) -> None:
+    """Make of a file what the version before there were error bars wrote."""
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([*row[:4], *row[5:]] for row in rows)
+    elif path.suffix == ".json":
+        document = json.loads(path.read_text())
+        for row in document["images"]:
+            del row["uncertainty_px"]
+        path.write_text(json.dumps(document))
+    elif path.suffix == ".npz":
+        with np.load(path) as saved:
+            arrays = {name: saved[name] for name in saved.files if name != "uncertainty_px"}
+        np.savez(path, **arrays)
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(parquet.read_table(path).drop_columns(["uncertainty_px"]), path)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_files_from_before_there_were_error_bars_can_be_read(tmp_path: Path, suffix: str) -> None:
+    path, wanted = tmp_path / f"t{suffix}", some()
+    wanted.save(path)
+    without_error_bars(path)
+    wanted.uncertainty_px[:] = np.nan
+    found = Transforms.load(path)
+    found.aligned_size = wanted.aligned_size
+    assert found == wanted
+
+
+ROW = "a,ok,,,,4,4,1,0,0,0,1,0,0,0,1"
 HEADER = ",".join(COLUMNS)
 
 

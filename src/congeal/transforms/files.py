@@ -1,6 +1,7 @@
 """`Transforms` as files: CSV and JSON for people, NPZ and Parquet for millions of rows.
 
 All are written and read a few thousand rows at a time: as Python objects a million rows would take gigabytes.
+Files from before there were error bars lack the column `uncertainty_px`, and are read as if it were empty.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from numpy.typing import NDArray
 from congeal.errors import CongealError, require
 from congeal.files import CsvWriter, replacing
 from congeal.transforms.ids import Ids
-from congeal.transforms.transforms import COLUMNS, MATRIX_COLUMNS, STATUSES, Transforms
+from congeal.transforms.transforms import COLUMNS, MATRIX_COLUMNS, NUMBERS, STATUSES, Transforms
 
 # What readers raise, depending on where a file is damaged.
 DAMAGE = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, csv.Error),
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
+NEWER = "uncertainty_px"
+OLD_COLUMNS = tuple(name for name in COLUMNS if name != NEWER)
 _ROWS_AT_ONCE = 10_000
 _ROWS_OF_A_GROUP = 50_000  # of Parquet, which compresses and reads by groups
 
@@ -81,7 +84,7 @@ def _parts(t: Transforms) -> Iterator[Transforms]:
 def _columns(t: Transforms) -> dict[str, list[Any]]:
     """The table of the CSV contract, column by column; None stands for an empty cell."""
     flat = t.matrices.reshape(-1, 9)
-    numbers = {"score": t.score, "out_of_frame": t.out_of_frame}
+    numbers = {name: getattr(t, name) for name in NUMBERS}
     numbers |= {name: flat[:, k] for k, name in enumerate(MATRIX_COLUMNS)}
     cells = {name: [None if v != v else v for v in column.tolist()] for name, column in numbers.items()}
     cells["id"], cells["status"] = list(t.ids), t.status.tolist()
@@ -91,6 +94,7 @@ def _columns(t: Transforms) -> dict[str, list[Any]]:
 
 def _from_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
     """Constructor arguments from that table; empty cells may be None or ''."""
+    columns = {NEWER: [None] * len(columns["id"]), **columns}
 
     def floats(name: str) -> NDArray[np.float64]:
         return np.array([np.nan if v is None or v == "" else float(v) for v in columns[name]], dtype=np.float64)
@@ -103,8 +107,7 @@ def _from_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
         "matrices": np.stack([floats(name) for name in MATRIX_COLUMNS], axis=1).reshape(-1, 3, 3),
         "source_sizes": np.array([ints("source_height"), ints("source_width")], dtype=np.int32).T,
         "status": np.array(columns["status"], dtype=np.str_),
-        "score": floats("score"),
-        "out_of_frame": floats("out_of_frame"),
+        **{name: floats(name) for name in NUMBERS},
     }
 
 
@@ -128,17 +131,17 @@ def _write_csv(t: Transforms, file: IO[bytes]) -> None:
 def _read_csv(path: Path, step: int) -> Transforms:
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         rows = csv.reader(file, strict=True)
-        header = next(rows, [])
-        if tuple(header) != COLUMNS:
+        header = tuple(next(rows, []))
+        if header not in (COLUMNS, OLD_COLUMNS):
             raise ValueError(f"the first line must be {','.join(COLUMNS)}")
         numbered = ((number, row) for number, row in enumerate(rows, start=1) if row)
         chosen = islice(numbered, 0, None, step)
         parts = [_from_columns({name: [] for name in COLUMNS})]
         while part := list(islice(chosen, _ROWS_AT_ONCE)):
             for number, row in part:
-                if len(row) != len(COLUMNS):
-                    raise ValueError(f"row {number} has {len(row)} cells instead of {len(COLUMNS)}")
-            parts.append(_from_columns({name: [row[k] for _, row in part] for k, name in enumerate(COLUMNS)}))
+                if len(row) != len(header):
+                    raise ValueError(f"row {number} has {len(row)} cells instead of {len(header)}")
+            parts.append(_from_columns({name: [row[k] for _, row in part] for k, name in enumerate(header)}))
             parts[-1]["ids"] = Ids(parts[-1]["ids"])
     return _joined(parts)
 
@@ -163,7 +166,9 @@ def _read_json(path: Path, step: int) -> Transforms:
     if not isinstance(document, dict) or document.get("format") != "congeal-transforms":
         raise ValueError('it lacks "format": "congeal-transforms"')
     images = document["images"][::step]
-    columns: dict[str, list[Any]] = {name: [row[name] for row in images] for name in COLUMNS[:6]}
+    kept = [name for name in OLD_COLUMNS if name not in MATRIX_COLUMNS]
+    columns: dict[str, list[Any]] = {name: [row[name] for row in images] for name in kept}
+    columns[NEWER] = [row.get(NEWER) for row in images]
     matrices = np.array([np.full((3, 3), np.nan) if row["matrix"] is None else row["matrix"] for row in images])
     flat = matrices.astype(np.float64).reshape(len(images), 9)
     columns |= {name: flat[:, k].tolist() for k, name in enumerate(MATRIX_COLUMNS)}
@@ -181,7 +186,7 @@ def _write_npz(t: Transforms, file: IO[bytes]) -> None:
         _write_member(archive, "aligned_size", size.shape, size.dtype, [size])
         _write_member(archive, "ids", (len(t),), text, (np.array(p.ids, dtype=text) for p in _parts(t)))
         _write_member(archive, "status", (len(t),), word, (p.status for p in _parts(t)))
-        for name in ("matrices", "source_sizes", "score", "out_of_frame"):
+        for name in ("matrices", "source_sizes", *NUMBERS):
             array: NDArray[Any] = getattr(t, name)
             parts = (array[start : start + _ROWS_AT_ONCE] for start in range(0, len(t), _ROWS_AT_ONCE))
             _write_member(archive, name, array.shape, array.dtype, parts)
@@ -200,9 +205,13 @@ def _read_npz(path: Path, step: int) -> Transforms:
         ids = Ids(chain.from_iterable(part.tolist() for part in _read_member(archive, "ids", step)))
         size = [int(v) for part in _read_member(archive, "aligned_size", 1) for v in part]
         status = np.concatenate([_code(part) for part in _read_member(archive, "status", step)])
-        names = ("matrices", "source_sizes", "score", "out_of_frame")
+        names = [name for name in ("matrices", "source_sizes", *NUMBERS) if name != NEWER or _has(archive, name)]
         columns = {name: _collect(_read_member(archive, name, step)) for name in names}
     return Transforms(ids, aligned_size=tuple(size) or None, status=status, copy=False, **columns)  # type: ignore[arg-type]
+
+
+def _has(archive: zipfile.ZipFile, name: str) -> bool:
+    return f"{name}.npy" in archive.namelist()
 
 
 def _read_member(archive: zipfile.ZipFile, name: str, step: int) -> Iterator[NDArray[Any]]:
@@ -262,7 +271,7 @@ def _write_parquet(t: Transforms, file: IO[bytes]) -> None:
             flat = part.matrices.reshape(-1, 9)
             cells: dict[str, Any] = {"id": list(part.ids), "status": part.status.tolist()}
             cells |= {"source_height": part.source_sizes[:, 0], "source_width": part.source_sizes[:, 1]}
-            cells |= {"score": part.score, "out_of_frame": part.out_of_frame}
+            cells |= {name: getattr(part, name) for name in NUMBERS}
             cells |= {name: np.ascontiguousarray(flat[:, k]) for k, name in enumerate(MATRIX_COLUMNS)}
             # from_pandas: NaN becomes an empty cell
             arrays = [arrow.array(cells[field.name], type=field.type, from_pandas=True) for field in schema]
@@ -272,7 +281,7 @@ def _write_parquet(t: Transforms, file: IO[bytes]) -> None:
 def _read_parquet(path: Path, step: int) -> Transforms:
     with require("pyarrow.parquet", "parquet").ParquetFile(path) as file:
         schema = file.schema_arrow
-        if tuple(schema.names) != COLUMNS or b"congeal" not in (schema.metadata or {}):
+        if tuple(schema.names) not in (COLUMNS, OLD_COLUMNS) or b"congeal" not in (schema.metadata or {}):
             raise ValueError(f"its columns must be {','.join(COLUMNS)}")
         aligned_size = json.loads(schema.metadata[b"congeal"])["aligned_size"]
         parts, done = [_from_columns({name: [] for name in COLUMNS})], 0
@@ -289,14 +298,17 @@ def _from_batch(batch: Any, rows: slice) -> dict[str, Any]:
     def numbers(name: str) -> NDArray[np.float64]:
         return np.asarray(batch.column(name).to_numpy(zero_copy_only=False), dtype=np.float64)[rows]
 
+    def optional(name: str) -> NDArray[np.float64]:
+        return numbers(name) if name in batch.schema.names else np.full(len(ids), np.nan)
+
+    ids = batch.column("id").to_pylist()[rows]
     sizes = [batch.column(name).to_numpy(zero_copy_only=False)[rows] for name in ("source_height", "source_width")]
     return {
-        "ids": Ids(batch.column("id").to_pylist()[rows]),
+        "ids": Ids(ids),
         "matrices": np.stack([numbers(name) for name in MATRIX_COLUMNS], axis=1).reshape(-1, 3, 3),
         "source_sizes": np.stack(sizes, axis=1).astype(np.int32),
         "status": _code(np.array(batch.column("status").to_pylist()[rows], dtype=np.str_)),
-        "score": numbers("score"),
-        "out_of_frame": numbers("out_of_frame"),
+        **{name: optional(name) for name in NUMBERS},
     }
 
 

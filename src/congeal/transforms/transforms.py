@@ -23,7 +23,8 @@ from congeal.transforms.ids import Ids
 
 STATUSES = ("ok", "blank", "outlier", "failed", "skipped")
 MATRIX_COLUMNS = tuple(f"m{row}{column}" for row in range(3) for column in range(3))
-COLUMNS = ("id", "status", "score", "out_of_frame", "source_width", "source_height", *MATRIX_COLUMNS)
+NUMBERS = ("score", "out_of_frame", "uncertainty_px")
+COLUMNS = ("id", "status", *NUMBERS, "source_width", "source_height", *MATRIX_COLUMNS)
 
 _WORDS = np.array(STATUSES)
 FAILED, SKIPPED = STATUSES.index("failed"), STATUSES.index("skipped")

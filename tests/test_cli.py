@@ -23,13 +23,15 @@ from blobs import blob, save_folder
 from congeal import cli
 from congeal.cli import main
 from congeal.methods.job import Job
+from congeal.pipeline.result import Result
 from congeal.transforms import Transforms
 
 KEYS = {
     *("n_images", "n_skipped", "method", "motion", "apsnr_before", "apsnr_after"),
     *("energy_ratio", "mean_scale", "blank_share"),
     *("out_of_frame_share", "collapsed", "fit_seconds", "align_seconds", "images_per_second", "peak_memory_mb"),
-    *("seed", "version"),
+    *("seed", "version", "motion_asked", "likeness_before", "likeness_after", "improved_share", "uncertainty_px"),
+    *("trained", "levels", "decisions", "verdict"),
 }
 LSC = ("--method", "lsc")
 
@@ -202,6 +204,23 @@ def test_a_collapse_is_said_loudly_and_is_no_failure(tmp_path: Path, capsys: pyt
     assert "Collapsed" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [("good", 0), ("unchanged", 0), *((word, 3) for word in ("mixed", "shrunk", "zoomed", "worse", "failed"))],
+)
+@pytest.mark.parametrize("command", ["align", "apply"])
+def test_strict_has_an_exit_code_for_results_nobody_should_use(
+    command: str, verdict: str, code: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = {"verdict": verdict, "advice": "Look at it.", "collapsed": verdict == "shrunk"}
+    result = Result(metrics, Transforms([], np.zeros((0, 3, 3)), np.zeros((0, 2))), Path("run"))
+    monkeypatch.setattr(f"congeal.pipeline.{command}.{command}", lambda *_, **__: result)
+    arguments = [command, *(["run"] if command == "apply" else []), "photos", "-o", "out", "--quiet"]
+    assert main(arguments) == 0
+    assert ("WARNING" in caplog.text) == (code != 0)
+    assert main([*arguments, "--strict"]) == code
+
+
 # ---- bad input: one sentence and a non-zero exit, or a row in skipped.csv
 
 
@@ -358,6 +377,9 @@ def test_transforms_of_another_set(
         (["--limit", "0"], "at least 1"),
         (["--output-format", "jpeg"], "jpeg"),
         (["--transforms-format", "xlsx"], "xlsx"),
+        (["--motion", "auto"], "lsc cannot choose its motion: give --motion translation, "),
+        (["--train", "never"], "lsc has no choice whether to train a network"),
+        (["--method", "deep", "--preset", "paper-mnist", "--train", "never"], "paper has no choice whether to train"),
         (["--set", "damping"], "KEY=VALUE"),
         (["--set", "colour=3"], "no parameter 'colour'"),
         (["--set", "damping=high"], "a number"),

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import congeal
+import deciding
 from blobs import blob, save_folder
 from congeal import CongealError, Transforms, align, compare
 from congeal.cli import main
@@ -285,6 +286,12 @@ def test_a_motion_that_a_method_lacks_becomes_its_largest_within(monkeypatch: py
     assert motion_for("lsc", "similarity") == "rigid"
     with pytest.raises(CongealError, match="no motion within translation"):
         motion_for("lsc", "translation")
+
+
+def test_auto_is_for_methods_that_can_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    deciding.register(monkeypatch)
+    assert motion_for("deciding", "auto") == "auto"
+    assert motion_for("lsc", "auto") is None
 
 
 # ---- once each

@@ -14,6 +14,7 @@ from PIL import Image
 
 import congeal.pipeline.align
 import congeal.pipeline.stages
+import deciding
 from blobs import blob, save_folder
 from congeal import CongealError, Transforms, align, apply
 from congeal.images import Image as Picture
@@ -100,6 +101,45 @@ def test_result_is_numbers_transforms_and_folder(tmp_path: Path) -> None:
     assert np.array_equal(stored.matrices, result.transforms.matrices)
     assert "data:image/png" in result._repr_html_()
     assert align("digits:4", tmp_path / "run", size=28, limit=30, **OPTIONS).transforms == result.transforms
+
+
+def test_what_the_method_decided_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deciding.register(monkeypatch)
+    run = tmp_path / "run"
+    result = align(blob(), run, method="deciding", size=16, quiet=True)
+    told = {key: result.metrics[key] for key in ("motion", "motion_asked", "trained", "levels", "decisions")}
+    assert told == {
+        "motion": "rigid",
+        "motion_asked": "auto",
+        "trained": False,
+        "levels": [16, 48],
+        "decisions": deciding.WHY,
+    }
+    assert result.metrics["uncertainty_px"] == pytest.approx(np.nanmedian(result.transforms.uncertainty_px))
+    assert np.isnan(result.transforms.uncertainty_px[0])
+    assert f"poses repeat  to {result.metrics['uncertainty_px']:.3g} px" in result.summary()
+    for lost in ("metrics.json", "transforms.csv", "mean.png"):
+        (run / lost).unlink()
+        again = align(blob(), run, method="deciding", size=16, quiet=True)
+        assert again.metrics == json.loads((run / "metrics.json").read_text())
+        assert {key: again.metrics[key] for key in told} == told
+        assert again.transforms == result.transforms
+
+
+def test_motion_and_training_are_those_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deciding.register(monkeypatch)
+    options = {"method": "deciding", "size": 16, "quiet": True}
+    metrics = align(blob(), tmp_path / "run", motion="affine", train="always", **options).metrics
+    assert (metrics["motion"], metrics["motion_asked"], metrics["trained"]) == ("affine", "affine", True)
+    with pytest.raises(CongealError, match="the train is given twice"):
+        align(blob(), tmp_path / "twice", train="never", params={"train": "always"}, **options)
+
+
+def test_a_method_without_decisions_says_so_in_null(tmp_path: Path) -> None:
+    metrics = align(blob(), tmp_path / "run", motion="translation", **OPTIONS).metrics
+    assert (metrics["motion"], metrics["motion_asked"], metrics["trained"]) == ("translation", "translation", False)
+    assert metrics["uncertainty_px"] is None
+    assert metrics["decisions"] == {}
 
 
 def test_report_stands_alone(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The command line: one dataclass per command, each with a `run` that does it (and is told the command as typed).
 
-Exit codes: 0 done (a result that collapsed is done, and said loudly), 2 wrong use (flags, paths, names, a folder that
-belongs to another run), 1 failed during the work (nothing readable, disk full, a bug), 130 stopped with Ctrl-C.
+Exit codes: 0 done (a bad result is done too, and said loudly), 2 wrong use (flags, paths, names, a folder that belongs
+to another run), 1 failed during the work (nothing readable, disk full, a bug), 3 done, under --strict, with a result
+that is neither good nor unchanged, 130 stopped with Ctrl-C.
 Nothing heavy is imported up here: `congeal --help` must come at once.
 """
 
@@ -63,7 +64,10 @@ class Align:
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """paper-mnist or paper-lfw: the paper's own method with the parameters it prints."""
     motion: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """translation, rigid, similarity, affine or homography; the method's own unless given."""
+    """auto, the default of deep: the simplest that suffices; or translation, rigid, similarity, affine or homography.
+    The method's own unless given."""
+    train: Annotated[str | None, tyro.conf.arg(metavar="auto|always|never", help_behavior_hint="")] = None
+    """Whether deep trains a network: when that helps (auto), always or never; auto unless given."""
     reference: Annotated[str, tyro.conf.arg(metavar="auto|mean|stack|medoid|PATH|INDEX")] = "auto"
     """What to align to: the method's own choice (auto), its most typical image (medoid), an image file, or the index of
     an image of the set; lsc also takes the mean of the set and all its images (stack)."""
@@ -71,7 +75,8 @@ class Align:
     """Where to start: 'faces' for the face in each photograph ('faces@0.3': box 30% larger), a transforms file, or
     boxes (columns id,x,y,width,height in source pixels)."""
     size: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """Longer side, in pixels, of the images the method works on; 64 unless given. Results keep the full resolution."""
+    """Longer side, in pixels, of the images the method works on; 64 unless given. deep begins there and goes on to
+    finer ones, as fine as the images are; --set finest=N caps them. Results keep the full resolution."""
     limit: Count = None
     """Use only the first N images."""
     seed: Count = None
@@ -84,13 +89,15 @@ class Align:
     """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
     set: Settings = dataclasses.field(default_factory=list)
     """A parameter of the method, for example --set damping=0.1; may be repeated."""
+    strict: Flag = False
+    """Exit with code 3 if the verdict is not good or unchanged."""
     quiet: Flag = False
     """Print nothing but warnings and errors."""
     debug: Flag = False
     """Print the traceback of an unexpected error."""
 
-    def run(self, command: str) -> None:
-        """Align and print the outcome."""
+    def run(self, command: str) -> int:
+        """Align and print the outcome; gives the exit code."""
         from congeal.pipeline.align import align
 
         result = align(
@@ -99,6 +106,7 @@ class Align:
             method=self.method,
             preset=self.preset,
             motion=self.motion,
+            train=self.train,
             params=parse_settings(self.set),
             reference=self.reference,
             init=self.init,
@@ -112,6 +120,7 @@ class Align:
             command=command,
         )
         print_result(result, self.quiet)
+        return exit_code(result, self.strict)
 
 
 @dataclasses.dataclass
@@ -134,13 +143,15 @@ class Apply:
     """auto gives back what came in; or files, npy, tiff, shards."""
     transforms_format: str = "auto"
     """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
+    strict: Flag = False
+    """Exit with code 3 if the verdict is not good or unchanged."""
     quiet: Flag = False
     """Print nothing but warnings and errors."""
     debug: Flag = False
     """Print the traceback of an unexpected error."""
 
-    def run(self, command: str) -> None:
-        """Align the new images and print the outcome."""
+    def run(self, command: str) -> int:
+        """Align the new images and print the outcome; gives the exit code."""
         from congeal.pipeline.apply import apply
 
         result = apply(
@@ -156,6 +167,7 @@ class Apply:
             command=command,
         )
         print_result(result, self.quiet)
+        return exit_code(result, self.strict)
 
 
 @dataclasses.dataclass
@@ -173,7 +185,7 @@ class Compare:
     """Names from 'congeal methods'; name@variant compares settings of one method."""
     motion: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """translation, rigid, similarity, affine or homography; a method that lacks it uses its largest one within it.
-    Each method's own unless given."""
+    auto: methods that can choose do, the others use their own. Each method's own unless given."""
     init: Start = None
     """Where all methods start: 'faces', a transforms file, or boxes (columns id,x,y,width,height in source pixels)."""
     size: int = 64
@@ -456,6 +468,9 @@ class Report:
         print(page.resolve())
 
 
+SOUND = ("good", "unchanged")
+"""Verdicts of a result that can be used as it is. A mixed one needs a look: part of the set is something else."""
+NOT_SOUND = 3  # exit code under --strict
 LONGEST_NAME = 200  # characters of a path that are shown
 WRONG_NAME = frozenset(
     (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -520,7 +535,7 @@ def read_and_perform(arguments: list[str]) -> int:
 def perform(command: Any, as_typed: str) -> int:
     """Run the command; every way it can end becomes one sentence and an exit code."""
     try:
-        command.run(as_typed)
+        return command.run(as_typed) or 0
     except KeyboardInterrupt:
         log.error("stopped; run the same command to resume")
         return 130
@@ -549,7 +564,6 @@ def perform(command: Any, as_typed: str) -> int:
         return unexpected(error, command)
     except Exception as error:
         return unexpected(error, command)
-    return 0
 
 
 def out_of_memory(what: str) -> int:
@@ -636,11 +650,19 @@ def describe_methods() -> str:
 
 
 def print_result(result: Result, quiet: bool) -> None:
-    """The outcome in a few lines on stdout; a collapse as a warning on stderr as well."""
+    """The outcome in a few lines on stdout; a result that cannot be trusted as a warning on stderr as well."""
+    verdict, advice = result.metrics["verdict"], result.metrics["advice"]
     if result.metrics["collapsed"]:
-        log.warning("WARNING: the alignment collapsed (%s): %s", result.metrics["verdict"], result.metrics["advice"])
+        log.warning("WARNING: the alignment collapsed (%s): %s", verdict, advice)
+    elif verdict not in SOUND:
+        log.warning("WARNING: the result is %s: %s", verdict, advice)
     if not quiet:
         print(result.summary())
+
+
+def exit_code(result: Result, strict: bool) -> int:
+    """0, or `NOT_SOUND` for a result that a strict user would not take: shrunk, zoomed, worse, failed, or mixed."""
+    return NOT_SOUND if strict and result.metrics["verdict"] not in SOUND else 0
 
 
 if __name__ == "__main__":

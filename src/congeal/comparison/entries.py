@@ -13,7 +13,7 @@ from congeal.geometry import MOTIONS
 from congeal.methods.base import Method
 from congeal.methods.registry import method_class
 from congeal.methods.registry import methods as known_methods
-from congeal.pipeline.request import make_method
+from congeal.pipeline.request import chooses_motion, make_method
 from congeal.report.compare import LABEL
 
 # What all methods of a comparison share, and the option that sets it.
@@ -74,8 +74,8 @@ def make_entries(
     labels: Sequence[str], motion: str | None, params: Mapping[str, Mapping[str, Any]], size: int, seed: int
 ) -> list[Entry]:
     """One entry per label. Wrong names are an error; values a method refuses are a problem of its row."""
-    if motion is not None and motion not in MOTIONS:
-        raise CongealError(f"unknown motion '{motion}': choose one of {', '.join(MOTIONS)}")
+    if motion not in (None, "auto", *MOTIONS):
+        raise CongealError(f"unknown motion '{motion}': choose auto or one of {', '.join(MOTIONS)}")
     for label, settings in params.items():
         if label not in labels:
             raise CongealError(f"there are settings for '{label}', which is not compared: {', '.join(labels)} are")
@@ -103,9 +103,14 @@ def make_entry(label: str, motion: str | None, params: Mapping[str, Any], size: 
 
 
 def motion_for(name: str, asked: str | None) -> str | None:
-    """The largest motion of the method that is contained in the one asked for; None for the method's own."""
+    """The largest motion of the method that is contained in the one asked for; None for the method's own.
+
+    "auto" is for methods that can choose; the others keep their own.
+    """
     if asked is None:
         return None
+    if asked == "auto":
+        return asked if chooses_motion(name) else None
     own = method_class(name).motions
     contained = [motion for motion in MOTIONS[: MOTIONS.index(asked) + 1] if motion in own]
     if not contained:

@@ -41,6 +41,7 @@ def align(
     method: str | None = None,
     preset: str | None = None,
     motion: str | None = None,
+    train: str | None = None,
     params: Mapping[str, Any] | None = None,
     reference: str | int = "auto",
     init: str | os.PathLike[str] | None = None,
@@ -66,7 +67,10 @@ def align(
     preset : str, optional
         "paper-mnist" or "paper-lfw": the paper's method with the parameters it prints for those images.
     motion : str, optional
-        translation, rigid, similarity, affine or homography; the method's own unless given.
+        "auto", the default of "deep", finds the simplest that suffices; or translation, rigid, similarity, affine or
+        homography. The method's own unless given.
+    train : str, optional
+        Whether "deep" trains a network: "auto" when that helps, "always" or "never"; "auto" unless given.
     params : mapping, optional
         Further hyper-parameters of the method, by name.
     reference : str or int
@@ -76,7 +80,8 @@ def align(
         Where to start: a file with transforms or boxes (columns id,x,y,width,height in source pixels), or "faces"
         ("faces@0.3") for boxes around the faces in photographs (30% larger).
     size : int, optional
-        Longer side, in pixels, of the pictures the method works on; 64 unless given. Results keep the full resolution.
+        Longer side, in pixels, of the pictures the method works on; 64 unless given. "deep" begins there and goes on
+        to finer ones, as fine as the images are; its parameter `finest` caps them. Results keep the full resolution.
     limit : int, optional
         Use only the first `limit` images.
     seed : int, optional
@@ -98,11 +103,11 @@ def align(
         Numbers, transforms and folder of the run.
     """
     params = params or {}
-    refuse_twice(params, seed=seed, motion=motion, reference=None if reference == "auto" else reference)
+    refuse_twice(params, seed=seed, motion=motion, train=train, reference=None if reference == "auto" else reference)
     images = at_faces(remember_decoded(open_images(source, limit=limit)), init, quiet=quiet)
     check_formats(output_format, transforms_format)
     name, preset_params = choose_method(method, preset)
-    given = {"motion": motion, "size": size, "random_state": seed}
+    given = {"motion": motion, "train": train, "size": size, "random_state": seed}
     model = make_method(name, {**preset_params, **{k: v for k, v in given.items() if v is not None}}, params)
     set_reference(model, reference, images)
     start = read_start(init, images)

@@ -122,4 +122,12 @@ def align_new_images(
     # `transform` would hold every aligned image.
     aligned = model.align_new(stack, checkpoint=checkpoint, quiet=quiet)
     seconds = checkpoint.seconds
-    return keep_answer(run, stack, aligned.transforms, aligned.quality, motion=model.motion, seconds=seconds)
+    found = aligned.found
+    how = {
+        "motion": found.motion,
+        "motion_asked": model.motion,
+        "levels": found.levels,
+        "trained": found.trained,
+        "decisions": found.decisions,
+    }
+    return keep_answer(run, stack, aligned.transforms, aligned.quality, how=how, seconds=seconds)

@@ -57,11 +57,24 @@ def make_method(name: str, settings: Mapping[str, Any], params: Mapping[str, Any
     if not isinstance(params, Mapping):
         raise CongealError(f"params are the method's parameters by name, a dict, not a {type(params).__name__}")
     model = method_class(name)()
-    model.set_params(**{key: value for key, value in settings.items() if value is not None})
+    given = {key: value for key, value in settings.items() if value is not None}
+    if given.get("motion") == "auto" and not chooses_motion(name):
+        raise CongealError(
+            f"{name} cannot choose its motion: give --motion {', '.join(model.motions[:-1])} or {model.motions[-1]}, "
+            f"or leave it out for {model.motion}"
+        )
+    if "train" in given and "train" not in model.get_params():
+        raise CongealError(f"{name} has no choice whether to train a network; --train is for {DEFAULT_METHOD}")
+    model.set_params(**given)
     known = model.get_params()
     model.set_params(**{key: coerce(value, known.get(key)) for key, value in params.items()})
     model.check_parameters()
     return model
+
+
+def chooses_motion(name: str) -> bool:
+    """Whether the method of this name can find out which motion the images need: "auto" is then its own."""
+    return bool(method_class(name)().motion == "auto")
 
 
 def coerce(value: Any, default: Any) -> Any:

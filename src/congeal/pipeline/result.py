@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from congeal.report.charts import short
 from congeal.transforms import Transforms
 
 
@@ -42,16 +43,22 @@ class Result:
         """The outcome in a few lines."""
         m = self.metrics
         skipped = f" ({m['n_skipped']} skipped, see skipped.csv)" if m["n_skipped"] else ""
-        return "\n".join(
-            [
-                f"{m['n_images']} images aligned with {m['method']}, {m['motion']}{skipped}",
-                f"APSNR         {_shown(m['apsnr_before'])} → {_shown(m['apsnr_after'])} dB",
-                f"energy ratio  {_shown(m['energy_ratio'])}",
-                f"mean scale    {_shown(m['mean_scale'])}",
-                f"verdict       {'COLLAPSED, ' if m['collapsed'] else ''}{m['verdict']}: {m['advice']}",
-                f"report        {self.report.resolve()}",
-            ]
-        )
+        lines = [f"{m['n_images']} images aligned with {m['method']}, {m['motion']}{skipped}"]
+        if m.get("likeness_after") is not None:
+            likeness = f"{_shown(m.get('likeness_before'))} → {_shown(m['likeness_after'])}"
+            lines.append(f"likeness      {likeness}{_improved(m.get('improved_share'))}")
+        lines += [
+            f"APSNR         {_shown(m['apsnr_before'])} → {_shown(m['apsnr_after'])} dB",
+            f"energy ratio  {_shown(m['energy_ratio'])}",
+            f"mean scale    {_shown(m['mean_scale'])}",
+        ]
+        if m.get("uncertainty_px") is not None:
+            lines.append(f"poses repeat  to {short(m['uncertainty_px'])} px (median)")
+        lines += [
+            f"verdict       {'COLLAPSED, ' if m['collapsed'] else ''}{m['verdict']}: {m['advice']}",
+            f"report        {self.report.resolve()}",
+        ]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         from congeal.report.pictures import picture
@@ -59,6 +66,10 @@ class Result:
         pictures = [picture(path) for path in (self.folder / ".work" / "mean_before.png", self.folder / "mean.png")]
         shown = "".join(f'<img src="{p["uri"]}" style="width:128px;margin-right:8px">' for p in pictures if p)
         return f"{shown}<pre>{html.escape(self.summary())}</pre>"
+
+
+def _improved(share: float | None) -> str:
+    return "" if share is None else f", {100 * share:.0f} % of the images improved"
 
 
 def _shown(value: float | None) -> str:

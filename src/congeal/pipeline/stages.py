@@ -16,7 +16,7 @@ import logging
 import os
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -44,6 +44,10 @@ log = logging.getLogger("congeal")
 
 FITTED = ("model.safetensors", "metrics.csv", "skipped.csv")  # what a fit leaves besides its answer
 PICTURES = ("mean.png", "variance.png", "aligned/names.csv")
+# What was asked and decided: the motion used and the one asked for, the sizes worked at, whether a network was trained,
+# and each decision with its reason. A run of an earlier version knows its motion only.
+HOW = ("motion", "motion_asked", "levels", "trained", "decisions")
+LIKENESS = ("likeness_before", "likeness_after", "improved_share")  # first among the numbers of metrics.json
 MOST_CSV_ROWS = 200_000  # beyond that "auto" writes an NPZ, which is read and written in a fraction of the time
 
 
@@ -125,13 +129,23 @@ def keep_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> Ans
     """Everything a fitted method leaves: its model file, if new images can be aligned with it, and its answer."""
     if model.can_transform():
         model.save(run / "model.safetensors")
-    return keep_answer(run, stack, model.transforms_, model.quality_, motion=model.motion, seconds=seconds)
+    how = {
+        "motion": model.motion_,
+        "motion_asked": model.motion,
+        "levels": model.levels_,
+        "trained": model.trained_,
+        "decisions": model.decisions_,
+    }
+    return keep_answer(run, stack, model.transforms_, model.quality_, how=how, seconds=seconds)
 
 
 def keep_answer(
-    run: RunFolder, stack: Stack, found: Transforms, quality: Quality, *, motion: str, seconds: float
+    run: RunFolder, stack: Stack, found: Transforms, quality: Quality, *, how: Mapping[str, Any], seconds: float
 ) -> Answer:
-    """Put everything later stages need on the disk, so that they work without stack and method."""
+    """Put everything later stages need on the disk, so that they work without stack and method.
+
+    how: what was asked and decided on the way to the answer, see `HOW`.
+    """
     table = write_transforms(run, found)
     start = stack.to_transforms(stack.start)
     start.save(run.work / "start.npz")
@@ -146,7 +160,7 @@ def keep_answer(
         highest_memory_mb=highest_memory_mb(run),
         quality=quality.as_dict(),
         fit_seconds=seconds,
-        motion=motion,
+        **{name: how[name] for name in HOW},
         look={"black": black, "white": white, "channels": colours, "ranges": stack.layout.ranges},
         versions=versions(),
     )
@@ -229,14 +243,19 @@ def finish(
 
 
 def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
-    """metrics.json. images_per_second counts fitting and writing together; sizes are (height, width)."""
+    """metrics.json. images_per_second counts fitting and writing together; sizes are (height, width).
+
+    uncertainty_px is the median over the images that are to be trusted. What an earlier version did not know is None.
+    """
     config, state, quality = run.config, run.state, run.state["quality"]
     seconds = state["fit_seconds"] + state["align_seconds"]
     return {
         "n_images": quality["n_images"],
         "n_skipped": state["n_skipped"],
         "method": config["method"],
-        "motion": state["motion"],
+        **{name: state.get(name) for name in HOW if name != "decisions"},
+        "uncertainty_px": middle(found.uncertainty_px[found.ok]),
+        **dict.fromkeys(LIKENESS),
         **{key: value for key, value in quality.items() if key != "n_images"},
         "fit_seconds": round(state["fit_seconds"], 3),
         "align_seconds": round(state["align_seconds"], 3),
@@ -247,7 +266,14 @@ def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
         "aligned_size": found.aligned_size,
         "status": found.counts(),
         "n_exif_rotated": state["n_exif_rotated"],
+        "decisions": state.get("decisions", {}),
     }
+
+
+def middle(values: np.ndarray) -> float | None:
+    """The median of the finite ones; None if there is none."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
 
 
 def highest_memory_mb(run: RunFolder) -> float | None:

@@ -24,7 +24,7 @@ from congeal import CongealError, Transforms, align, compare
 from congeal.cli import main
 from congeal.comparison.compare import has_nothing_left
 from congeal.comparison.entries import motion_for, read_labels
-from congeal.comparison.frozen import FrozenStack, freeze
+from congeal.comparison.frozen import FrozenStack, finer_sizes, freeze
 from congeal.images import prepare
 from congeal.images.files import FileSource
 from congeal.methods.registry import method_class, methods
@@ -366,6 +366,39 @@ def test_a_frozen_stack_keeps_masks(tmp_path: Path) -> None:
     assert masks is not None
     assert frozen is not None
     assert torch.equal(masks, frozen)
+
+
+@pytest.mark.parametrize("kind", ["files", "memory", "mapped"])
+def test_a_frozen_stack_has_larger_pictures(tmp_path: Path, kind: str) -> None:
+    images = (255 * np.random.default_rng(2).random((5, 100, 80))).astype(np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    opened = {"files": lambda: save_folder(tmp_path / "files", images), "memory": lambda: images}
+    source = open_images(opened.get(kind, lambda: tmp_path / "images.npy")())
+    stack = prepare(source, size=10, folder=tmp_path / "stack")
+    freeze(stack, tmp_path / "frozen")
+    assert finer_sizes(stack) == [30, 90, 100]
+    frozen = FrozenStack(tmp_path / "frozen")
+    assert frozen.native_size == stack.native_size == 100
+    assert frozen.at(10) is frozen
+    assert frozen.at(29) is frozen, "none is small enough"
+    for asked, has in ((30, 30), (64, 30), (95, 90), (100, 100), (5000, 100)):
+        larger, wanted = frozen.at(asked), stack.at(has)
+        assert max(larger.frame) == has
+        assert torch.equal(larger.images(slice(None)), wanted.images(slice(None)))
+        assert np.array_equal(larger.start, wanted.start)
+        assert larger.to_transforms(larger.start) == wanted.to_transforms(wanted.start)
+        rows = np.array([4, 1])
+        assert torch.equal(frozen.some(rows).at(asked).images([0, 1]), wanted.images([4, 1]))
+    assert frozen.at(100) is frozen.at(100), "opened once"
+
+
+def test_the_finest_frozen_pictures_are_left_out_where_they_would_take_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = prepare(open_images(blob(4, size=100)), size=10)
+    monkeypatch.setattr("congeal.comparison.frozen.MOST_BYTES", 4 * (30**2 + 90**2) * 2)
+    freeze(stack, tmp_path / "frozen")
+    assert max(FrozenStack(tmp_path / "frozen").at(100).frame) == 90
 
 
 def test_compare_is_public() -> None:

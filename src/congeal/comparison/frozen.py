@@ -2,6 +2,8 @@
 
 The pixels of a decoded stack and of a mapped array are in files already, and those are what the other process reads.
 Only images that are in memory, or made as they are asked for, are written once more.
+
+A frozen stack has no originals, from which `Stack.at` would make larger pictures: those are frozen beside it.
 """
 
 from __future__ import annotations
@@ -23,10 +25,43 @@ from congeal.images.store import Store, keep_store, open_store
 
 CHUNK_VALUES = 4_000_000
 ABOUT = "about.npz"
+MEASURED_AT = 192  # pixels along the frame's longer side: what likeness is measured at
+FINER = 3  # how many times as fine the next level of a method is
+MOST_BYTES = 1 << 30  # of larger pictures; where all would take more, the finest are left out
 
 
 def freeze(stack: Stack, folder: Path) -> None:
-    """Write what another process needs of the stack into `folder`; about.npz, written last, says that it is whole."""
+    """Write what another process needs of the stack, and of the larger ones it may ask for, into `folder`."""
+    levels, room = [], MOST_BYTES
+    for size in finer_sizes(stack):
+        room -= _bytes_at(stack, size)
+        larger = stack.at(size) if room >= 0 else stack
+        if larger is stack:
+            break
+        _freeze_one(larger, folder / f"at-{size}", [])
+        levels.append(size)
+    _freeze_one(stack, folder, levels)
+
+
+def finer_sizes(stack: Stack) -> list[int]:
+    """The sizes that methods and measures ask `Stack.at` for, coarse to fine, up to that of the originals."""
+    coarsest, native = max(stack.frame), stack.native_size
+    sizes, size = {min(MEASURED_AT, native)}, coarsest
+    while size < native:
+        size = min(FINER * size, native)
+        sizes.add(size)
+    return sorted(size for size in sizes if size > coarsest)
+
+
+def _bytes_at(stack: Stack, size: int) -> int:
+    """About how many bytes the pictures of that size take."""
+    one = stack.unscaled([0])
+    finer = size / max(stack.frame)
+    return round(len(stack) * finer**2 * (one.size * (1 if one.dtype == np.uint8 else 4) + one[0, 0].size))
+
+
+def _freeze_one(stack: Stack, folder: Path, levels: list[int]) -> None:
+    """One stack into its folder; about.npz, written last, says that it is whole. levels: frozen under at-SIZE there."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     (folder / ABOUT).unlink(missing_ok=True)
@@ -41,6 +76,7 @@ def freeze(stack: Stack, folder: Path) -> None:
         "layout": stack.layout.as_dict(),
         "pixels": pixels,
         "mapped": mapped,
+        "levels": levels,
     }
     with replacing(folder / ABOUT) as file:
         np.savez(
@@ -71,6 +107,12 @@ class FrozenStack(Stack):
         self.skipped = [Skipped(*one) for one in about["skipped"]]
         self.intensity = tuple(about["intensity"])
         self._store = open_store(Path(about["pixels"])) if about["pixels"] else None
+        self._folder, self._levels, self._larger = folder, about["levels"], {}
+
+    def _made_at(self, size: int) -> Stack:
+        """The largest of the frozen ones that is not larger than asked for; this one if there is none."""
+        level = max((level for level in self._levels if level <= size), default=None)
+        return self if level is None else FrozenStack(self._folder / f"at-{level}")
 
     @property
     def layout(self) -> Layout:

@@ -30,7 +30,7 @@ from congeal.images.files import FileSource
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
 from congeal.pipeline.render import Picture
-from congeal.report.tables import markdown
+from congeal.report.tables import best, markdown, motion_words
 from congeal.runs.folder import RunFolder
 
 comparing = importlib.import_module("congeal.comparison.compare")  # the module, which the function hides
@@ -114,10 +114,24 @@ def test_a_collapse_cannot_be_misread(compared: Path) -> None:
     line = next(line for line in (compared / "table.md").read_text().splitlines() if line.startswith("| lsc@loose"))
     assert f"~~{row['apsnr_after']:.2f}~~ collapsed" in line
     assert "COLLAPSED" in line
-    # Bold is for the best of the others, even when a collapsed row has more dB.
-    high = {**row, "apsnr_after": 99.0}
-    assert "**99.00**" not in markdown([high, table(compared)["lsc"]])
-    assert f"**{table(compared)['lsc']['apsnr_after']:.2f}**" in markdown([high, table(compared)["lsc"]])
+    # Bold is for the best of the others, even when a collapsed row has more of it.
+    high, sound = {**row, "likeness_after": 0.999}, {**table(compared)["lsc"], "likeness_after": 0.5}
+    assert "**0.999**" not in markdown([high, sound])
+    assert "**0.500**" in markdown([high, sound])
+
+
+def test_rows_are_ranked_by_likeness(compared: Path) -> None:
+    row = table(compared)["lsc"]
+    sharp = {**row, "likeness_after": 0.8, "apsnr_after": 20.0}
+    blunt = {**row, "likeness_after": 0.6, "apsnr_after": 30.0}
+    assert best([blunt, sharp]) is sharp
+    text = markdown([blunt, sharp])
+    assert "| **0.800** |" in text
+    assert "**30.00**" not in text
+    before = [{key: value for key, value in one.items() if "likeness" not in key} for one in (sharp, blunt)]
+    assert best(before) is before[1], "tables of versions without likeness have only APSNR"
+    assert "**30.00**" in markdown(before)
+    assert best([{**sharp, "collapsed": True}, {"error": "no", **blunt}]) is None
 
 
 def test_memory_is_that_of_the_child(compared: Path) -> None:
@@ -292,6 +306,8 @@ def test_auto_is_for_methods_that_can_choose(monkeypatch: pytest.MonkeyPatch) ->
     deciding.register(monkeypatch)
     assert motion_for("deciding", "auto") == "auto"
     assert motion_for("lsc", "auto") is None
+    assert motion_words({"motion": "rigid", "motion_asked": "auto"}) == "rigid (chosen)"
+    assert motion_words({"motion": "rigid", "motion_asked": "affine"}) == "rigid (has no affine)"
 
 
 # ---- once each

@@ -52,6 +52,21 @@ def test_tables_have_the_paper_beside_and_say_what_holds() -> None:
     assert "| deep: mean scale furthest from 1 | 1.01 |" in text
 
 
+def test_methods_are_ranked_by_likeness_within_a_start() -> None:
+    likeness = {"deep": 0.4, "rasl": 0.5, FUNNELED: 0.45}
+    rows = [one | {"likeness_before": 0.2, "likeness_after": likeness[one["method"]]} for one in ideal()]
+    rows = [one | {"collapsed": True} if (one["method"], one["grow"]) == ("rasl", 0.3) else one for one in rows]
+    lines = [(line["start"], line["method"], line["likeness"]) for line in lfw.likeness_table(rows).rows]
+    assert lines == [
+        ("box", "rasl", "0.500"),
+        ("box", FUNNELED, "0.450"),
+        ("box", "deep", "0.400"),
+        ("+30 %", "deep", "0.400"),
+        ("+30 %", "rasl", "~~0.500~~"),
+    ]
+    assert "likeness before" in lfw.likeness_table(ideal()).markdown(), "rows without it leave gaps"
+
+
 def test_one_bad_subject_and_a_zoom_do_not_hide() -> None:
     rows = ideal()
     rows[1] |= {"landmark": 6.0, "mean_scale": 0.9}

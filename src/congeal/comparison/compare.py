@@ -249,7 +249,9 @@ def make_row(entry: Entry, part: RunFolder, images: ImageSource) -> Row:
         row.update({key: state.get(key) for key in ("peak_memory_mb", "idle_memory_mb")})
         if images.truth is not None:
             row["corner_error"] = true_error(part, images)
-    row.update(method=entry.label, motion_asked=entry.motion_asked)
+    row["method"] = entry.label
+    if entry.motion_asked not in (None, "auto"):  # not what became of it for a method that has no such motion
+        row["motion_asked"] = entry.motion_asked
     return row
 
 
@@ -268,8 +270,9 @@ def log_row(row: Row) -> None:
         log.warning("%s failed: %s", row["method"], row["error"])
         return
     log.info(
-        "%s: %s → %s dB, energy %s, %s s, %s",
+        "%s: likeness %s → %s, %s → %s dB, energy %s, %s s, %s",
         row["method"],
+        *(fixed(row[key], 3) for key in ("likeness_before", "likeness_after")),
         *(fixed(row[key]) for key in ("apsnr_before", "apsnr_after", "energy_ratio")),
         fixed(row["fit_seconds"], 1),
         verdict_words(row),

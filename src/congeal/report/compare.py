@@ -11,7 +11,7 @@ from congeal.files import read_json, refuse_links, write_text
 from congeal.report.data import shown_config
 from congeal.report.page import fill_template
 from congeal.report.pictures import picture
-from congeal.report.tables import best, motion_words, verdict_words
+from congeal.report.tables import best, motion_words, ranked_by, verdict_words
 from congeal.runs.folder import RunFolder
 
 LABEL = re.compile(r"[a-z0-9]+(@[A-Za-z0-9_+-]+)?")  # a method, or method@variant
@@ -56,6 +56,7 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
         "config": shown_config(run),
         "n_images": next((row["n_images"] for row in rows if row["n_images"]), 0),
         "methods": methods,
+        "ranked_by": ranked_by([winner] if winner else []),
         "before": done[0] if done else None,
         "mean_before": picture(work / "mean_before.png", LONGEST) if work else None,
         "spread_before": picture(work / "variance_before.png", LONGEST) if work else None,

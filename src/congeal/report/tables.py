@@ -16,17 +16,18 @@ Row = dict[str, Any]
 
 # Of every row, also of one without an answer.
 KEYS = (
-    *("method", "motion", "motion_asked", "n_images", "n_skipped", "apsnr_before", "apsnr_after"),
+    *("method", "motion", "motion_asked", "n_images", "n_skipped", "likeness_before", "likeness_after"),
+    *("improved_share", "apsnr_before", "apsnr_after", "uncertainty_px", "trained", "levels"),
     *("energy_ratio", "mean_scale", "blank_share"),
     *("out_of_frame_share", "kind", "collapsed", "verdict", "advice", "fit_seconds", "align_seconds"),
     *("images_per_second", "peak_memory_mb", "idle_memory_mb", "seed", "version", "status"),
 )
 # One column per status of single images in table.csv.
 STATUS = tuple(f"n_{status}" for status in ("ok", "outlier", "failed", "blank"))
-ALIGNMENT = "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|"
+ALIGNMENT = "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|"
 HEADINGS = (
-    *("method", "motion", "APSNR before", "after", "energy", "scale", "out of frame", "blank", "seconds", "MB"),
-    "verdict",
+    *("method", "motion", "likeness before", "after", "APSNR before", "after"),
+    *("energy", "scale", "out of frame", "blank", "seconds", "MB", "verdict"),
 )
 
 
@@ -49,16 +50,24 @@ def flat(row: Mapping[str, Any]) -> Row:
 
 
 def best(rows: Sequence[Row]) -> Row | None:
-    """The row with the highest APSNR among those that count: finished and not collapsed."""
-    sound = [row for row in rows if "error" not in row and not row["collapsed"] and row["apsnr_after"] is not None]
-    return max(sound, key=lambda row: row["apsnr_after"], default=None)
+    """The row that is most alike among those that count: finished and not collapsed."""
+    sound = [row for row in rows if "error" not in row and not row["collapsed"]]
+    key = ranked_by(sound)
+    return max((row for row in sound if row.get(key) is not None), key=lambda row: row[key], default=None)
+
+
+def ranked_by(rows: Sequence[Row]) -> str:
+    """What rows are ranked by: likeness, or APSNR where they are from before likeness was measured."""
+    return "likeness_after" if any(row.get("likeness_after") is not None for row in rows) else "apsnr_after"
 
 
 def motion_words(row: Row) -> str:
-    """The motion used, and the one asked for where the method does not have it."""
+    """The motion used, and the one asked for where the method chose it or does not have it."""
     motion, asked = row["motion"], row["motion_asked"]
     if motion is None:
         return "–"
+    if asked == "auto":
+        return f"{motion} (chosen)"
     return motion if asked in (None, motion) else f"{motion} (has no {asked})"
 
 
@@ -70,11 +79,15 @@ def verdict_words(row: Row) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table for people. The APSNR of a collapsed row is struck out, the best of the others is bold."""
+    """A table for people. Likeness and APSNR of a collapsed row are struck out, the best of the others is bold."""
     winner = best(rows)
+    bold = None if winner is None else ranked_by([winner])
     lines = ["| " + " | ".join(HEADINGS) + " |", ALIGNMENT]
-    lines += ["| " + " | ".join(cells(row, row is winner)) + " |" for row in rows]
-    notes = ["APSNR in dB, higher is more alike; energy and scale: 1 is right. Seconds are for fitting alone."]
+    lines += ["| " + " | ".join(cells(row, bold if row is winner else None)) + " |" for row in rows]
+    notes = [
+        "Likeness of each image to the mean of the others: 1 is perfect, and the highest is best. APSNR in dB. "
+        "Energy and scale: 1 is right. Seconds are for fitting alone."
+    ]
     idle = [row["idle_memory_mb"] for row in rows if row["idle_memory_mb"]]
     if idle:
         notes.append(
@@ -87,15 +100,22 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", *notes]) + "\n"
 
 
-def cells(row: Row, bold: bool) -> list[str]:
-    """The texts of a row of the Markdown table; bold marks the best."""
-    after = fixed(row["apsnr_after"])
-    after = f"~~{after}~~ collapsed" if row["collapsed"] else f"**{after}**" if bold else after
+def cells(row: Row, bold: str | None) -> list[str]:
+    """The texts of a row of the Markdown table; bold is the key of the number that makes it the best."""
+
+    def after(key: str, digits: int) -> str:
+        value = fixed(row.get(key), digits)
+        if value == "–":
+            return value
+        return f"~~{value}~~" if row["collapsed"] else f"**{value}**" if bold == key else value
+
     texts = [
         row["method"],
         motion_words(row),
+        fixed(row.get("likeness_before"), 3),
+        after("likeness_after", 3),
         fixed(row["apsnr_before"]),
-        after,
+        after("apsnr_after", 2) + (" collapsed" if row["collapsed"] else ""),
         fixed(row["energy_ratio"]),
         fixed(row["mean_scale"]),
         share(row["out_of_frame_share"]),

@@ -13,7 +13,7 @@ from congeal.reproduce import printed
 from congeal.reproduce.aligning import AlignTask
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
-from congeal.reproduce.tables import Column, Table, count, judged, judged_mean, mean, tenths
+from congeal.reproduce.tables import Column, Table, count, judged, judged_mean, mean, tenths, thousandths
 from congeal.reproduce.wrapped import wrapped_numbers
 from congeal.runs.folder import RunFolder
 
@@ -61,7 +61,15 @@ def measuring(what: AlignTask) -> Any:
 def large_table(rows: Sequence[Row], from_paper: Sequence[float]) -> Table:
     """One row per digit, the mean, and what the paper prints."""
     lines: list[Row] = [{**row, "set": row["source"], "after": judged(row)} for row in rows]
-    keys = ("apsnr_before", "apsnr_uint8_wrap_before", "apsnr_uint8_wrap_after", "energy_ratio", "mean_scale")
+    keys = (
+        "likeness_before",
+        "likeness_after",
+        "apsnr_before",
+        "apsnr_uint8_wrap_before",
+        "apsnr_uint8_wrap_after",
+        "energy_ratio",
+        "mean_scale",
+    )
     means: Row = {
         key: mean(rows, key) for key in (*keys, "corner_error", "fit_seconds", "align_seconds", "total_seconds")
     }
@@ -72,6 +80,8 @@ def large_table(rows: Sequence[Row], from_paper: Sequence[float]) -> Table:
         Column("set", "set"),
         Column("method", "method"),
         Column("images", "n_images", count),
+        Column("likeness before", "likeness_before", thousandths),
+        Column("after", "likeness_after", thousandths),
         Column("APSNR before", "apsnr_before", fixed),
         Column("after", "after"),
         Column("uint8 wrap before", "apsnr_uint8_wrap_before", fixed),

@@ -23,10 +23,15 @@ log = logging.getLogger("congeal")
 
 # Of metrics.json, what tables may want.
 KEPT = (
-    *("n_images", "n_skipped", "motion", "apsnr_before", "apsnr_after", "energy_ratio", "mean_scale", "blank_share"),
-    *("out_of_frame_share", "collapsed", "verdict", "fit_seconds", "align_seconds", "images_per_second", "seed"),
-    "version",
+    *("n_images", "n_skipped", "motion", "likeness_before", "likeness_after", "improved_share", "apsnr_before"),
+    *("apsnr_after", "uncertainty_px", "trained", "energy_ratio", "mean_scale", "blank_share", "out_of_frame_share"),
+    *("collapsed", "verdict", "fit_seconds", "align_seconds", "images_per_second", "seed", "version"),
 )
+
+
+def kept(metrics: Mapping[str, Any]) -> Row:
+    """`KEPT` of a run's metrics; None for what a version before could not tell."""
+    return {key: metrics.get(key) for key in KEPT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +70,7 @@ class AlignTask:
         if not self.isolated and self.time_limit is None:
             with fewer_messages():
                 metrics = align(self.source, folder, **options).metrics
-            return {**where, **{key: metrics[key] for key in KEPT}}
+            return {**where, **kept(metrics)}
         job = RunFolder(folder.parent / ".jobs" / folder.name)
         job.work.mkdir(parents=True, exist_ok=True)
         write_json(
@@ -81,7 +86,7 @@ class AlignTask:
         # As the process that did the work noted it, which after an interruption is not the one that just ended.
         memory = {"peak_memory_mb": metrics["peak_memory_mb"], "idle_memory_mb": outcome["idle_memory_mb"]}
         total = {"total_seconds": None if resumed else round(outcome["seconds"], 3)}
-        return {**where, **{key: metrics[key] for key in KEPT}, **memory, **total}
+        return {**where, **kept(metrics), **memory, **total}
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from congeal.comparison.worker import in_words
 from congeal.errors import CongealError, MissingExtra, RunFailed, failing_as_run
 from congeal.files import read_json, write_json
 from congeal.reproduce.plan import Cell, Experiment, Options, Row, load_experiment
-from congeal.reproduce.tables import write_tables
+from congeal.reproduce.tables import thousandths, write_tables
 from congeal.runs.folder import RunFolder
 
 log = logging.getLogger("congeal")
@@ -114,7 +114,8 @@ def log_row(row: Row) -> None:
     if "error" in row:
         log.warning("%s failed: %s", row["cell"], row["error"])
     elif row.get("apsnr_after") is not None and row.get("apsnr_before") is not None:
-        log.info("%s: %.2f → %.2f dB", row["cell"], row["apsnr_before"], row["apsnr_after"])
+        likeness = " → ".join(thousandths(row.get(f"likeness_{when}")) for when in ("before", "after"))
+        log.info("%s: likeness %s, %.2f → %.2f dB", row["cell"], likeness, row["apsnr_before"], row["apsnr_after"])
 
 
 def draw(run: RunFolder, experiment: Experiment, rows: Sequence[Row]) -> None:

@@ -26,11 +26,23 @@ from congeal.opening import open_images
 from congeal.pipeline.stages import finish, keep_fit, note_prepared
 from congeal.report.tables import fixed, share
 from congeal.reproduce import printed
-from congeal.reproduce.aligning import KEPT, AlignTask
+from congeal.reproduce.aligning import AlignTask, kept
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.ratios import ratio_table
 from congeal.reproduce.seen import starts_of
-from congeal.reproduce.tables import Column, Table, grouped, judged, mean, spread, tally, tenths
+from congeal.reproduce.tables import (
+    Column,
+    Table,
+    grouped,
+    judged,
+    judged_mean,
+    mean,
+    spread,
+    tally,
+    tenths,
+    thousandths,
+    used,
+)
 from congeal.reproduce.wrapped import wrapped_numbers
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import transforms_of
@@ -132,17 +144,18 @@ def measure_funneled(folder: Path, source: str, limit: int | None, seed: int) ->
         metrics = finish(run, images, quiet=True).metrics
     where = {"run": f"{folder.parent.name}/{folder.name}"}
     # Its start is one box for all: what moved the images happened elsewhere, so there is no "before".
-    row = {**where, **{key: metrics[key] for key in KEPT}, **landmark_numbers(images, folder)}
+    row = {**where, **kept(metrics), **landmark_numbers(images, folder)}
     row |= wrapped_numbers(images, folder)
-    return row | {"apsnr_before": None, "apsnr_uint8_wrap_before": None, "landmark_before": None, "n_faceless": None}
+    unknown = ("likeness_before", "improved_share", "apsnr_before", "apsnr_uint8_wrap_before", "landmark_before")
+    return row | dict.fromkeys((*unknown, "n_faceless"))
 
 
 # ---- tables
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """Landmark errors, APSNR and cost, and what has to hold."""
-    return [error_table(rows), each_landmark_table(rows), apsnr_table(rows), ratio_table(rows, FUNNELED)]
+    """Landmark errors, likeness, APSNR and cost, and what has to hold."""
+    return [error_table(rows), each_landmark_table(rows), likeness_table(rows), ratio_table(rows, FUNNELED)]
 
 
 def by_start(rows: Sequence[Row]) -> list[tuple[float, str, list[Row]]]:
@@ -201,20 +214,36 @@ def each_landmark_table(rows: Sequence[Row]) -> Table:
     return Table("The same for each landmark, means over subjects", [*first, *columns], lines)
 
 
-def apsnr_table(rows: Sequence[Row]) -> Table:
-    """APSNR, scale and cost, one line per start and method."""
+def by_likeness(rows: Sequence[Row]) -> list[tuple[float, str, list[Row]]]:
+    """As `by_start`, but within a start the most alike first; what collapsed and what has no likeness comes last."""
+
+    def rank(one: tuple[float, str, list[Row]]) -> tuple[float, bool, float]:
+        grow, _, group = one
+        likeness = mean(group, "likeness_after")
+        last = likeness is None or any(row.get("collapsed") for row in group)
+        return grow, last, -(likeness or 0.0)
+
+    return sorted(by_start(rows), key=rank)
+
+
+def likeness_table(rows: Sequence[Row]) -> Table:
+    """Likeness, APSNR, scale and cost, one line per start and method, ranked by likeness."""
     lines = []
-    for grow, method, group in by_start(rows):
+    for grow, method, group in by_likeness(rows):
         line: Row = {"start": GROWN[grow], "method": method, "scale": spread(group, "mean_scale")}
         line["each"] = " / ".join(judged(row) or "–" for row in group)
-        line["motion"] = next((row["motion"] for row in group if row.get("motion")), None)
-        for key in ("apsnr_before", "apsnr_after", "apsnr_uint8_wrap_after", "energy_ratio", "out_of_frame_share"):
+        line["motion"] = used(group, "motion")
+        line["likeness"] = judged_mean(group, "likeness_after", 3)
+        decibels = ("apsnr_before", "apsnr_after", "apsnr_uint8_wrap_after")
+        for key in ("likeness_before", *decibels, "energy_ratio", "out_of_frame_share"):
             line[key] = mean(group, key)
         lines.append(line | {"paper": printed.LFW[grow].get(method), "seconds": mean(group, "fit_seconds")})
     columns = [
         Column("start", "start"),
         Column("method", "method"),
         Column("motion", "motion"),
+        Column("likeness before", "likeness_before", thousandths),
+        Column("after", "likeness"),
         Column("APSNR before", "apsnr_before", fixed),
         Column("after", "apsnr_after", fixed),
         Column("each subject", "each"),
@@ -225,7 +254,7 @@ def apsnr_table(rows: Sequence[Row]) -> Table:
         Column("out of frame", "out_of_frame_share", share),
         Column("seconds to fit a subject", "seconds", tenths),
     ]
-    return Table("APSNR in dB, scale and cost, means over subjects", columns, lines)
+    return Table("Likeness (methods ranked by it), APSNR in dB, scale and cost, means over subjects", columns, lines)
 
 
 # ---- figures

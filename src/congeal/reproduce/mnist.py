@@ -22,6 +22,8 @@ from congeal.reproduce.tables import (
     spread,
     tally,
     tenths,
+    thousandths,
+    used,
 )
 from congeal.reproduce.wrapped import wrapped_numbers
 
@@ -101,29 +103,33 @@ def before_line(rows: Sequence[Row]) -> Row:
 
 
 def cost_table(rows: Sequence[Row]) -> Table:
-    """Whether the object survived, and at what price; means over digits."""
+    """Likeness, whether the object survived, and at what price; means over digits."""
     lines = [
         {
             "method": method,
+            "likeness_before": mean(group, "likeness_before"),
+            "likeness": judged_mean(group, "likeness_after", 3),
             "energy": spread(group, "energy_ratio"),
             "scale": spread(group, "mean_scale"),
             "out": mean(group, "out_of_frame_share"),
             "seconds": mean(group, "fit_seconds"),
             "memory": largest(group, "peak_memory_mb"),
-            "motion": next((row["motion"] for row in group if row.get("motion")), None),
+            "motion": used(group, "motion"),
         }
         for (method,), group in grouped(rows, "method").items()
     ]
     columns = [
         Column("method", "method"),
         Column("motion", "motion"),
+        Column("likeness before", "likeness_before", thousandths),
+        Column("after", "likeness"),
         Column("energy ratio, mean (range)", "energy"),
         Column("scale, mean (range)", "scale"),
         Column("out of frame", "out", share),
         Column("seconds to fit a digit", "seconds", tenths),
         Column("peak MB", "memory", count),
     ]
-    return Table("Energy, scale and cost, over digits", columns, lines)
+    return Table("Likeness, energy, scale and cost, over digits", columns, lines)
 
 
 def draw(folder: Path, rows: Sequence[Row]) -> None:

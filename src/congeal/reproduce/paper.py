@@ -17,7 +17,7 @@ from congeal.reproduce import printed
 from congeal.reproduce.aligning import AlignTask
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
-from congeal.reproduce.tables import Column, Table, count, text
+from congeal.reproduce.tables import Column, Table, count, text, thousandths
 from congeal.runs.folder import RunFolder
 
 SUBJECT = "Jennifer_Capriati"
@@ -122,6 +122,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         Column("last", "distortion_last", lambda value: fixed(value, 1)),
         Column("C first", "complexity_first", lambda value: fixed(value, 1)),
         Column("last", "complexity_last", lambda value: fixed(value, 1)),
+        Column("likeness before", "likeness_before", thousandths),
+        Column("after", "likeness_after", thousandths),
         Column("APSNR before", "apsnr_before", fixed),
         Column("after", "apsnr_after", fixed),
         Column("energy", "energy_ratio", fixed),

@@ -19,7 +19,7 @@ from congeal.reproduce.aligning import AlignTask
 from congeal.reproduce.mnist import alignment
 from congeal.reproduce.plan import Cell, Experiment, Options, Row
 from congeal.reproduce.seen import kept_numbers
-from congeal.reproduce.tables import Column, Table, grouped, judged_mean, mean, spread, tally, tenths
+from congeal.reproduce.tables import Column, Table, grouped, judged_mean, mean, spread, tally, tenths, thousandths
 from congeal.reproduce.wrapped import wrapped_numbers
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import transforms_of
@@ -81,15 +81,18 @@ def variant_table(variant: str, rows: Sequence[Row]) -> Table:
             # The paper does not say which variant it used; its line of work gives the warp as a start.
             "paper": printed.PERSPECTIVE[sigma].get(method) if variant == "initial" else None,
         }
+        line["likeness_after"] = judged_mean(group, "likeness_after", 3)
         for key in ("apsnr_after", "apsnr_kept", "apsnr_uint8_wrap_after"):
             line[key] = judged_mean(group, key)
-        for key in ("lost_share", "apsnr_before", "energy_kept", "corner_error", "fit_seconds"):
+        for key in ("lost_share", "likeness_before", "apsnr_before", "energy_kept", "corner_error", "fit_seconds"):
             line[key] = mean(group, key)
         lines.append(line)
     columns = [
         Column("σ", "sigma"),
         Column("method", "method"),
         Column("lost half their ink", "lost_share", share),
+        Column("likeness before", "likeness_before", thousandths),
+        Column("after", "likeness_after"),
         Column("APSNR before", "apsnr_before", fixed),
         Column("after, all", "apsnr_after"),
         Column("after, kept", "apsnr_kept"),

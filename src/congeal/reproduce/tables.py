@@ -35,6 +35,11 @@ def tenths(value: float | None) -> str:
     return fixed(value, 1)
 
 
+def thousandths(value: float | None) -> str:
+    """A number with three decimals, as likeness has them; a dash for None."""
+    return fixed(value, 3)
+
+
 @dataclass(frozen=True)
 class Column:
     """A value of each row, under a heading. `show` makes text of it, None included."""
@@ -152,10 +157,15 @@ def judged(row: Row | None, key: str = "apsnr_after") -> str | None:
     return f"~~{fixed(row[key])}~~" if row.get("collapsed") else fixed(row[key])
 
 
-def judged_mean(rows: Sequence[Row], key: str = "apsnr_after") -> str:
+def judged_mean(rows: Sequence[Row], key: str = "apsnr_after", digits: int = 2) -> str:
     """The mean, struck out if one of the alignments in it collapsed and flatters it."""
-    value = fixed(mean(rows, key))
+    value = fixed(mean(rows, key), digits)
     return f"~~{value}~~" if value != "–" and any(row.get("collapsed") for row in sound(rows)) else value
+
+
+def used(rows: Sequence[Row], key: str) -> str | None:
+    """The different words of a group, in order of appearance: "rigid / affine"."""
+    return " / ".join(dict.fromkeys(row[key] for row in rows if row.get(key))) or None
 
 
 def tally(rows: Sequence[Row]) -> str:

@@ -85,6 +85,25 @@ def test_statistics_with_masks() -> None:
     assert ones.mse == pytest.approx(metrics.RunningStats().update(values).mse)
 
 
+@pytest.mark.parametrize("shape", [(7, 2, 5), (40,), (1,)])
+def test_statistics_do_not_depend_on_how_they_are_cut(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    values = RNG.integers(0, 256, (600, *shape), dtype=np.uint8)
+    weights = np.where(RNG.uniform(size=values.shape) < 0.7, 1, RNG.uniform(size=values.shape)).astype(np.float32)
+    for given, rtol in ((None, 1e-12), (weights, 1e-6), (weights[:, :1], 1e-6), (np.ones_like(weights), 1e-12)):
+        w = np.ones(values.shape) if given is None else np.broadcast_to(given, values.shape).astype(np.float64)
+        mean = (w * values).sum(0) / w.sum(0)
+        variance = (w * (values - mean) ** 2).sum(0) / w.sum(0)
+        for at_once in (1, 33, 1 << 16):
+            monkeypatch.setattr("congeal.metrics.statistics._CHUNK_VALUES", at_once)
+            stats = metrics.RunningStats()
+            for start, stop in ((0, 1), (1, 300), (300, 600)):
+                stats.update(values[start:stop], None if given is None else given[start:stop])
+            np.testing.assert_allclose(stats.mean, mean, rtol=rtol)
+            np.testing.assert_allclose(stats.variance, variance, rtol=rtol)
+            back = metrics.RunningStats.restore(stats.state()).update(values[:5])
+            np.testing.assert_allclose(back.update(values[:5]).mean, stats.update(values[:10][[*range(5)] * 2]).mean)
+
+
 def test_statistics_say_what_is_wrong() -> None:
     stats = metrics.RunningStats()
     with pytest.raises(CongealError, match="no mean of no images"):

@@ -15,6 +15,7 @@ from PIL import Image as Pillow
 
 from congeal.errors import CongealError, RunFailed
 from congeal.images import open_writer, pack, prepare, warp_image, warp_pixel_batch, warp_pixels
+from congeal.images.encode import png_bytes
 from congeal.images.source import ImageSource, Indices
 from congeal.opening import open_images
 
@@ -30,6 +31,34 @@ def copy_through(source: ImageSource, folder: Path, format: str = "auto") -> Non
             image = warp_image(source.read(i), np.eye(3), (size[0], size[1]))
             assert not writer.done(i)
             writer.write(i, image.pixels, image.mask)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_png_holds_every_value(dtype: type, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(channels)
+    monkeypatch.setattr("congeal.images.encode._BYTES_AT_ONCE", 500)  # several parts, of several rows or of one
+    for height, width in ((1, 1), (1, 9), (9, 1), (40, 50), (7, 301)):
+        pixels = rng.integers(0, np.iinfo(dtype).max, (height, width, channels), dtype=dtype, endpoint=True)
+        data = png_bytes(pixels)
+        with Pillow.open(io.BytesIO(data)) as picture:
+            picture.verify()
+            assert picture.size == (width, height)
+        if dtype == np.uint16 and channels > 1:  # Pillow reads these with 8 bits
+            back = pytest.importorskip("imagecodecs").png_decode(data)
+        else:
+            back = np.array(Pillow.open(io.BytesIO(data)))
+        np.testing.assert_array_equal(back.reshape(pixels.shape), pixels)
+
+
+def test_png_finds_what_repeats() -> None:
+    """A drawing is as small as with the usual search for repeats; noise is no larger than its bytes."""
+    rng = np.random.default_rng(0)
+    letters = rng.integers(0, 2, (8, 16, 12), dtype=np.uint8) * 255
+    drawing = letters[rng.integers(0, 8, (20, 30))].transpose(0, 2, 1, 3).reshape(320, 360, 1)
+    assert len(png_bytes(drawing)) < drawing.size / 8
+    noise = rng.integers(0, 256, (320, 360, 1), dtype=np.uint8)
+    assert len(png_bytes(noise)) < 1.01 * noise.size
 
 
 def test_warp_pixels_keeps_dtype_and_moves_exactly() -> None:

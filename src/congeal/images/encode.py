@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from typing import Any
 
 import numpy as np
-from PIL import Image as Pillow
 
 from congeal.errors import CongealError
+
+_PNG_COLOUR = {1: 0, 2: 4, 3: 2, 4: 6}  # channels → PNG's number for grey, grey and alpha, colour, colour and alpha
+_BYTES_AT_ONCE = 1 << 18  # filtered before they are deflated: a quarter of a megabyte stays in the second-level cache
 
 
 def join_alpha(pixels: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
@@ -23,7 +27,7 @@ def join_alpha(pixels: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
 
 
 def suits_png(pixels: np.ndarray) -> bool:
-    """Whether Pillow's PNG holds (H, W, C) without loss: 8 bits in 1–4 channels, 16 bits in one."""
+    """Whether a PNG that Pillow reads holds (H, W, C) without loss: 8 bits in 1–4 channels, 16 bits in one."""
     if pixels.dtype in (np.uint8, bool):
         return pixels.shape[-1] <= 4
     return pixels.dtype == np.uint16 and pixels.shape[-1] == 1
@@ -35,18 +39,63 @@ def encode(pixels: np.ndarray, mask: np.ndarray | None = None, *, tiff: bool = F
         pixels = pixels.astype(np.uint8) * np.uint8(255)
     whole = join_alpha(pixels, mask)
     if not tiff and suits_png(whole):
-        return _png(whole), ".png"
+        return png_bytes(whole), ".png"
     return _tiff(whole, alpha=mask is not None), ".tif"
 
 
-def _png(pixels: np.ndarray) -> bytes:
-    channels = pixels.shape[-1]
-    buffer = io.BytesIO()
-    # Two channels are grey and alpha, four colour and alpha, in PNG as in Pillow.
-    Pillow.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels)).save(
-        buffer, "PNG", compress_level=4
-    )
-    return buffer.getvalue()
+def png_bytes(pixels: np.ndarray) -> bytes:
+    """(H, W, C) of 8 or 16 bits in 1–4 channels → a PNG file; two channels are grey and alpha, four colour and alpha.
+
+    Every row is stored as its difference to the average of the pixels to the left and above, which vectorises and is
+    the best of PNG's filters for photographs: 4 to 7 times as fast as trying all of them, and no larger.
+    """
+    height, width, channels = pixels.shape
+    depth = 8 * pixels.dtype.itemsize
+    rows = np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder(">")).view(np.uint8).reshape(height, -1)
+    step = channels * pixels.dtype.itemsize
+    at_once = max(1, _BYTES_AT_ONCE // rows.shape[1])
+    deflate = zlib.compressobj(1, strategy=_strategy(rows, step))
+    parts = (_filtered(rows, step, first, first + at_once) for first in range(0, height, at_once))
+    header = struct.pack(">IIBBBBB", width, height, depth, _PNG_COLOUR[channels], 0, 0, 0)
+    data = b"".join([*(deflate.compress(part.data) for part in parts), deflate.flush()])
+    return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, (b"IHDR", b"IDAT", b"IEND"), (header, data, b"")))
+
+
+def _filtered(rows: np.ndarray, step: int, first: int, last: int) -> np.ndarray:
+    """Rows from first to last as PNG stores them, each behind the number of its filter; a pixel is `step` bytes."""
+    here = rows[first:last]
+    out = np.empty((len(here), here.shape[1] + 1), np.uint8)
+    out[:, 0] = 3  # the average of left and above, rounded down
+    above, left = out[:, 1:], np.empty_like(here)
+    above[0] = rows[first - 1] if first else 0
+    above[1:] = here[:-1]
+    left[:, :step], left[:, step:] = 0, here[:, :-step]
+    # (a + b) // 2 without leaving 8 bits: what both share, and half of what they do not.
+    shared = above & left
+    np.bitwise_xor(above, left, out=left)
+    left >>= 1
+    left += shared
+    np.subtract(here, left, out=above)
+    return out
+
+
+def _strategy(rows: np.ndarray, step: int) -> int:
+    """How to deflate: runs alone where nothing but runs repeats (photographs), else whatever repeats (text, drawings).
+
+    Looking for repeats takes up to twice as long, and in noise it finds some that cost more than they save.
+    """
+    middle = len(rows) // 2
+    sample = _filtered(rows, step, max(0, middle - 16), middle + 16)
+    sizes = {}
+    for strategy in (zlib.Z_RLE, zlib.Z_DEFAULT_STRATEGY):
+        deflate = zlib.compressobj(1, strategy=strategy)
+        sizes[strategy] = len(deflate.compress(sample.data)) + len(deflate.flush())
+    return zlib.Z_RLE if sizes[zlib.Z_RLE] < 1.1 * sizes[zlib.Z_DEFAULT_STRATEGY] else zlib.Z_DEFAULT_STRATEGY
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    """A part of a PNG file: length, kind, data, checksum."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))
 
 
 def _tiff(pixels: np.ndarray, *, alpha: bool) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.metrics.arrays import Array, as_numpy
 
-_CHUNK_VALUES = 1 << 16  # float64 values worked on at a time: half a megabyte stays in the second-level cache
+_CHUNK_VALUES = 1 << 16  # values worked on at a time: half a megabyte stays in the second-level cache
+_TINY = 1e-300  # instead of a weight of 0, whose sums are 0 as well
+_EXACT_IMAGES = 256  # so many squares of 8-bit differences add up exactly in float32
 
 
 NORMAL_MAD = 1.4826
@@ -22,6 +25,7 @@ class RunningStats:
 
     Each batch is summed relative to its own first image, which keeps large offsets from cancelling. With `weights`
     (masks, broadcast against the batch) each pixel has its own total weight; the mean is 0 where that is 0.
+    Batches of 8-bit images are summed in float32: exact without weights, good to seven digits with them.
 
     Attributes
     ----------
@@ -31,7 +35,7 @@ class RunningStats:
 
     def __init__(self) -> None:
         self.count = 0
-        self._weight: Array | float = 0.0  # per pixel only once weights were given
+        self._weight: Array = np.zeros(())  # Σ w: one for all pixels until weights are given
         self._mean: Array | None = None
         self._squares: Array = np.zeros(())  # Σ w (x − mean)²
 
@@ -43,16 +47,34 @@ class RunningStats:
             raise CongealError(f"statistics need batches (B, …){known}, not an array of shape {images.shape}")
         if len(images) == 0:
             return self
-        weight, mean, squares = _batch_moments(images, None if weights is None else as_numpy(weights))
-        self._merge(len(images), weight, mean, squares)
+        if self._mean is None:
+            self._mean, self._squares = np.zeros(images.shape[1:]), np.zeros(images.shape[1:])
+        heavy = None if weights is None else as_numpy(weights)
+        if heavy is not None and heavy.ndim != images.ndim:
+            heavy = np.broadcast_to(heavy, images.shape)
+        seen = np.array(float(len(images))) if heavy is None else np.empty(heavy.shape[1:])
+        # A few rows of all images at a time, and their share of the totals: nothing leaves the cache in between.
+        rows = max(1, _CHUNK_VALUES // max(1, math.prod(images.shape[2:])))
+        for start in range(0, images.shape[1] if images.ndim > 1 else 1, rows):
+            part = slice(start, start + rows) if images.ndim > 1 else ...
+            own = None if heavy is None else heavy if heavy.shape[1:2] == (1,) else heavy[:, part]
+            weight, mean, squares = _batch_moments(images[:, part], own)
+            if seen.ndim:
+                seen[... if seen.shape[:1] == (1,) else part] = weight
+            self._merge(part, weight, mean, squares)
+        self._weight, self.count = self._weight + seen, self.count + len(images)
         return self
 
     def merge(self, other: RunningStats) -> RunningStats:
         """Take in all that `other` has seen."""
-        if other._mean is not None:
-            if self._mean is not None and self._mean.shape != other._mean.shape:
-                raise CongealError(f"cannot merge statistics of {self._mean.shape} and {other._mean.shape}")
-            self._merge(other.count, other._weight, other._mean, other._squares)
+        if other._mean is None:
+            return self
+        if self._mean is None:
+            self._mean, self._squares = np.zeros(other._mean.shape), np.zeros(other._mean.shape)
+        if self._mean.shape != other._mean.shape:
+            raise CongealError(f"cannot merge statistics of {self._mean.shape} and {other._mean.shape}")
+        self._merge(..., other._weight, other._mean, other._squares)
+        self._weight, self.count = self._weight + other._weight, self.count + other.count
         return self
 
     def state(self) -> dict[str, Array]:
@@ -60,29 +82,26 @@ class RunningStats:
         if self._mean is None:
             return {}
         parts = {"weight": self._weight, "mean": self._mean, "squares": self._squares}
-        return {"count": np.array(self.count), **{name: np.asarray(part) for name, part in parts.items()}}
+        return {"count": np.array(self.count), **parts}
 
     @classmethod
     def restore(cls, state: Mapping[str, Array]) -> RunningStats:
         """The inverse of `state`."""
         stats = cls()
         if state:
-            weight = state["weight"]
-            stats.count, stats._weight = int(state["count"]), weight if weight.ndim else float(weight)
+            stats.count, stats._weight = int(state["count"]), state["weight"]
             stats._mean, stats._squares = state["mean"], state["squares"]
         return stats
 
-    def _merge(self, count: int, weight: Array | float, mean: Array, squares: Array) -> None:
-        self.count += count
-        if self._mean is None:
-            self._weight, self._mean, self._squares = weight, mean.copy(), squares.copy()
-            return
-        total = self._weight + weight
-        share = np.divide(weight, total, out=np.zeros(np.shape(total)), where=np.asarray(total) > 0)
-        delta = mean - self._mean
-        self._mean = self._mean + delta * share
-        self._squares = self._squares + squares + delta * delta * (self._weight * share)
-        self._weight = total
+    def _merge(self, part: Any, weight: Array, mean: Array, squares: Array) -> None:
+        """Put the moments of new images into this part of the totals; the total weight is left to the caller."""
+        assert self._mean is not None
+        known = self._weight if self._weight.shape[:1] in ((), (1,)) else self._weight[part]
+        share = weight / np.maximum(known + weight, _TINY)
+        delta = mean - self._mean[part]
+        self._squares[part] += squares
+        self._squares[part] += np.square(delta) * (known * share)
+        self._mean[part] += delta * share
 
     @property
     def mean(self) -> Array:
@@ -105,36 +124,27 @@ class RunningStats:
         return float(self._squares.sum()) / total if total > 0 else float("nan")
 
 
-def _batch_moments(images: Array, weights: Array | None) -> tuple[Array | float, Array, Array]:
-    """Total weight, mean and Σ w (x − mean)² of one batch."""
-    shape = images.shape[1:]
-    flat = images.reshape(len(images), -1)
-    origin = flat[0].astype(np.float64)
-    first, second = np.zeros_like(origin), np.zeros_like(origin)
-    rows = max(1, _CHUNK_VALUES // max(1, flat.shape[1]))
-    shifted = np.empty((min(rows, len(flat)), flat.shape[1]))
-    if weights is None:
-        for start in range(0, len(flat), rows):
-            part = flat[start : start + rows]
-            chunk = np.subtract(part, origin, out=shifted[: len(part)])
-            first += chunk.sum(0)
-            second += np.multiply(chunk, chunk, out=chunk).sum(0)
-        total: Array | float = float(len(flat))
-        offset = first / total
-        squares = second - first * offset
+def _batch_moments(images: Array, weights: Array | None) -> tuple[Array, Array, Array]:
+    """Total weight, mean and Σ w (x − mean)² of images (B, …), few enough pixels to stay in the cache."""
+    origin = images[0].astype(np.float32 if images.dtype == np.uint8 else np.float64)
+    if weights is not None and weights.min() == 1 == weights.max():
+        total, weights = np.full(weights.shape[1:], float(len(images))), None  # inside the images, as most pixels are
+    elif weights is not None:
+        total, weights = np.zeros(weights.shape[1:]), np.broadcast_to(weights, (len(images), *weights.shape[1:]))
     else:
-        heavy = np.broadcast_to(weights, images.shape)
-        seen = np.zeros_like(origin)
-        for start in range(0, len(flat), rows):
-            part = flat[start : start + rows]
-            w = heavy[start : start + rows].reshape(part.shape).astype(np.float64)
-            chunk = np.subtract(part, origin, out=shifted[: len(part)])
-            weighted = w * chunk
-            seen += w.sum(0)
+        total = np.array(float(len(images)))
+    first, second = np.zeros(origin.shape), np.zeros(origin.shape)
+    step = min(_EXACT_IMAGES, max(1, _CHUNK_VALUES // max(1, origin.size)))
+    for start in range(0, len(images), step):
+        chunk = np.subtract(images[start : start + step], origin, dtype=origin.dtype)
+        if weights is None:
+            first += chunk.sum(0)
+            second += np.square(chunk, out=chunk).sum(0)
+        else:
+            own = weights[start : start + step].astype(origin.dtype, copy=False)
+            weighted = own * chunk
+            total += own.sum(0)
             first += weighted.sum(0)
             second += np.multiply(weighted, chunk, out=weighted).sum(0)
-        offset = np.divide(first, seen, out=np.zeros_like(first), where=seen > 0)
-        squares = second - first * offset
-        origin = np.where(seen > 0, origin, 0)
-        total = seen.reshape(shape)
-    return total, (origin + offset).reshape(shape), np.maximum(squares, 0).reshape(shape)
+    offset = first / np.maximum(total, _TINY)
+    return total, origin + offset, np.maximum(second - first * offset, 0)

@@ -11,11 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+import torch
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError, RunFailed
+from congeal.geometry.sampling import coverage, warp
 from congeal.images import open_writer, pack, prepare, warp_image, warp_pixel_batch, warp_pixels
+from congeal.images.canvas import place, put_on_canvas
 from congeal.images.encode import png_bytes
+from congeal.images.resample import covered
 from congeal.images.source import ImageSource, Indices
 from congeal.opening import open_images
 
@@ -52,11 +56,10 @@ def test_png_holds_every_value(dtype: type, channels: int, monkeypatch: pytest.M
 
 
 def test_png_finds_what_repeats() -> None:
-    """A drawing is as small as with the usual search for repeats; noise is no larger than its bytes."""
+    """What repeats is stored once; noise is no larger than its bytes."""
     rng = np.random.default_rng(0)
-    letters = rng.integers(0, 2, (8, 16, 12), dtype=np.uint8) * 255
-    drawing = letters[rng.integers(0, 8, (20, 30))].transpose(0, 2, 1, 3).reshape(320, 360, 1)
-    assert len(png_bytes(drawing)) < drawing.size / 8
+    pattern = np.tile(rng.integers(0, 256, (16, 90, 1), dtype=np.uint8), (20, 4, 1))
+    assert len(png_bytes(pattern)) < pattern.size / 20
     noise = rng.integers(0, 256, (320, 360, 1), dtype=np.uint8)
     assert len(png_bytes(noise)) < 1.01 * noise.size
 
@@ -104,6 +107,53 @@ def test_batch_equals_single() -> None:
     batch = warp_pixel_batch(pixels, matrices, (9, 9))
     for k in range(4):
         np.testing.assert_array_equal(batch[k], warp_pixels(pixels[k], matrices[k], (9, 9)))
+
+
+def far_apart(n: int) -> np.ndarray:
+    """(n,3,3) source_from_aligned with perspective: turned, shifted out of the frame, one with a horizon in it."""
+    rng = np.random.default_rng(n)
+    matrices = np.eye(3) + rng.normal(0, 0.2, (n, 3, 3)) * [[1, 1, 20], [1, 1, 20], [0.01, 0.01, 0]]
+    matrices[-1, 2, 0] = -0.04
+    return matrices
+
+
+def test_parts_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image sampled a few rows at a time is the image `warp` samples at once."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 30, 41, 3), dtype=np.uint8)
+    matrices, size = far_apart(4), (37, 29)
+    whole = warp(torch.from_numpy(pixels).permute(0, 3, 1, 2).double(), torch.from_numpy(matrices), size)
+    for at_once in (1, 200, 3000):
+        monkeypatch.setattr("congeal.images.resample._PIXELS_AT_ONCE", at_once)
+        out = warp_pixel_batch(pixels, matrices, size)
+        assert np.abs(out - whole.permute(0, 2, 3, 1).numpy()).max() < 0.51
+        cover = covered(matrices, (30, 41), size)
+        np.testing.assert_allclose(cover, coverage(torch.from_numpy(matrices), (30, 41), size)[:, 0], atol=2e-4)
+        assert ((cover > 0) & (cover < 1)).any()
+        assert (cover == 1).any()
+
+
+def test_identity_is_exact_among_others() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 9, 9, 3), dtype=np.uint8)
+    matrices = np.stack([SHIFT, np.eye(3), SHIFT])
+    out = warp_pixel_batch(pixels, matrices, (9, 9))
+    np.testing.assert_array_equal(out[1], pixels[1])
+    assert (out[0] != pixels[0]).any()
+    assert not np.shares_memory(warp_pixels(pixels[0], np.eye(3), (9, 9)), pixels)
+    assert (covered(matrices[1:2], (9, 9), (9, 9)) == 1).all()
+
+
+def test_the_filter_for_shrinking_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    pixels, mask = rng.integers(0, 256, (90, 70, 3), dtype=np.uint8), rng.random((90, 70)).astype(np.float32)
+    for canvas in ((20, 31), (91, 40), (3, 3)):
+        placement = place((90, 70), canvas)
+        results = []
+        for at_once in (1, 8, 1000):
+            monkeypatch.setattr("congeal.images.canvas._SUMS_AT_ONCE", at_once)
+            results.append(put_on_canvas(pixels, canvas, placement, mask))
+        for values, cover in results[1:]:
+            np.testing.assert_allclose(values, results[0][0], atol=1e-3)
+            np.testing.assert_allclose(cover, results[0][1], atol=1e-5)
 
 
 @pytest.mark.parametrize(

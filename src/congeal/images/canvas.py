@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 Size = tuple[int, int]
+_SUMS_AT_ONCE = 8
 
 
 class Placement(NamedTuple):
@@ -56,18 +57,36 @@ def put_on_canvas(
     pixels: np.ndarray, canvas: Size, placement: Placement, mask: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """(H, W, C) → (C, h, w) float32 in the same units, and the canvas mask (h, w), None where everything is covered."""
-    height, width, channels = pixels.shape
+    height, width = pixels.shape[:2]
     rows, cover_y = _axis(height, canvas[0], placement.scale_y, placement.offset_y)
     columns, cover_x = _axis(width, canvas[1], placement.scale_x, placement.offset_x)
     if (height, width) == canvas and placement == (1, 1, 0, 0):
         out = np.ascontiguousarray(np.moveaxis(pixels, -1, 0), dtype=np.float32)
         return out, None if mask is None or (mask >= 1).all() else mask.astype(np.float32)
-    flat = rows @ pixels.reshape(height, width * channels).astype(np.float32)
-    out = np.matmul(flat.reshape(canvas[0], width, channels).transpose(2, 0, 1), columns.T)
+    out = np.moveaxis(_filter(_filter(pixels, rows), columns, axis=1), -1, 0)
     cover = np.outer(cover_y, cover_x)
     if mask is not None:
-        cover = cover * (rows @ mask.astype(np.float32) @ columns.T)
+        cover = cover * _filter(_filter(mask, rows), columns, axis=1)
     return np.ascontiguousarray(out), None if (cover > 0.999).all() else cover.astype(np.float32)
+
+
+def _filter(pixels: np.ndarray, weights: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Weighted sums along an axis, weights (out, in) → float32 with `out` instead of `in` there.
+
+    A few sums at a time, from the part of the axis that they need: weights are zero nearly everywhere else.
+    """
+    moved = np.moveaxis(pixels, axis, 0)
+    out = np.empty((len(weights), *moved.shape[1:]), np.float32)
+    for first in range(0, len(weights), _SUMS_AT_ONCE):
+        own = weights[first : first + _SUMS_AT_ONCE]
+        used = np.flatnonzero(own.any(0))
+        if not len(used):
+            out[first : first + len(own)] = 0
+            continue
+        part = np.ascontiguousarray(moved[used[0] : used[-1] + 1], dtype=np.float32)
+        sums = own[:, used[0] : used[-1] + 1] @ part.reshape(len(part), -1)
+        out[first : first + len(own)] = sums.reshape(-1, *moved.shape[1:])
+    return np.moveaxis(out, 0, axis)
 
 
 @lru_cache(maxsize=128)

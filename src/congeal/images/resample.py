@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
 from congeal.errors import CongealError
-from congeal.geometry.sampling import Mode, Padding, warp
+from congeal.geometry.sampling import MIN_DENOMINATOR, Mode, Padding, sample_in_units, to_units
 from congeal.images.canvas import Placement, put_on_canvas
 from congeal.images.source import Image
 
 Size = tuple[int, int]
 # Below this many source pixels per aligned pixel bilinear sampling misses nothing that matters.
 _PREFILTER_FROM = 2.0
+_PIXELS_AT_ONCE = 1 << 17  # of the output: their grid and samples stay in the cache
 
 
 def warp_pixels(
@@ -37,9 +40,7 @@ def warp_pixels(
         reduced = (max(1, round(image.shape[0] / shrink)), max(1, round(image.shape[1] / shrink)))
         placement = Placement(reduced[1] / image.shape[1], reduced[0] / image.shape[0], 0.0, 0.0)
         values, _ = put_on_canvas(image, reduced, placement)
-        matrix = placement.matrix @ matrix
-        out = warp(torch.from_numpy(values[None]), torch.from_numpy(matrix)[None], size, mode=mode, padding=padding)
-        result = _back(out, image.dtype)[0]
+        result = _sample(values[None], (placement.matrix @ matrix)[None], size, image.dtype, padding, mode)[0]
     else:
         result = warp_pixel_batch(image[None], matrix[None], size, padding, mode)[0]
     return result[..., 0] if grey else result
@@ -52,11 +53,84 @@ def warp_pixel_batch(
     padding: Padding = "zeros",
     mode: Mode = "bilinear",
 ) -> np.ndarray:
-    """(B, H, W, C) → (B, h, w, C) in the same dtype, one matrix (B, 3, 3) each, without the filter for shrinking."""
+    """(B, H, W, C) → (B, h, w, C) in the same dtype, one matrix (B, 3, 3) each, without the filter for shrinking.
+
+    The identity returns the image bit for bit.
+    """
     wide = pixels.dtype.itemsize > 2 and pixels.dtype != np.float32  # float32 holds no more than 24 bits exactly
-    values = np.ascontiguousarray(np.moveaxis(pixels, -1, 1), dtype=np.float64 if wide else np.float32)
-    matrices = torch.from_numpy(np.ascontiguousarray(source_from_aligned, dtype=np.float64))
-    return _back(warp(torch.from_numpy(values), matrices, size, mode=mode, padding=padding), pixels.dtype)
+    kind = np.dtype(np.float64 if wide else np.float32)
+    matrices = np.asarray(source_from_aligned, dtype=np.float64)
+    still = (matrices.astype(kind) == np.eye(3)).all((1, 2)) & (pixels.shape[1:3] == size)
+    if still.all():
+        return pixels.copy()
+    batch, height, width, channels = pixels.shape
+    values = np.empty((batch, channels, height, width), kind)
+    for channel in range(channels):
+        values[:, channel] = pixels[..., channel]
+    out = _sample(values, matrices, size, pixels.dtype, padding, mode)
+    if still.any():
+        out[still] = pixels[still]
+    return out
+
+
+def _sample(
+    values: np.ndarray, source_from_aligned: np.ndarray, size: Size, dtype: np.dtype, padding: Padding, mode: Mode
+) -> np.ndarray:
+    """(B, C, H, W) floats → (B, h, w, C) of `dtype`, a few images or a few rows of one at a time."""
+    images = torch.from_numpy(values)
+    units = to_units(torch.from_numpy(source_from_aligned), (images.shape[2], images.shape[3]), size)
+    out = np.empty((len(images), *size, images.shape[1]), dtype)
+    for some, rows, unit in _parts(units, size):
+        part = sample_in_units(images[some], unit.to(images.dtype), (rows.stop - rows.start, size[1]), mode, padding)
+        _put(out[some, rows], part.numpy(), exceeds=mode != "bilinear")
+    return out
+
+
+def _parts(units: torch.Tensor, size: Size) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+    """Images, rows of the output, and matrices (b, 3, 3) that do for these rows, counted from 0, what `units` do."""
+    at_once, rows = max(1, _PIXELS_AT_ONCE // (size[0] * size[1])), max(1, _PIXELS_AT_ONCE // size[1])
+    for first in range(0, len(units), at_once):
+        some = slice(first, first + at_once)
+        for top in range(0, size[0], rows):
+            unit = units[some].clone()
+            unit[:, :, 2] += top * unit[:, :, 1]
+            yield some, slice(top, min(top + rows, size[0])), unit
+
+
+def _put(out: np.ndarray, values: np.ndarray, *, exceeds: bool) -> None:
+    """Floats (b, C, h, w) into (b, h, w, C) of any type; exceeds: they may lie outside the range of their sources."""
+    if out.dtype.kind == "b":
+        values = values >= 0.5
+    elif out.dtype.kind in "ui":
+        values = np.rint(values, out=values)
+        if exceeds or out.dtype.itemsize > 2:  # 64 bits end where no float is
+            limits = np.iinfo(out.dtype)
+            values = np.clip(values, limits.min, limits.max, out=values)
+    for channel in range(out.shape[-1]):
+        out[..., channel] = values[:, channel]
+
+
+def covered(source_from_aligned: np.ndarray, source: Size, size: Size) -> np.ndarray:
+    """(B, h, w) float32: what `congeal.geometry.sampling.coverage` gives, in closed form and exactly 1 inside.
+
+    A bilinear sample less than a pixel outside the outermost pixel centres has a share of that pixel, on each axis.
+    """
+    units = to_units(torch.from_numpy(np.asarray(source_from_aligned, dtype=np.float64)), source, size)
+    out = np.empty((len(units), *size), np.float32)
+    for some, rows, unit in _parts(units, size):
+        x, y = np.arange(size[1]), np.arange(rows.stop - rows.start)
+        matrix = unit.numpy()[..., None, None]
+        across, down = (matrix[:, :, 0] * x).astype(np.float32), matrix[:, :, 1] * y[:, None] + matrix[:, :, 2]
+        place = across + down.astype(np.float32)  # (b, 3, h, w), from -1 to 1 between the outer edges
+        depth = np.maximum(place[:, 2], np.float32(MIN_DENOMINATOR))
+        for axis, length in ((0, source[1]), (1, source[0])):
+            share = np.abs(np.divide(place[:, axis], depth, out=place[:, axis]), out=place[:, axis])
+            share *= -length / 2
+            share += (length + 1) / 2
+            np.clip(share, 0, 1, out=share)
+        np.multiply(place[:, 0], place[:, 1], out=out[some, rows])
+        out[some, rows] *= place[:, 2] > MIN_DENOMINATOR
+    return out
 
 
 def warp_image(image: Image, source_from_aligned: np.ndarray, size: Size, padding: Padding = "zeros") -> Image:
@@ -73,14 +147,3 @@ def scale_at_centre(matrix: np.ndarray, size: Size) -> float:
     depth = matrix[2] @ (x, y, 1)
     # det of the Jacobian of a homography at a point is det(M) / depth³.
     return float(np.sqrt(abs(np.linalg.det(matrix)) / max(abs(depth) ** 3, 1e-12)))
-
-
-def _back(images: torch.Tensor, dtype: np.dtype) -> np.ndarray:
-    """(B, C, h, w) tensor → (B, h, w, C) array of `dtype`."""
-    values = images.permute(0, 2, 3, 1).contiguous().numpy()
-    if dtype.kind == "b":
-        return values >= 0.5
-    if dtype.kind in "ui":
-        limits = np.iinfo(dtype)
-        return np.clip(np.rint(values), limits.min, limits.max).astype(dtype)
-    return values.astype(dtype, copy=False)

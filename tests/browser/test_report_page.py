@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import deciding
+from blobs import blob
+from congeal import align
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -34,6 +38,20 @@ def test_it_is_not_blank_and_fits_the_screen(report: Page, width: str) -> None:
     assert shown.std() > 20
     assert len(np.unique(shown.reshape(-1, 3), axis=0)) > 50
     assert report.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_images_can_be_sorted_by_how_sure_they_are(
+    page: Page, width: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deciding.register(monkeypatch)
+    page.goto(align(blob(), tmp_path / "run", method="deciding", size=16, quiet=True).report.as_uri())
+    assert page.locator("#confidence").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.select_option('[data-control="sort"]', "unsure")
+    assert ids(page)[0] == "3"
+    assert ids(page)[-1] == "0", "the one whose error bar is not known"
+    page.fill('[data-control="search"]', "unsure")
+    assert ids(page) == ["3"]
 
 
 def test_every_image_loads(report: Page) -> None:

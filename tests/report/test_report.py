@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import deciding
+from blobs import blob
 from congeal import Transforms, align
 from congeal.files import write_json
 from congeal.pipeline.render import BEST, DRAWN, FLAGGED, WORST, choose_samples
@@ -138,20 +140,66 @@ def test_numbers_for_people() -> None:
 
 
 def told(verdict: str, **more: object) -> str:
-    collapsed = verdict in ("shrunk", "grown", "emptied", "failed")
+    collapsed = verdict in ("shrunk", "zoomed", "emptied", "failed")
     metrics = {"verdict": verdict, "motion": "homography", "collapsed": collapsed, "n_images": 50, **more}
     return " ".join(next_steps(metrics, {}, "run"))
 
 
 def test_advice_names_the_flag_to_use() -> None:
     assert "--motion affine" in told("shrunk")
+    assert "--motion affine" in told("zoomed")
     assert "--motion affine" in told("unchanged", motion="similarity")
+    assert "--motion" not in told("unchanged", motion="similarity", motion_asked="auto")
+    assert "congeal studio run" in told("mixed")
     assert "--motion" not in told("shrunk", motion="translation")
     assert "--reference" in told("worse")
     assert "--init" in told("emptied")
     assert "congeal propagate run" in told("good")
     assert "Flagged: 3 images of 50" in told("good", status={"outlier": 2, "failed": 1, "ok": 47})
     assert "Not used: 2 images" in told("good", n_skipped=2)
+
+
+def page_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **numbers: object) -> str:
+    """The page of a run whose method decides things, with some numbers put in by hand."""
+    deciding.register(monkeypatch)
+    run = align(blob(), tmp_path / "run", method="deciding", size=16, quiet=True)
+    write_json(run.folder / "metrics.json", {**run.metrics, **numbers})
+    return write_report(RunFolder.existing(run)).read_text()
+
+
+def test_the_page_says_what_was_decided_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = page_of(tmp_path, monkeypatch)
+    assert "rigid (chosen)" in page
+    assert "16 → 48 px" in page
+    assert "no network was trained" in page
+    for facts in deciding.WHY.values():
+        assert facts["sentence"] in page
+
+
+def test_the_page_shows_likeness_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = page_of(tmp_path, monkeypatch, likeness_before=0.4321, likeness_after=0.8765, improved_share=0.975)
+    assert "0.432 → 0.876" in page
+    assert "97.5 %" in page
+    assert page.index("0.432 → 0.876") < page.index("APSNR, before")
+
+
+def test_the_page_says_how_sure_the_poses_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = page_of(tmp_path, monkeypatch)
+    error = Transforms.load(tmp_path / "run" / "transforms.csv").uncertainty_px
+    assert f"Poses repeat to <b>{np.nanmedian(error):.2g} px</b>" in page
+    assert "<b>1 image is unsure</b>" in page
+    assert f'<td>3</td><td class="number">{error[3]:.2g}</td>' in page
+    assert page.count("unsure, ±") == 1
+    cards = re.findall(r'data-status="(\w+)".*?data-id="(\d)"', page)
+    assert cards[0] == ("unsure", "3"), "what needs a look comes first"
+    assert "Uncertainty of the pose" in page
+
+
+def test_a_method_without_error_bars_has_no_place_for_them(tmp_path: Path) -> None:
+    page = align(blob(), tmp_path / "run", method="lsc", params=QUICK, quiet=True).report.read_text()
+    assert 'id="confidence"' not in page
+    assert "least certain first" not in page
+    assert 'id="decided"' in page, "the size it worked at"
 
 
 def test_strange_names_and_numbers_do_no_harm(tmp_path: Path) -> None:

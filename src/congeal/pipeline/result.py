@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from congeal.report.charts import short
+from congeal.report.charts import two_figures
 from congeal.transforms import Transforms
 
 
@@ -53,7 +53,7 @@ class Result:
             f"mean scale    {_shown(m['mean_scale'])}",
         ]
         if m.get("uncertainty_px") is not None:
-            lines.append(f"poses repeat  to {short(m['uncertainty_px'])} px (median)")
+            lines.append(f"poses repeat  to {two_figures(m['uncertainty_px'])} px (median)")
         lines += [
             f"verdict       {'COLLAPSED, ' if m['collapsed'] else ''}{m['verdict']}: {m['advice']}",
             f"report        {self.report.resolve()}",

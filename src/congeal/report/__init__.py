@@ -2,6 +2,7 @@
 
 data.py     a run folder → plain values        pictures.py  picture files → data URIs
 charts.py   numbers → geometry of charts       advice.py    numbers → what to try next
+confidence.py  error bars of the poses
 page.py     template + values → HTML           templates/   `_style`, `_pieces`, `_script` are shared by all pages
 """
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 SIMPLER = {"homography": "affine", "affine": "similarity", "similarity": "rigid", "rigid": "translation"}
+DISTORTED = ("shrunk", "zoomed", "grown", "emptied")  # the last two are words of earlier versions
 RICHER = {simpler: motion for motion, simpler in SIMPLER.items()}
 
 
 def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> list[str]:
     """At most four sentences that name the flag or command to use."""
     steps = [*_for_verdict(metrics, config)]
+    if metrics["verdict"] == "mixed":
+        steps.append(f"Leave out what does not belong: 'congeal studio {run}' shows the images, worst first.")
     status = metrics.get("status") or {}
     flagged = sum(status.get(name, 0) for name in ("outlier", "failed", "blank"))
     if flagged:
@@ -34,12 +37,13 @@ def counted(n: int) -> str:
 
 def _for_verdict(metrics: dict[str, Any], config: dict[str, Any]) -> list[str]:
     verdict, motion = metrics["verdict"], metrics.get("motion")
+    chosen = metrics.get("motion_asked") == "auto"
     steps = []
-    if verdict in ("shrunk", "grown", "emptied", "worse") and motion in SIMPLER:
+    if verdict in (*DISTORTED, "worse") and motion in SIMPLER:
         steps.append(f"Try --motion {SIMPLER[motion]} (this run: {motion}), which has fewer ways to go wrong.")
-    if verdict == "unchanged" and motion in RICHER:
-        steps.append(f"Try --motion {RICHER[motion]} (this run: {motion}).")
-    if verdict in ("worse", "shrunk", "grown", "emptied", "unchanged"):
+    if verdict == "unchanged" and motion in RICHER and not chosen:
+        steps.append(f"If the images are not aligned yet, try --motion {RICHER[motion]} (this run: {motion}).")
+    if verdict in (*DISTORTED, "worse"):
         steps.append("Try a clear, typical image as --reference PATH, or compare methods with 'congeal compare'.")
     if verdict in ("emptied", "failed") and not config.get("init"):
         steps.append("Give a rough start with --init boxes.csv if the object lies at very different places.")

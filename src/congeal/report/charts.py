@@ -97,6 +97,11 @@ def histogram(name: str, values: np.ndarray, unit: str = "", neutral: float | No
     }
 
 
+def two_figures(value: float) -> str:
+    """As exact as an error bar is: 0.12, 2.1, 13."""
+    return f"{value:.2g}" if abs(value) < 100 else f"{value:,.0f}"
+
+
 def short(value: float) -> str:
     """Three figures, without an exponent where that can be read."""
     if abs(value) < 1e-9:

@@ -8,6 +8,8 @@ from typing import Any
 
 import jinja2
 
+from congeal.report.charts import two_figures
+
 _LONE = re.compile("[\ud800-\udfff]")
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -24,7 +26,7 @@ def fill_template(template: str, *, folder: Path | None = None, **data: Any) -> 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=number, percent=percent)
+    environment.filters.update(number=number, percent=percent, two_figures=two_figures)
     return shown_name(environment.get_template(template).render(**data))
 
 

@@ -86,12 +86,13 @@ class Session:
         height, width = self._thumbnail_size(i)
         size = (int(self.found.source_sizes[i, 0]), int(self.found.source_sizes[i, 1]))
         thumbnail_from_aligned = rescale(size, (height, width)) @ self._back[i]
-        score = float(self.found.score[i])
+        score, error = float(self.found.score[i]), float(self.found.uncertainty_px[i])
         return {
             "index": i,
             "id": self.found.ids[i],  # in JSON even bytes that are not UTF-8 come back as they were
             "shown": shown_name(self.found.ids[i]),
             "score": score if math.isfinite(score) else None,
+            "uncertainty_px": error if math.isfinite(error) else None,
             "status": str(self.found.status[i]),
             "width": width,
             "height": height,

@@ -12,7 +12,8 @@ import os
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -53,8 +54,15 @@ def load(path: str | os.PathLike[str], step: int = 1) -> Transforms:
     """Read what `save` wrote, or every step-th row of it."""
     source = Path(path)
     read = _format(source, _READERS)
-    try:
+    with _reading(source):
         return read(source, step)
+
+
+@contextmanager
+def _reading(source: Path) -> Iterator[None]:
+    """Whatever is wrong with the file becomes one sentence."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise CongealError(f"there is no transforms file '{source}'") from error
     except CongealError as error:
@@ -75,6 +83,23 @@ def load_matrices(path: str | os.PathLike[str]) -> NDArray[np.float64]:
             if one is not None and not (known == one).all():
                 return _collect(_read_member(archive, "matrices", 1))
     return np.broadcast_to(np.eye(3) if one is None else one, (rows, 3, 3))
+
+
+def load_numbers(path: str | os.PathLike[str], name: str) -> NDArray[np.float64] | None:
+    """One column (N,) of an .npz file, a name of `NUMBERS`; None if the file has none."""
+    with _reading(Path(path)), zipfile.ZipFile(path) as archive:
+        return _collect(_read_member(archive, name, 1)) if _has(archive, name) else None
+
+
+def load_ids(path: str | os.PathLike[str], rows: Sequence[int]) -> list[str]:
+    """The ids of a few rows of an .npz file, without those of all others."""
+    found: dict[int, str] = {}
+    first = 0
+    with _reading(Path(path)), zipfile.ZipFile(path) as archive:
+        for part in _read_member(archive, "ids", 1):
+            found |= {row: str(part[row - first]) for row in rows if first <= row < first + len(part)}
+            first += len(part)
+    return [found[row] for row in rows]
 
 
 def _parts(t: Transforms) -> Iterator[Transforms]:

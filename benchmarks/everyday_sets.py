@@ -33,9 +33,10 @@ from congeal.geometry import (
     rescale,
 )
 
-DEVELOP = ("astronaut", "brick", "retina", "china")
+DEVELOP = ("astronaut", "retina", "china", "grass")
 REPORT = ("camera", "coffee", "hubble_deep_field", "ihc", "motorcycle_left", "gravel", "flower")
-"""Photographs to choose settings on, and photographs to report on."""
+"""Photographs to choose settings on, and photographs to report on. "brick" is in neither: its pattern repeats, and on
+copies of 512×512 lsc, ECC and pystackreg all end some 40 px off."""
 
 NOISE = 0.02  # standard deviation of the noise, as a share of the range of values
 EXPOSURE = 0.1  # the gain of an image is 1 ± this

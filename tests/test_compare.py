@@ -391,13 +391,14 @@ def test_a_frozen_stack_has_larger_pictures(tmp_path: Path, kind: str) -> None:
     opened = {"files": lambda: save_folder(tmp_path / "files", images), "memory": lambda: images}
     source = open_images(opened.get(kind, lambda: tmp_path / "images.npy")())
     stack = prepare(source, size=10, folder=tmp_path / "stack")
-    freeze(stack, tmp_path / "frozen")
+    freeze(stack, tmp_path / "frozen", caps=[50, 5000])
     assert finer_sizes(stack) == [30, 90, 100]
+    assert finer_sizes(stack, [50, 5000]) == [30, 50, 90, 100]
     frozen = FrozenStack(tmp_path / "frozen")
     assert frozen.native_size == stack.native_size == 100
     assert frozen.at(10) is frozen
-    assert frozen.at(29) is frozen, "none is small enough"
-    for asked, has in ((30, 30), (64, 30), (95, 90), (100, 100), (5000, 100)):
+    assert frozen.at(29) is frozen.at(95) is frozen, "nobody said that they would be asked for"
+    for asked, has in ((30, 30), (50, 50), (90, 90), (100, 100), (5000, 100)):
         larger, wanted = frozen.at(asked), stack.at(has)
         assert max(larger.frame) == has
         assert torch.equal(larger.images(slice(None)), wanted.images(slice(None)))
@@ -414,7 +415,9 @@ def test_the_finest_frozen_pictures_are_left_out_where_they_would_take_too_much(
     stack = prepare(open_images(blob(4, size=100)), size=10)
     monkeypatch.setattr("congeal.comparison.frozen.MOST_BYTES", 4 * (30**2 + 90**2) * 2)
     freeze(stack, tmp_path / "frozen")
-    assert max(FrozenStack(tmp_path / "frozen").at(100).frame) == 90
+    frozen = FrozenStack(tmp_path / "frozen")
+    assert max(frozen.at(90).frame) == 90
+    assert frozen.at(100) is frozen
 
 
 def test_compare_is_public() -> None:

@@ -115,7 +115,8 @@ def compare(
         try:
             with failing_as_run():
                 todo = [not has_nothing_left(part, time_limit) for part in parts]
-                stack = prepare_shared(run, images, fingerprint, start, size, quiet) if any(todo) else None
+                caps = [entry.finest for entry in entries if entry.finest is not None]
+                stack = prepare_shared(run, images, fingerprint, start, size, caps, quiet) if any(todo) else None
                 rows: list[Row] = []
                 for entry, part, wanted in zip(entries, parts, todo, strict=True):
                     if stack is not None and wanted:
@@ -175,13 +176,14 @@ def prepare_shared(
     fingerprint: str,
     start: tuple[Transforms | np.ndarray | None, tuple[int, int] | None],
     size: int,
+    caps: Sequence[int],
     quiet: bool,
 ) -> Stack:
-    """The one stack that all methods get, here and in their processes."""
+    """The one stack that all methods get, here and in their processes. caps: how fine pictures some of them want."""
     stack = prepare_stack(run, images, fingerprint, start, size=size, quiet=quiet)
     if len(stack) < 2:
         raise RunFailed(f"{images.name} has {len(stack)} usable image: aligning a set needs at least two")
-    freeze(stack, run.work / "frozen")
+    freeze(stack, run.work / "frozen", caps)
     return stack
 
 

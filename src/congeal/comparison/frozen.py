@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,13 @@ FINER = 3  # how many times as fine the next level of a method is
 MOST_BYTES = 1 << 30  # of larger pictures; where all would take more, the finest are left out
 
 
-def freeze(stack: Stack, folder: Path) -> None:
-    """Write what another process needs of the stack, and of the larger ones it may ask for, into `folder`."""
+def freeze(stack: Stack, folder: Path, caps: Sequence[int] = ()) -> None:
+    """Write what another process needs of the stack, and of the larger ones it may ask for, into `folder`.
+
+    caps: sizes beyond which some method will not go.
+    """
     levels, room = [], MOST_BYTES
-    for size in finer_sizes(stack):
+    for size in finer_sizes(stack, caps):
         room -= _bytes_at(stack, size)
         larger = stack.at(size) if room >= 0 else stack
         if larger is stack:
@@ -43,10 +46,10 @@ def freeze(stack: Stack, folder: Path) -> None:
     _freeze_one(stack, folder, levels)
 
 
-def finer_sizes(stack: Stack) -> list[int]:
+def finer_sizes(stack: Stack, caps: Sequence[int] = ()) -> list[int]:
     """The sizes that methods and measures ask `Stack.at` for, coarse to fine, up to that of the originals."""
     coarsest, native = max(stack.frame), stack.native_size
-    sizes, size = {min(MEASURED_AT, native)}, coarsest
+    sizes, size = {min(size, native) for size in (MEASURED_AT, *caps)}, coarsest
     while size < native:
         size = min(FINER * size, native)
         sizes.add(size)
@@ -110,9 +113,8 @@ class FrozenStack(Stack):
         self._folder, self._levels, self._larger = folder, about["levels"], {}
 
     def _made_at(self, size: int) -> Stack:
-        """The largest of the frozen ones that is not larger than asked for; this one if there is none."""
-        level = max((level for level in self._levels if level <= size), default=None)
-        return self if level is None else FrozenStack(self._folder / f"at-{level}")
+        """The frozen one of that size; this one, which says that there is nothing finer to be had, if there is none."""
+        return FrozenStack(self._folder / f"at-{size}") if size in self._levels else self
 
     @property
     def layout(self) -> Layout:

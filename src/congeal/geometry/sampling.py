@@ -80,6 +80,25 @@ def sampling_grid(source_from_output: torch.Tensor, size: Size) -> torch.Tensor:
     return _project(one_at_centre(source_from_output, size), size)[:, :2].permute(0, 2, 3, 1)
 
 
+def sample_points(
+    images: torch.Tensor, source_from_output: torch.Tensor, points: torch.Tensor, size: Size
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values (B, M) of images (B, 1, H, W) at output pixels `points` (M, 2) alone, and whether each lies inside (B, M).
+
+    size: of the output frame that the points are pixels of.
+    """
+    height, width = images.shape[-2], images.shape[-1]
+    unit = to_units(source_from_output, (height, width), size).to(images.dtype)
+    x, y = points[:, 0].to(unit), points[:, 1].to(unit)
+    mapped = unit[:, :, 0, None] * x + unit[:, :, 1, None] * y + unit[:, :, 2, None]
+    ahead = mapped[:, 2] > MIN_DENOMINATOR
+    place = mapped[:, :2] / mapped[:, 2:].clamp(min=MIN_DENOMINATOR)
+    edge = unit.new_tensor([1 - 1 / width, 1 - 1 / height])[:, None]
+    inside = ahead & (place.abs() <= edge).all(1)
+    values = functional.grid_sample(images, place.transpose(1, 2)[:, None], padding_mode="border", align_corners=False)
+    return values[:, 0, 0], inside
+
+
 def coverage(source_from_output: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:
     """(B, 1, h, w) in [0, 1]: how much of each bilinear sample comes from inside the source image.
 

@@ -41,6 +41,7 @@ log = logging.getLogger("congeal")
 Size = tuple[int, int]
 _SCAN_VALUES = 16 << 20
 _ROWS_AT_ONCE = 50_000
+_MOST_VALUES = 8 << 30  # pixel values of a set in larger pictures
 _KIND_SAMPLE = 500  # images that are looked at to tell objects from photographs
 NO_START = "no starting transform was given for it"
 
@@ -109,18 +110,19 @@ class Stack:
         frame_from_source = invert(self.start[spread]) @ self.stack_from_source[spread]
         return max(1, round(max(self.frame) / float(np.median(scales(frame_from_source, self.frame)))))
 
-    def at(self, size: int) -> Stack:
+    def at(self, size: int, *, enlarge: bool = False) -> Stack:
         """The same images in larger pictures: the frame's longer side is `size`, or what the originals have if less.
 
         Made once and kept, beside the pixels of this stack if they are in a folder. This stack itself where there is
-        nothing to win, or where an original can no longer be read.
+        nothing to win, where the set would take too much of the disk, or where an original can no longer be read.
+        enlarge: that size even where the originals have less.
         """
-        size = min(size, self.native_size)
-        if size <= max(self.frame):
+        size = size if enlarge else min(size, self.native_size)
+        if size <= max(self.frame) or len(self) * size**2 > _MOST_VALUES:
             return self
         if self._part_of is not None:
             whole, rows = self._part_of
-            larger = whole.at(size)
+            larger = whole.at(size, enlarge=enlarge)
             return self if larger is whole else larger.some(rows)
         if size not in self._larger:
             self._larger[size] = self._made_at(size)

@@ -77,6 +77,13 @@ class Job:
         for callback in self.callbacks:
             callback(Event(self.method, step, total, values))
 
+    def note(self, **values: float) -> None:
+        """Report one more step of a stage whose number of steps is not known in advance."""
+        step = len(self.history) + 1
+        self.history.append({"step": step, **values})
+        for callback in self.callbacks:
+            callback(Event(self.method, step, step, values))
+
     def load(self) -> dict[str, Any] | None:
         """The state an earlier, interrupted run saved, or None. Its history continues."""
         state = self.checkpoint.load() if self.checkpoint is not None else None

@@ -22,6 +22,7 @@ from congeal.geometry import MOTIONS, coverage, warp
 from congeal.geometry.matrix import Size
 from congeal.geometry.sampling import Padding
 from congeal.metrics.limits import MATCH_INK
+from congeal.solvers.contrast import local_contrast
 from congeal.solvers.filters import blur, centre_window, oriented_gradients
 
 NO_MATCH = -1.0
@@ -72,6 +73,10 @@ class Appearance:
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """What is compared of images in [0, 1]."""
         return images
+
+    def detail(self, images: torch.Tensor) -> torch.Tensor:
+        """(B, 1, H, W): what is compared where poses are brought to a fraction of a pixel."""
+        return local_contrast(images)
 
     def blurred(self, images: torch.Tensor, sigma: float) -> torch.Tensor:
         """Gaussian blur; where the ground beyond the edge is unknown, the window is cut there, not filled."""
@@ -132,6 +137,10 @@ class ObjectPixels(Appearance):
 
     kind = "object"
     empty_ground = True
+
+    def detail(self, images: torch.Tensor) -> torch.Tensor:
+        """Their brightness: light does not change on empty ground, and its edge would outweigh what is on it."""
+        return images.mean(1, keepdim=True)
 
     def sound(
         self, shown: torch.Tensor, images: torch.Tensor, weights: torch.Tensor | None, usual: float | torch.Tensor

@@ -9,16 +9,18 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from congeal.errors import CongealError
+from congeal.geometry import MOTIONS
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, Range, Reference, Share
+from congeal.methods.deep.kept import guide_from_tensors, guide_tensors
 from congeal.methods.deep.networks import load_networks, recipe_networks
 from congeal.methods.deep.paper import PaperCongealing
-from congeal.methods.deep.recipe import follow_recipe, settings_of
-from congeal.methods.deep.settle import Bars, Guide, SettleSettings, settle
+from congeal.methods.deep.recipe import follow_recipe, place, settings_of
+from congeal.methods.deep.settle import SettleSettings
+from congeal.methods.found import Found
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance, lasting_appearance
-from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.reference import check_one_image
 
 
@@ -32,6 +34,12 @@ class DeepCongealing(Method):
 
     Parameters
     ----------
+    motion : str
+        "auto" (the simplest that suffices), translation, rigid, similarity, affine or homography.
+    train : str
+        "auto" (when tries from other poses help, so that a network has something to learn), "always" or "never".
+    finest : int or None
+        Longer side of the largest pictures that poses are sharpened in; None for the originals' own size.
     reference : str, int, path or array
         What alignment starts from: "auto" (a typical image), a position, a file or an array.
     steps, batch_size, learning_rate
@@ -73,12 +81,15 @@ class DeepCongealing(Method):
 
     Attributes
     ----------
-    aligner_, autoencoder_ : torch.nn.Module
-        The trained networks.
+    aligner_, autoencoder_ : torch.nn.Module or None
+        The trained networks; None if none was trained.
     transforms_, quality_, history_, stack_from_frame_, layout_
         As for every method.
     """
 
+    motion: str = "auto"
+    train: str = "auto"
+    finest: Count | None = None
     reference: Reference = "auto"
     steps: CountOrZero = 600
     batch_size: Count = 128
@@ -105,6 +116,7 @@ class DeepCongealing(Method):
     device: str = "auto"
 
     name: ClassVar[str] = "deep"
+    motions: ClassVar[tuple[str, ...]] = (*MOTIONS, "auto")
 
     @staticmethod
     def paper_mnist(**overrides: Any) -> PaperCongealing:
@@ -118,47 +130,56 @@ class DeepCongealing(Method):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        if self.train not in TRAIN:
+            raise CongealError(f"{self.name}: train must be one of {', '.join(TRAIN)}, not {self.train!r}")
         check_one_image(self.reference, self.name)
         _device(self.device)
 
     def _appearance(self, kind: str) -> Appearance:
         return lasting_appearance(kind)
 
-    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> Found:
         learnt = follow_recipe(stack, appearance, self, job, _device(self.device))
-        self._guide, self.aligner_, self.autoencoder_ = learnt.guide, learnt.guide.aligner, learnt.autoencoder
-        return learnt.poses
+        self._guide, trained = learnt.guide, learnt.trained
+        self.aligner_ = None if trained is None else trained.aligner
+        self.autoencoder_ = None if trained is None else trained.autoencoder
+        return self._found(stack, learnt.poses, learnt.error, learnt.decisions)
 
-    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
-        found, scores = (torch.empty(len(stack), *rest, dtype=torch.float32) for rest in ((3, 3), ()))
-        settle(stack, self._guide, settings_of(SettleSettings, self), job, found, scores)
-        return found
+    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> Found:
+        return self._found(stack, *place(stack, self._guide, settings_of(SettleSettings, self), job), {})
+
+    def _found(
+        self, stack: Stack, poses: torch.Tensor, error: torch.Tensor, decisions: Mapping[str, Mapping[str, Any]]
+    ) -> Found:
+        guide = self._guide
+        sizes = (max(stack.frame), *(max(level.frame) for level in guide.levels))
+        return Found(poses, guide.motion, sizes, self.aligner_ is not None, error, decisions)
 
     # ---- the model file
 
     def _state(self) -> dict[str, torch.Tensor]:
-        guide = self._guide
-        networks = (("aligner", self.aligner_), ("autoencoder", self.autoencoder_))
-        state = {f"{name}.{key}": value for name, net in networks for key, value in net.state_dict().items()}
-        numbers = torch.tensor([guide.bars.doubtful, guide.bars.lost], dtype=torch.float64)
-        state |= {"template": guide.template, "numbers": numbers}
-        if guide.prior is not None:
-            state["plausible"] = guide.prior.tensor()
+        state = guide_tensors(self._guide)
+        state["motion"] = torch.tensor(MOTIONS.index(self._guide.motion))
+        if self.aligner_ is not None and self.autoencoder_ is not None:
+            networks = (("aligner", self.aligner_), ("autoencoder", self.autoencoder_))
+            state |= {f"{name}.{key}": value for name, net in networks for key, value in net.state_dict().items()}
         return state
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        doubtful, lost, *objects = state["numbers"].tolist()
-        template, prior = state["template"], state.get("plausible")
-        networks = recipe_networks(int(template.shape[0]), self.layout_.frame, self.motion, self.code_size)
-        load_networks(networks, state)
-        self.aligner_, self.autoencoder_ = networks[0].eval(), networks[1].eval()
-        kind = self.layout_.kind or ("object" if objects and objects[0] else "photo")  # 0.1 kept it as a number
-        appearance = self._appearance(kind)
-        self._guide = Guide(
-            self.aligner_, template, appearance, Bars(doubtful, lost), None if prior is None else PosePrior(*prior)
-        )
+        kind = self.layout_.kind or ("object" if state["numbers"].tolist()[2:3] == [1.0] else "photo")  # 0.1: a number
+        self.motion_ = MOTIONS[int(state["motion"])] if "motion" in state else self.motion
+        largest = MOTIONS[-1] if self.motion == "auto" else self.motion
+        self.aligner_ = self.autoencoder_ = None
+        if any(name.startswith("aligner.") for name in state):
+            channels = int(state["template"].shape[0])
+            networks = recipe_networks(channels, self.layout_.frame, largest, self.code_size)
+            load_networks(networks, state)
+            self.aligner_, self.autoencoder_ = networks[0].eval(), networks[1].eval()
+        self._guide = guide_from_tensors(state, self.motion_, self._appearance(kind), self.aligner_)
 
 
+TRAIN = ("auto", "always", "never")
+"""When a network is trained."""
 PAPER_MNIST: dict[str, Any] = {"networks": "mnist", "size": 28}
 PAPER_LFW: dict[str, Any] = {"networks": "lfw", "size": 250, "batch_size": 16}
 """What the paper prints for each data set, where it differs from `PaperCongealing`'s own parameters."""

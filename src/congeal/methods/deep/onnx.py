@@ -41,6 +41,8 @@ def write_onnx(model: DeepCongealing, path: str | os.PathLike[str]) -> None:
     require("onnxscript", "onnx")
     if not hasattr(model, "aligner_"):
         raise CongealError("only a fitted deep model can be written as ONNX: call fit first")
+    if model.aligner_ is None:
+        raise CongealError("this model has no network, because none was needed: fit with train='always' for ONNX")
     graph = _Graph(model.aligner_, model._guide.appearance, model.passes).eval()
     layout = model.layout_
     images = torch.rand(2, layout.channels, *layout.size)

@@ -1,46 +1,64 @@
-"""What we do, from top to bottom: seed → train → settle → refine. Each stage takes a state and gives the next one.
+"""What we do, from top to bottom. Each stage takes a state and gives the next one.
 
-| stage  | what it does                                         | why, in its own file |
-|--------|------------------------------------------------------|----------------------|
-| seed   | steps towards one typical image; a first template    | seed.py              |
-| train  | a net learns to find poses from images that match    | train.py             |
-| settle | every image: steps, the net's answer, more tries     | settle.py            |
-| refine | all together, to the mean of the images that match   | refine.py            |
+| stage  | what it does                                              | when              | why, in its own file |
+|--------|-----------------------------------------------------------|-------------------|----------------------|
+| seed   | steps towards one typical image; a first template         | always            | seed.py              |
+| settle | every image: steps, tries from other poses, the best wins | always            | settle.py            |
+| refine | all together, to the mean of the images that match        | always            | refine.py            |
+| train  | a net learns to find poses; then settle and refine again  | when tries helped | train.py             |
+| motion | the simplest motion that suffices                         | motion "auto"     | solvers/motions.py   |
+| finer  | larger pictures, up to the originals; error bars          | when it moves     | finer.py             |
 
-A set larger than `fit_sample` goes through these with a sample; the others are then settled one by one, on the template
-that the sample ended with. The paper's own method is in `paper.py`.
+A set larger than `fit_sample` goes through these with a sample; the others are then settled one by one, on what the
+sample ended with. The paper's own method is in `paper.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from congeal.geometry import MOTIONS
 from congeal.images import Stack
-from congeal.methods.deep.networks import RecipeNetworks, recipe_networks, seeded
+from congeal.methods.deep.finer import finer_alone, go_finer, poses_at
+from congeal.methods.deep.kept import guide_from_tensors, guide_tensors
+from congeal.methods.deep.networks import recipe_networks, seeded
 from congeal.methods.deep.refine import RefineSettings, last_sound, refine
 from congeal.methods.deep.seed import reference_features, seed
-from congeal.methods.deep.settle import Guide, SettleSettings, settle, settle_sample
+from congeal.methods.deep.settle import Bars, Guide, SettleSettings, settle
 from congeal.methods.deep.state import Sample, State
 from congeal.methods.deep.train import Trained, TrainSettings, train
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance
-from congeal.solvers.pose_prior import PosePrior
+from congeal.solvers.motions import choose_motion, restricted
+from congeal.solvers.sharpen import Details
 from congeal.solvers.threads import few_threads
 
 Settings = TypeVar("Settings", TrainSettings, SettleSettings, RefineSettings)
 
+_A_FEW = 0.01  # of the images: if tries helped more than these, the better template is worth a second round …
+_MANY = 0.08  # … and if they then still help more than these, a net has something to learn
+_MATCHING = 0.3  # of the images, the worst, say nothing about what a good score is
+_MOTION_IMAGES = 64  # at most, by which the motion is chosen …
+_MOTION_SIZE = 192  # … in pictures this large, which hold what the poses were not fitted to
+
 
 @dataclass(frozen=True)
 class Learnt:
-    """What the recipe ends with: the poses of the set, and what places any other image."""
+    """What the recipe ends with: the poses of the set, and what places any other image.
+
+    poses (n, 3, 3) stack_from_frame; error (n,) in stack pixels; decisions as in `Found`.
+    """
 
     poses: torch.Tensor
+    error: torch.Tensor
     guide: Guide
-    autoencoder: torch.nn.Module
+    trained: Trained | None
+    decisions: Mapping[str, Mapping[str, Any]]
 
 
 def settings_of(cls: type[Settings], parameters: Any) -> Settings:
@@ -54,63 +72,179 @@ def follow_recipe(stack: Stack, appearance: Appearance, parameters: Any, job: Jo
     saved = job.load() or {}
     rows = choose_sample(len(stack), parameters.fit_sample, parameters.random_state)
     few = stack if len(rows) == len(stack) else stack.some(rows)
-    with few_threads(stack.frame):
-        sample = Sample.of(few, appearance, parameters.motion, parameters.guards)
-        reference = reference_features(parameters.reference, stack, appearance, parameters.random_state)
-        fresh = State.fresh(sample, reference)
-        seeded_state = seed(sample, reference) if parameters.running_reference and not saved else fresh
-        trained = train(
-            sample,
-            seeded_state,
-            seeded(lambda: _networks(sample, parameters), parameters.random_state),
-            settings_of(TrainSettings, parameters),
-            job,
-            device=device,
-            resume=saved,
-        )
-    guide = Guide.of(trained, appearance, all_match=not parameters.running_reference)
-    if "sample" in saved:  # all of them are done, and it was the others that were being placed
-        settled, guide = _from_checkpoint(trained.state, guide, saved["sample"])
-    else:
-        settled = settle_sample(few, trained, guide, settings_of(SettleSettings, parameters), job)
-        if parameters.refine:
-            settled, guide = _refined(few, settled, guide, parameters)
+    recipe = Recipe(few, appearance, parameters, job, device)
+    learnt = recipe.restore(saved) if "sample" in saved else recipe.learn(saved)
     if few is stack:
-        return Learnt(settled.poses, guide, trained.autoencoder)
-    others = _all_placed(stack, settled, guide, trained, parameters, job)
-    others[rows] = settled.poses
-    return Learnt(others, guide, trained.autoencoder)
+        return learnt
+    beside = {**(learnt.trained.checkpoint if learnt.trained else {}), "sample": recipe.kept(learnt)}
+    poses, error = place(stack, learnt.guide, settings_of(SettleSettings, parameters), job, beside)
+    poses[rows], error[rows] = learnt.poses, learnt.error
+    return replace(learnt, poses=poses, error=error)
 
 
-def _networks(sample: Sample, parameters: Any) -> RecipeNetworks:
-    return recipe_networks(sample.images.shape[1], sample.frame, parameters.motion, parameters.code_size)
+def place(
+    stack: Stack, guide: Guide, settings: SettleSettings, job: Job, beside: Mapping[str, Any] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images, each alone, by what a model knows: poses (n, 3, 3), and errors (n,) in stack pixels."""
+    done = settle(stack, guide, settings, job, beside=beside)
+    both = {**(beside or {}), "placed": (len(stack), [done.poses, done.scores, done.gained])}
+    return finer_alone(stack, done.poses, guide.appearance, guide.motion, guide.levels, guide.judge, job, both)
 
 
-def _refined(stack: Stack, settled: State, guide: Guide, parameters: Any) -> tuple[State, Guide]:
-    """Stage 4, unless it spoilt what was there; and the guide with the template that it ended with."""
-    with few_threads(stack.frame):
-        refined = refine(stack, settled, guide.appearance, guide.bars.doubtful, settings_of(RefineSettings, parameters))
-        kept = last_sound(stack, [settled, refined], guide.appearance) if parameters.guards else refined
-    if kept is refined:
-        guide = replace(guide, template=refined.template, prior=refined.prior)
-    return kept, guide
+class Recipe:
+    """The stages, for the images that are learnt from."""
 
+    def __init__(self, stack: Stack, appearance: Appearance, parameters: Any, job: Job, device: torch.device) -> None:
+        self.stack, self.appearance, self.parameters, self.job, self.device = stack, appearance, parameters, job, device
+        self.motion: str = MOTIONS[-1] if parameters.motion == "auto" else parameters.motion
+        self.decisions: dict[str, dict[str, Any]] = {}
 
-def _all_placed(
-    stack: Stack, settled: State, guide: Guide, trained: Trained, parameters: Any, job: Job
-) -> torch.Tensor:
-    """Every image of a large set, each alone, on the template that the sample ended with."""
-    found, scores = (torch.empty(len(stack), *rest, dtype=torch.float32) for rest in ((3, 3), ()))
-    prior = None if guide.prior is None else guide.prior.tensor()
-    done = {"poses": settled.poses, "template": guide.template, "prior": prior}
-    beside = {**trained.checkpoint, "sample": done}
-    settle(stack, guide, settings_of(SettleSettings, parameters), job, found, scores, beside=beside)
-    return found
+    def learn(self, saved: Mapping[str, Any]) -> Learnt:
+        """All stages. saved: the state of an interrupted training, or nothing."""
+        with few_threads(self.stack.frame):
+            sample = Sample.of(self.stack, self.appearance, self.motion, self.parameters.guards)
+            reference = self.parameters.reference
+            first = reference_features(reference, self.stack, self.appearance, self.parameters.random_state)
+            state = seed(sample, first) if self.parameters.running_reference else State.fresh(sample, first)
+        trained = None
+        if self._needs_training_only():
+            self._decide("training", "A network was trained, as asked.")
+            trained = self._train(sample, state, saved)
+            state, guide = self._with_net(trained)
+        else:
+            seeded_state = state
+            state, guide, helped = self._straight(sample, state)
+            if self._should_train(helped):
+                trained = self._train(sample, seeded_state, saved)
+                state, guide = self._with_net(trained)
+        if self.parameters.motion == "auto":
+            state, guide = self._choose_motion(sample, state, guide)
+        if not self.parameters.refine:
+            nothing = torch.full((len(self.stack),), torch.nan)
+            return Learnt(state.poses, nothing, guide, trained, self.decisions)
+        keep = self.appearance.trusted(state.scores, guide.bars.doubtful)
+        finer = go_finer(self.stack, state.poses, self.appearance, guide.motion, keep, self.parameters.finest, self.job)
+        self._decide("resolution", finer.sentence)
+        guide = replace(guide, levels=finer.levels, judge=finer.judge)
+        return Learnt(finer.poses, finer.error, guide, trained, self.decisions)
 
+    def _decide(self, what: str, sentence: str, **facts: Any) -> None:
+        self.decisions[what] = {"sentence": sentence, **facts}
 
-def _from_checkpoint(state: State, guide: Guide, done: dict[str, Any]) -> tuple[State, Guide]:
-    prior = None if done["prior"] is None else PosePrior(*done["prior"])
-    return replace(state, poses=done["poses"]), replace(guide, template=done["template"], prior=prior)
+    # ---- without a net
+
+    def _straight(self, sample: Sample, state: State) -> tuple[State, Guide, float]:
+        """Settle and refine, twice if tries helped at all; and the share of the images that they helped."""
+        guide = Guide.of(state, self.appearance, self.motion, all_match=False)
+        quiet, helped = Job(self.job.method, quiet=self.job.quiet), 0.0
+        for number in range(2):
+            settled = settle(self.stack, guide, settings_of(SettleSettings, self.parameters), quiet)
+            helped = settled.helped
+            state, guide = self._refined(replace(state, poses=settled.poses, scores=settled.scores), guide)
+            if helped <= _A_FEW or number:
+                break
+            with few_threads(self.stack.frame):
+                scores = state.scored(sample).scores
+            state = replace(state, scores=scores)
+            guide = replace(guide, bars=Bars.of(scores[scores >= scores.quantile(_MATCHING)]))
+        return state, guide, helped
+
+    # ---- with one
+
+    def _needs_training_only(self) -> bool:
+        """Parts of the recipe that are switched off leave nothing to begin with but the net."""
+        return not (self.parameters.refine and self.parameters.running_reference)
+
+    def _should_train(self, helped: float) -> bool:
+        wish, share = self.parameters.train, f"{helped:.0%} of the images found a better pose by further tries"
+        if self.parameters.steps == 0 or wish == "never":
+            self._decide("training", f"No network was trained, as asked; {share}.", helped=helped)
+            return False
+        if wish == "always":
+            self._decide("training", "A network was trained, as asked.", helped=helped)
+            return True
+        if helped > _MANY:
+            self._decide("training", f"A network was trained, because {share}.", helped=helped)
+            return True
+        self._decide("training", f"No network was trained: only {share}.", helped=helped)
+        return False
+
+    def _train(self, sample: Sample, state: State, saved: Mapping[str, Any]) -> Trained:
+        parameters = self.parameters
+        networks = seeded(
+            lambda: recipe_networks(sample.images.shape[1], sample.frame, self.motion, parameters.code_size),
+            parameters.random_state,
+        )
+        settings = settings_of(TrainSettings, parameters)
+        with few_threads(self.stack.frame):
+            return train(sample, state, networks, settings, self.job, device=self.device, resume=saved)
+
+    def _with_net(self, trained: Trained) -> tuple[State, Guide]:
+        """Settle with the net's answers, and refine."""
+        parameters, state = self.parameters, trained.state
+        all_match = not parameters.running_reference
+        guide = Guide.of(state, self.appearance, self.motion, trained.aligner, all_match=all_match)
+        settings = settings_of(SettleSettings, parameters)
+        settled = settle(self.stack, guide, settings, self.job, beside=trained.checkpoint, name="settled")
+        state = replace(state, poses=settled.poses, scores=settled.scores)
+        return self._refined(state, guide) if parameters.refine else (state, guide)
+
+    def _refined(self, settled: State, guide: Guide) -> tuple[State, Guide]:
+        """Refine, unless it spoilt what was there; and the guide with the template that it ended with."""
+        settings = settings_of(RefineSettings, self.parameters)
+        with few_threads(self.stack.frame):
+            refined = refine(self.stack, settled, self.appearance, guide.bars.doubtful, guide.motion, settings)
+            kept = last_sound(self.stack, [settled, refined], self.appearance) if self.parameters.guards else refined
+        if kept is refined:
+            guide = replace(guide, template=refined.template, prior=refined.prior)
+        return kept, guide
+
+    # ---- which motion
+
+    def _choose_motion(self, sample: Sample, state: State, guide: Guide) -> tuple[State, Guide]:
+        """The simplest motion that suffices; everything again in it, if it is not the one that was used."""
+        stack = self.stack
+        keep = self.appearance.trusted(state.scores, guide.bars.doubtful)
+        matching = torch.nonzero(keep)[:, 0]
+        rows = matching[torch.linspace(0, len(matching) - 1, min(len(matching), _MOTION_IMAGES)).long()].numpy()
+        some = stack.some(rows)
+        larger = some.at(_MOTION_SIZE)
+        with few_threads(larger.frame):
+            poses, everyone = poses_at(state.poses[rows], stack, larger), torch.ones(len(rows), dtype=torch.bool)
+            choice = choose_motion(Details(larger, self.appearance), poses, torch.as_tensor(larger.start), everyone)
+        self._decide("motion", choice.sentence(), foretold=choice.foretold)
+        if choice.motion == guide.motion:
+            return state, guide
+        start = torch.as_tensor(stack.start)
+        poses = restricted(state.poses, start, choice.motion, stack.frame).float()
+        guide = replace(guide, motion=choice.motion)
+        with few_threads(stack.frame):
+            state = replace(state, poses=poses).scored(replace(sample, motion=choice.motion))
+        return self._refined(state, guide)
+
+    # ---- a sample that is done, in a checkpoint
+
+    def kept(self, learnt: Learnt) -> dict[str, Any]:
+        """Plain tensors and numbers."""
+        return {
+            "poses": learnt.poses,
+            "error": learnt.error,
+            "guide": guide_tensors(learnt.guide),
+            "motion": learnt.guide.motion,
+            "decisions": dict(learnt.decisions),
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> Learnt:
+        """The inverse, with the networks of the training that was saved beside it."""
+        done, trained = saved["sample"], None
+        if "aligner" in saved:
+            with few_threads(self.stack.frame):
+                sample = Sample.of(self.stack, self.appearance, self.motion, self.parameters.guards)
+                state = State.fresh(sample, saved["tensors"]["template"])
+            trained = self._train(sample, state, saved)
+        aligner = None if trained is None else trained.aligner
+        guide = guide_from_tensors(done["guide"], done["motion"], self.appearance, aligner)
+        return Learnt(done["poses"], done["error"], guide, trained, done["decisions"])
 
 
 def choose_sample(n: int, most: int, random_state: int) -> np.ndarray:

@@ -29,7 +29,6 @@ log = logging.getLogger("congeal")
 class RefineSettings:
     """Numbers of this stage. The first block are parameters of `DeepCongealing`."""
 
-    motion: str
     guards: bool
     refine_steps: int
 
@@ -40,16 +39,18 @@ class RefineSettings:
 
 
 @torch.no_grad()
-def refine(stack: Stack, state: State, appearance: Appearance, doubtful: float, settings: RefineSettings) -> State:
+def refine(
+    stack: Stack, state: State, appearance: Appearance, doubtful: float, motion: str, settings: RefineSettings
+) -> State:
     """Joint steps towards the running mean, in the gauge of the start; doubtful: the score below which an image may be
     wrong. Gives the poses, that mean, and which poses are likely now."""
     gauge = None
     if settings.guards:
-        gauge = Gauge.of_stack(stack, settings.motion, holds_ink=appearance.holds_ink, band=REFINED_ENERGY)
+        gauge = Gauge.of_stack(stack, motion, holds_ink=appearance.holds_ink, band=REFINED_ENERGY)
     keep, found = appearance.trusted(state.scores, doubtful), state.poses
-    stages = appearance.refinement(settings.motion, stack.frame)
-    for number, (motion, sigma) in enumerate(stages, 1):
-        newton = GaussNewton(motion, stack.frame, robust=appearance.robust)
+    stages = appearance.refinement(motion, stack.frame)
+    for number, (freedom, sigma) in enumerate(stages, 1):
+        newton = GaussNewton(freedom, stack.frame, robust=appearance.robust)
         passes = SetPass(stack, newton, appearance, sigma, gauge=gauge, keep=keep, use_prior=appearance.needs_prior)
         passes.target = passes.collect(found)
         steps = settings.refine_steps if number == len(stages) else settings.refine_steps // settings.early_share

@@ -19,23 +19,25 @@ import torch
 from congeal.images import Stack
 from congeal.methods.deep.networks import DeSTNet
 from congeal.methods.deep.state import State
-from congeal.methods.deep.train import Trained
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance, at_most
 from congeal.solvers.filters import frame_unit
 from congeal.solvers.matching import Matcher, Views, random_warps
+from congeal.solvers.motions import restricted
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import chunks
 from congeal.solvers.threads import few_threads, in_order
+from congeal.solvers.witness import Level
 
 _DOUBTFUL, _LOST = 0.25, 0.1  # of the matching images: so many would be tried again once, and until tries agree
+HELPED = 0.02
+"""A try that ends with a score higher by this much than steps from the start found another, better pose."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettleSettings:
     """Numbers of this stage; blurs in pixels of a 28-pixel frame. The first block are `DeepCongealing`'s own."""
 
-    motion: str
     passes: int
     restarts: int
     refine: bool
@@ -77,28 +79,56 @@ class Bars:
 
 @dataclass(frozen=True)
 class Guide:
-    """What a fitted model keeps to place any image: the net, the template, and what a good score is."""
+    """What a fitted model keeps to place any image.
 
-    aligner: DeSTNet
+    Attributes
+    ----------
+    motion : str
+        What a pose may be.
+    aligner : DeSTNet or None
+        The net, if one was trained; it may know a larger motion.
+    template : (C, h, w) tensor
+        What images are compared with, at working size.
+    appearance : Appearance
+    bars : Bars
+        What a good score is.
+    prior : PosePrior or None
+    levels : tuple of Level
+        Finer templates, coarse to fine, that a pose is sharpened on.
+    judge : Level or None
+        The level that says how sure a pose is: the last of `levels`, or one that had nothing to add.
+    """
+
+    motion: str
+    aligner: DeSTNet | None
     template: torch.Tensor
     appearance: Appearance
     bars: Bars
     prior: PosePrior | None
+    levels: tuple[Level, ...] = ()
+    judge: Level | None = None
 
     @classmethod
-    def of(cls, trained: Trained, appearance: Appearance, *, all_match: bool) -> Guide:
-        """From what training left. all_match: nothing is known about which images match, so all of them count."""
-        state = trained.state
+    def of(
+        cls, state: State, appearance: Appearance, motion: str, aligner: DeSTNet | None = None, *, all_match: bool
+    ) -> Guide:
+        """From a state. all_match: nothing is known about which images match, so all of them count."""
         bars = Bars.of(state.scores if all_match else state.scores[state.good])
-        return cls(trained.aligner, state.template, appearance, bars, state.prior)
+        return cls(motion, aligner, state.template, appearance, bars, state.prior)
 
 
-def settle_sample(stack: Stack, trained: Trained, guide: Guide, settings: SettleSettings, job: Job) -> State:
-    """`settle` of the images that were learnt from, as the next state of the recipe."""
-    state = trained.state
-    found, scores = (torch.empty(len(stack), *rest, dtype=torch.float32) for rest in ((3, 3), ()))
-    settle(stack, guide, settings, job, found, scores, beside=trained.checkpoint, name="settled")
-    return State(state.template, found, scores, state.good, state.bar, guide.prior)
+@dataclass(frozen=True)
+class Settled:
+    """Poses (n, 3, 3) of n images, their scores (n,), and by how much tries beat the steps from the start (n,)."""
+
+    poses: torch.Tensor
+    scores: torch.Tensor
+    gained: torch.Tensor
+
+    @property
+    def helped(self) -> float:
+        """Share of the images that a try placed clearly better than steps from the start did."""
+        return float((self.gained > HELPED).float().mean())
 
 
 @torch.no_grad()
@@ -107,14 +137,13 @@ def settle(
     guide: Guide,
     settings: SettleSettings,
     job: Job,
-    found: torch.Tensor,
-    scores: torch.Tensor,
     *,
     beside: Mapping[str, Any] | None = None,
     name: str = "placed",
-) -> None:
-    """Fill every image's pose (n, 3, 3) and score (n,); goes on where an interrupted job left off."""
-    settler = Settler(guide, settings)
+) -> Settled:
+    """Every image, each by itself, at working size; goes on where an interrupted job left off."""
+    settler, n = Settler(guide, settings), len(stack)
+    found, scores, gained = torch.empty(n, 3, 3, dtype=torch.float32), *(torch.empty(n) for _ in range(2))
 
     def work(parts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, ...]]:
         read = ((part, stack.images(part), stack.masks(part)) for part in parts)
@@ -122,42 +151,45 @@ def settle(
             yield from in_order(one, read, free)
 
     @torch.no_grad()
-    def one(some: tuple[np.ndarray, torch.Tensor, torch.Tensor | None]) -> tuple[torch.Tensor, torch.Tensor]:
+    def one(some: tuple[np.ndarray, torch.Tensor, torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
         part, images, masks = some
         views = Views(guide.appearance.features(images), masks)
         return settler.settle(views, torch.as_tensor(stack.start[part]).float())
 
     # The same runs for any number of threads: sums over other runs differ in their last bits.
-    job.place(chunks(stack, settings.batch, multiple=settings.batch), work, found, scores, beside=beside, name=name)
+    parts = chunks(stack, settings.batch, multiple=settings.batch)
+    job.place(parts, work, found, scores, gained, beside=beside, name=name)
+    return Settled(found, scores, gained)
 
 
 class Settler:
     """Finds stack_from_frame (B, 3, 3) and score (B,) of images as the aligner sees them."""
 
     def __init__(self, guide: Guide, settings: SettleSettings) -> None:
-        self.settings, self.bars = settings, guide.bars
+        self.settings, self.bars, self.motion = settings, guide.bars, guide.motion
         # In float64, so that an image gets the same answer in any batch.
-        self.aligner = copy.deepcopy(guide.aligner).double()
+        self.aligner = None if guide.aligner is None else copy.deepcopy(guide.aligner).double()
         self.matcher = Matcher(guide.template, guide.appearance, guide.prior)
         self.unit = frame_unit(self.matcher.frame)
         self.last_blur = guide.appearance.last_blur(self.matcher.frame)
         generator = torch.Generator().manual_seed(settings.random_state)
         reach = torch.full((settings.restarts,), settings.reach, dtype=torch.float32)
-        tries = random_warps(reach, self.matcher.frame, generator, settings.motion)
+        tries = random_warps(reach, self.matcher.frame, generator, guide.motion)
         self.tries = tries.split(settings.tries_at_once) if settings.restarts else ()
 
-    def settle(self, views: Views, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best pose of each image, and its score."""
+    def settle(self, views: Views, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The best pose of each image, its score, and what tries added to it."""
         settings = self.settings
-        if not settings.refine:
+        if not settings.refine and self.aligner is not None:
             poses = self.aligner.predict(views.images, start.double(), settings.passes).float()
-            return poses, self.matcher.score(views, poses)
+            return poses, self.matcher.score(views, poses), torch.zeros(len(poses))
         best = _BestOfTries(self.matcher, settings, views, start)
         everyone, direct = torch.arange(len(views)), start
         for sigma in settings.direct_blurs:
             blur = max(sigma * self.unit, self.last_blur)
-            direct = self.matcher.towards(views, start, direct, settings.direct_steps, settings.motion, blur)
+            direct = self.matcher.towards(views, start, direct, settings.direct_steps, self.motion, blur)
         best.offer(everyone, views, direct[:, None])
+        straight = best.scores.clone()
         unsure = best.below(self.bars.doubtful)
         doubtful = views.take(unsure)
         best.offer(unsure, doubtful, self._home(doubtful, start[unsure], start[unsure])[:, None])
@@ -171,17 +203,19 @@ class Settler:
                 few = doubtful.take(place[each])
                 found = self._home(few, start[each], (origins @ tries).flatten(0, 1))
                 best.offer(some, few, found.view(len(some), -1, 3, 3))
-        return best.poses, best.scores
+        return best.poses, best.scores, best.scores - straight
 
     def _home(self, views: Views, start: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
-        """The net's answer, then steps to the template: first a coarse blur with at most an affine motion, then sharp
-        with the whole motion."""
+        """The net's answer if there is a net, then steps to the template: first a coarse blur with at most an affine
+        motion, then sharp with the whole motion."""
         settings = self.settings
-        softened = {key: views.at(*key) for key in self.aligner.softenings}
-        poses = self.aligner.predict_softened(softened, poses.double(), settings.passes).float()
-        coarse, blur = at_most("affine", settings.motion), settings.coarse_blur * self.unit
+        if self.aligner is not None:
+            softened = {key: views.at(*key) for key in self.aligner.softenings}
+            poses = self.aligner.predict_softened(softened, poses.double(), settings.passes)
+            poses = restricted(poses, start, self.motion, self.matcher.frame).float()
+        coarse, blur = at_most("affine", self.motion), settings.coarse_blur * self.unit
         poses = self.matcher.towards(views, start, poses, settings.coarse_steps, coarse, blur)
-        return self.matcher.towards(views, start, poses, settings.fine_steps, settings.motion, self.last_blur)
+        return self.matcher.towards(views, start, poses, settings.fine_steps, self.motion, self.last_blur)
 
 
 class _BestOfTries:

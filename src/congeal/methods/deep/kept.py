@@ -1,0 +1,56 @@
+"""What a fitted model knows, as plain tensors by name: for the model file and checkpoints. No networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from congeal.methods.deep.networks import DeSTNet
+from congeal.methods.deep.settle import Bars, Guide
+from congeal.solvers.appearance import Appearance
+from congeal.solvers.pose_prior import PosePrior
+from congeal.solvers.tiles import Tiles
+from congeal.solvers.witness import Level
+
+
+def guide_tensors(guide: Guide) -> dict[str, torch.Tensor]:
+    """Template, bars, prior and levels of a guide."""
+    tensors = {"template": guide.template}
+    tensors["numbers"] = torch.tensor([guide.bars.doubtful, guide.bars.lost], dtype=torch.float64)
+    if guide.prior is not None:
+        tensors["plausible"] = guide.prior.tensor()
+    levels = [*guide.levels] or ([guide.judge] if guide.judge is not None else [])
+    for number, level in enumerate(levels):
+        about = [*level.frame, level.tiles.side, level.count, bool(guide.levels)]
+        tensors |= {
+            f"level{number}.about": torch.tensor(about, dtype=torch.int64),
+            f"level{number}.corner": level.tiles.corner,
+            f"level{number}.template": level.template,
+            f"level{number}.noise": level.noise,
+        }
+    return tensors
+
+
+def guide_from_tensors(
+    tensors: Mapping[str, torch.Tensor], motion: str, appearance: Appearance, aligner: DeSTNet | None
+) -> Guide:
+    """The inverse of `guide_tensors`."""
+    doubtful, lost = tensors["numbers"].tolist()[:2]
+    prior = tensors.get("plausible")
+    levels: list[Level] = []
+    moves = True
+    while (name := f"level{len(levels)}") + ".about" in tensors:
+        height, width, side, count, moves = tensors[f"{name}.about"].tolist()
+        tiles = Tiles((height, width), side, tensors[f"{name}.corner"])
+        levels.append(Level(tiles, tensors[f"{name}.template"], tensors[f"{name}.noise"], count))
+    return Guide(
+        motion,
+        aligner,
+        tensors["template"],
+        appearance,
+        Bars(doubtful, lost),
+        None if prior is None else PosePrior(*prior),
+        tuple(levels) if moves else (),
+        levels[-1] if levels else None,
+    )

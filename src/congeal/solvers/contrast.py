@@ -1,0 +1,45 @@
+"""Local contrast: pictures freed from light, so that only what they show is compared."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import avg_pool2d, conv2d, interpolate, pad
+
+REACH = 1 / 32
+"""Of the longer side: standard deviation of the neighbourhood that a pixel is compared with."""
+_FLOOR = 0.25  # of an image's mean deviation, added to the local one: flat regions must not be blown up to noise
+_SOFT = 0.8  # pixels of blur before anything else: samples between pixels are softer than samples on them
+_FEW = 3  # pixels of deviation that a neighbourhood keeps in the smaller picture it is measured in
+
+
+def local_contrast(images: torch.Tensor) -> torch.Tensor:
+    """(B, C, H, W) → (B, 1, H, W): grey, a little soft, minus its neighbourhood's mean, over its deviation."""
+    grey = images.mean(1, keepdim=True) if images.shape[1] > 1 else images
+    soft = _blurred(grey, _SOFT)
+    sigma = REACH * max(images.shape[-2:])
+    mean = _around(soft, sigma)
+    off = soft - mean
+    deviation = _around(off.square(), sigma).clamp(min=0).sqrt()
+    return off / (deviation + _FLOOR * deviation.mean((-2, -1), keepdim=True) + 1e-6)
+
+
+def _around(images: torch.Tensor, sigma: float) -> torch.Tensor:
+    """Gaussian mean of the neighbourhood, measured in a picture as small as it allows."""
+    shrink = max(1, int(sigma / _FEW))
+    if shrink == 1:
+        return _blurred(images, sigma)
+    small = avg_pool2d(images, shrink, ceil_mode=True, count_include_pad=False)
+    small = _blurred(small, sigma / shrink)
+    height, width = images.shape[-2:]
+    full = interpolate(small, scale_factor=shrink, mode="bilinear", align_corners=False)
+    return full[..., :height, :width]
+
+
+def _blurred(images: torch.Tensor, sigma: float) -> torch.Tensor:
+    """Gaussian blur along both axes, the edge repeated beyond it."""
+    reach = max(1, min(round(3 * sigma), min(images.shape[-2:]) - 1))
+    steps = torch.arange(-reach, reach + 1, dtype=torch.float32)
+    kernel = torch.exp(-0.5 * (steps / sigma) ** 2)
+    kernel = (kernel / kernel.sum()).to(images)
+    wide = conv2d(pad(images, (reach, reach, 0, 0), mode="replicate"), kernel[None, None, None])
+    return conv2d(pad(wide, (0, 0, reach, reach), mode="replicate"), kernel[None, None, :, None])

@@ -1,0 +1,84 @@
+"""Which motion a set needs: the simplest that foretells images as well as any larger one does.
+
+Nested motions are compared on what the others foretell of an image (`Witness.foretold`), which more freedom does not
+raise by itself. A larger motion must win by more than chance, image by image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from congeal.geometry import MOTIONS, invert
+from congeal.geometry.matrix import Size
+from congeal.solvers.gauge import within_motion
+from congeal.solvers.sharpen import Details, sharpen
+from congeal.solvers.witness import Witness
+
+_PASSES = 4  # for each motion: enough to see which is best
+_LEAST_GAIN = 0.002  # of what an image shows: less is not worth a freedom, however sure it is
+_ERRORS = 2.0  # standard errors that a gain must exceed
+
+
+@dataclass(frozen=True)
+class MotionChoice:
+    """What was chosen, and the mean share of an image that the others foretell with every motion tried."""
+
+    motion: str
+    foretold: dict[str, float]
+
+    def sentence(self) -> str:
+        """What was chosen and what the next larger motion would have bought."""
+        share = self.foretold[self.motion]
+        said = f"With {self.motion} the other images foretell {share:.1%} of an image"
+        larger = [name for name in self.foretold if MOTIONS.index(name) > MOTIONS.index(self.motion)]
+        if not larger:
+            smaller = MOTIONS[MOTIONS.index(self.motion) - 1]
+            return said + f", {share - self.foretold[smaller]:.1%} more than with {smaller}."
+        return said + f"; {larger[0]} would change that by {self.foretold[larger[0]] - share:+.2%}."
+
+
+@torch.no_grad()
+def choose_motion(
+    details: Details, poses: torch.Tensor, start: torch.Tensor, keep: torch.Tensor, motions: Sequence[str] = MOTIONS
+) -> MotionChoice:
+    """The simplest sufficient motion of a stack, from poses that the largest of `motions` found.
+
+    poses, start: stack_from_frame (n, 3, 3) of the stack of `details`.
+    """
+    tiles, foretold, noise = details.tiles(poses.double(), keep), {}, None
+    for motion in reversed(motions):
+        begin = restricted(poses, start, motion, details.stack.frame)
+        tried = sharpen(details, begin, motion, keep, passes=_PASSES, tiles=tiles)
+        noise = tried.level.noise if noise is None else noise
+        witness, shares = Witness(tried.level, motion), []
+        for part in details.parts:
+            seen, covered = details.on_tiles(part, tried.poses[part], tiles)
+            shares.append(witness.foretold(seen, covered, keep[part], noise))
+        foretold[motion] = torch.cat(shares)[keep]
+    chosen = next(one for one in motions if not any(_better(foretold[o], foretold[one]) for o in _after(one, motions)))
+    return MotionChoice(chosen, {motion: float(foretold[motion].mean()) for motion in motions})
+
+
+def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:
+    """Poses nearest to these of which start⁻¹ · pose is a member of the motion, in float64."""
+    if motion == "homography":
+        return poses.double()
+    begin = start.double()
+    return begin @ within_motion(invert(begin) @ poses.double(), motion, frame)
+
+
+def _after(motion: str, motions: Sequence[str]) -> Sequence[str]:
+    return motions[motions.index(motion) + 1 :]
+
+
+def _better(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether one motion foretells more of the images than another, by more than chance."""
+    gain = one - other
+    gain = gain[gain.isfinite()]
+    if len(gain) < 2:
+        return False
+    error = float(gain.std()) / len(gain) ** 0.5
+    return float(gain.mean()) > max(_LEAST_GAIN, _ERRORS * error)

@@ -1,0 +1,159 @@
+"""The last fraction of a pixel: poses at one finer resolution, and how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from congeal.geometry import warp
+from congeal.geometry.sampling import sample_points
+from congeal.images import Stack
+from congeal.solvers.appearance import Appearance
+from congeal.solvers.gauge import Gauge, mean_motion
+from congeal.solvers.streaming import chunks
+from congeal.solvers.tiles import Tiles
+from congeal.solvers.witness import Level, LevelSums, Votes, Witness
+
+PASSES = 6
+"""At most, over a set at one level; two to four are usual."""
+_LOOKED_AT = 8  # images from which tiles are chosen
+_KEPT_BYTES = 512 << 20  # of pictures that are kept between passes
+_STILL = 0.005  # pixels of mean corner motion at which a level has settled
+
+OnPass = Callable[[float, float], None]
+
+
+class Details:
+    """What is compared of a stack's images at its resolution, run by run.
+
+    keep: kept between passes while there is room.
+    """
+
+    def __init__(self, stack: Stack, appearance: Appearance, *, keep: bool = True) -> None:
+        self.stack, self.appearance, self.parts = stack, appearance, chunks(stack)
+        self._room = keep and 4 * len(stack) * stack.size[0] * stack.size[1] <= _KEPT_BYTES
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def of(self, part: np.ndarray) -> torch.Tensor:
+        """(B, 1, H, W) of a run of positions."""
+        first = int(part[0])
+        if first in self._kept:
+            return self._kept[first]
+        made = self.appearance.detail(self.stack.images(part))
+        if self._room:
+            self._kept[first] = made
+        return made
+
+    def on_tiles(self, part: np.ndarray, poses: torch.Tensor, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
+        """What tiles show of a run of images, (B, T, side + 2, side + 2), and which of them they cover, (B, T)."""
+        shape = (len(part), len(tiles), tiles.side + 2, tiles.side + 2)
+        values, inside = sample_points(self.of(part), poses, tiles.points, tiles.frame)
+        if self.appearance.empty_ground:
+            values, inside = values * inside, torch.ones_like(inside)  # beyond the edge there is nothing
+        masks = self.stack.masks(part)
+        if masks is not None:
+            inside = inside & (sample_points(masks, poses, tiles.points, tiles.frame)[0] > 0.5)
+        return values.view(shape), inside.view(*shape[:2], -1).all(2).float()
+
+    def tiles(self, poses: torch.Tensor, keep: torch.Tensor) -> Tiles:
+        """Where to compare the stack at the poses it has, from a few of the images that match."""
+        rows = torch.nonzero(keep)[:, 0]
+        some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _LOOKED_AT)).long()].numpy()
+        details = (self.appearance.detail(self.stack.images([i])) for i in some)
+        seen = [warp(one, poses[[i]].float(), self.stack.frame) for i, one in zip(some, details, strict=True)]
+        return Tiles.choose(torch.cat(seen))
+
+    def level(self, poses: torch.Tensor, keep: torch.Tensor, tiles: Tiles) -> Level:
+        """What the images that match make where they are."""
+        sums = LevelSums(tiles)
+        for part in self.parts:
+            seen, covered = self.on_tiles(part, poses[part], tiles)
+            sums.add(seen[keep[part]], covered[keep[part]])
+        return sums.level()
+
+
+@dataclass(frozen=True)
+class Sharpened:
+    """What a level did for n images.
+
+    Attributes
+    ----------
+    poses : (n, 3, 3) tensor of float64
+        stack_from_frame at this level.
+    error : (n,) tensor
+        Standard error of a corner's position, in frame pixels.
+    before, after : (n,) tensor
+        Likeness to the mean of the others.
+    level : Level
+        What they were compared with in the end.
+    """
+
+    poses: torch.Tensor
+    error: torch.Tensor
+    before: torch.Tensor
+    after: torch.Tensor
+    level: Level
+
+
+@torch.no_grad()
+def sharpen(
+    details: Details,
+    poses: torch.Tensor,
+    motion: str,
+    keep: torch.Tensor,
+    *,
+    passes: int = PASSES,
+    tiles: Tiles | None = None,
+    on_pass: OnPass | None = None,
+) -> Sharpened:
+    """Joint steps of a whole stack at its resolution; the mean pose stays where it is.
+
+    keep (n,) bool: images that match, which make the template. on_pass(moved, likeness) is told of every pass: mean
+    corner motion in frame pixels, and mean likeness of the kept.
+    """
+    stack, found = details.stack, poses.double()
+    gauge = Gauge(found[keep], stack.frame, motion)
+    tiles = tiles or details.tiles(found, keep)
+    level = details.level(found, keep, tiles)
+    before = None
+    for _ in range(passes):
+        witness, sums, answers, moved = Witness(level, motion), LevelSums(tiles), [], torch.empty_like(found)
+        for part in details.parts:
+            seen, covered = details.on_tiles(part, found[part], tiles)
+            votes = witness.ask(seen, covered, keep[part])
+            moved[part] = witness.newton.compose(found[part], votes.delta)
+            answers.append(votes)
+            # The next template is made of the images as they are now: one look at each image and pass.
+            sums.add(seen[keep[part]], covered[keep[part]])
+        likeness, error = (torch.cat([getattr(one, name) for one in answers]) for name in ("likeness", "error"))
+        before, level = likeness if before is None else before, sums.level()
+        moved = gauge.fix(moved, None, keep)
+        change = mean_motion(found, moved, stack.frame)
+        if on_pass is not None:
+            on_pass(change, float(likeness[keep].mean()))
+        found = moved
+        if change < _STILL:
+            break
+    assert before is not None
+    return Sharpened(found, error, before, likeness, level)
+
+
+@torch.no_grad()
+def sharpen_alone(
+    details: Details, part: np.ndarray, poses: torch.Tensor, level: Level, motion: str, passes: int = PASSES
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A run of new images, each alone, towards a level that others made: poses, and their errors in frame pixels.
+
+    passes: 0 leaves the poses as they are, and only says how sure they are.
+    """
+    witness, found, alone = Witness(level, motion), poses.double(), torch.zeros(len(part), dtype=torch.bool)
+
+    def ask() -> Votes:
+        return witness.ask(*details.on_tiles(part, found, level.tiles), alone)
+
+    for _ in range(passes):
+        found = witness.newton.compose(found, ask().delta)
+    return found, ask().error

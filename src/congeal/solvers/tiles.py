@@ -1,0 +1,89 @@
+"""A few hundred small squares of a picture that say where it is: all that a large picture is compared on.
+
+A pose has at most eight numbers. A megapixel says nothing about them that the right fifth of it does not, so fine
+levels look at *tiles*: the squares with the most structure for their noise, spread over the frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.nn.functional import avg_pool2d
+
+from congeal.geometry.matrix import Size
+from congeal.solvers.filters import gradient
+from congeal.solvers.gaussnewton import point_motion
+
+MOST_TILES = 256
+_CELLS = 4  # along each side: tiles are chosen in each cell of the frame by themselves, or corners would be empty
+_BLOCKS = 8  # along each side: errors of tiles in one block are taken to be the same error
+_LEAST_NOISE = 0.02  # of the mean variance over the frame: no tile is quite free of noise
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Squares of `side` pixels in a frame; corner (T, 2) are the pixels (x, y) at their top left."""
+
+    frame: Size
+    side: int
+    corner: torch.Tensor
+
+    @classmethod
+    def choose(cls, pictures: torch.Tensor) -> Tiles:
+        """Of aligned pictures (B, 1, h, w) of one thing: squares where their mean has structure and they agree."""
+        frame = (pictures.shape[-2], pictures.shape[-1])
+        side = tile_side(frame)
+        dx, dy = gradient(pictures.mean(0, keepdim=True))
+        structure = avg_pool2d(dx.square() + dy.square(), side)[0, 0]
+        noise = avg_pool2d(pictures.var(0, unbiased=False)[None], side)[0, 0]
+        worth = structure / (noise + _LEAST_NOISE * noise.mean() + 1e-9)
+        rows, columns = torch.meshgrid(*(torch.arange(n) for n in worth.shape), indexing="ij")
+        cell = (rows * _CELLS // worth.shape[0]) * _CELLS + columns * _CELLS // worth.shape[1]
+        chosen = []
+        for number in cell.unique().tolist():
+            here = torch.nonzero((cell == number) & (worth > 0), as_tuple=True)
+            best = worth[here].argsort(descending=True)[: MOST_TILES // _CELLS**2]
+            chosen.append(torch.stack([columns[here][best], rows[here][best]], 1))
+        # Pooling leaves out what does not fill a square; the squares are set in the middle.
+        rest = torch.tensor([(n % side) // 2 for n in (frame[1], frame[0])])
+        return cls(frame, side, torch.cat(chosen) * side + rest)
+
+    def __len__(self) -> int:
+        return len(self.corner)
+
+    @cached_property
+    def points(self) -> torch.Tensor:
+        """(T · (side + 2)², 2) their pixels (x, y), with one more on every side, from which slopes are taken."""
+        steps = torch.arange(-1, self.side + 1)
+        y, x = torch.meshgrid(steps, steps, indexing="ij")
+        offsets = torch.stack([x.flatten(), y.flatten()], 1)
+        return (self.corner[:, None] + offsets).flatten(0, 1).float()
+
+    def inner(self, values: torch.Tensor) -> torch.Tensor:
+        """(..., T, side + 2, side + 2) without the rim → (..., T, side²)."""
+        return values[..., 1:-1, 1:-1].flatten(-2)
+
+    def slopes(self, values: torch.Tensor, motion: str) -> torch.Tensor:
+        """(T, side², k): how a picture's values (T, side + 2, side + 2) change per unit of each motion parameter."""
+        dx = (values[:, 1:-1, 2:] - values[:, 1:-1, :-2]).flatten(1) / 2
+        dy = (values[:, 2:, 1:-1] - values[:, :-2, 1:-1]).flatten(1) / 2
+        rim = self.points.view(len(self), self.side + 2, self.side + 2, 2)
+        field = point_motion(rim[:, 1:-1, 1:-1].flatten(0, 2), self.frame, motion)  # (k, T · side², 2)
+        change = dx.flatten() * field[..., 0] + dy.flatten() * field[..., 1]
+        return change.view(-1, len(self), self.side**2).permute(1, 2, 0).contiguous()
+
+    @cached_property
+    def blocks(self) -> torch.Tensor:
+        """(T, blocks) of 0 and 1: which block of the frame a tile is in."""
+        height, width = self.frame
+        column = self.corner[:, 0] * _BLOCKS // width
+        row = self.corner[:, 1] * _BLOCKS // height
+        return torch.nn.functional.one_hot(row * _BLOCKS + column, _BLOCKS**2).float()
+
+
+def tile_side(frame: Size) -> int:
+    """Pixels along a tile: enough for a slope, small enough that some forty fit into the smallest frame."""
+    longest = max(frame)
+    return min(16 if longest >= 128 else 8 if longest >= 48 else 4, *frame)

@@ -1,0 +1,162 @@
+"""Tiles as witnesses of a pose: which way an image should move, how sure that is, and what the others foretell of it.
+
+    r = I∘H − T      δ = A⁻¹ Σ wₜ Jₜᵀrₜ,  A = Σ wₜ JₜᵀJₜ      cov δ = A⁻¹ B A⁻¹,  B = Σ_blocks g gᵀ
+
+T is the mean of the *other* images: an image must not be its own witness. A tile weighs as much as the set agrees
+there: a face counts more than what is behind it. In one image it weighs less if it is far off: a hand before the face.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from congeal.geometry.matrix import Size, corners
+from congeal.solvers.gaussnewton import GaussNewton, point_motion
+from congeal.solvers.tiles import Tiles
+
+_FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals: a few are far off
+_LEAST_NOISE = 0.02  # of the mean variance: no tile is quite free of noise
+_LEAST_TILES = 6  # that an image must cover before it is moved or its error is known
+_DAMPING = 1e-4
+
+
+@dataclass(frozen=True)
+class Level:
+    """What images are compared with at one resolution: a template on tiles, and how far images differ from it there.
+
+    Attributes
+    ----------
+    tiles : Tiles
+    template : (T, side + 2, side + 2) tensor
+        Mean of the images that made it, with a rim of one pixel.
+    noise : (T,) tensor
+        Variance of those images about it.
+    count : int
+        How many they were.
+    """
+
+    tiles: Tiles
+    template: torch.Tensor
+    noise: torch.Tensor
+    count: int
+
+    @property
+    def frame(self) -> Size:
+        """(height, width) of the frame at this level."""
+        return self.tiles.frame
+
+
+class LevelSums:
+    """Running sums over images from which a level is made."""
+
+    def __init__(self, tiles: Tiles) -> None:
+        self.tiles, self.count = tiles, 0
+        self.image = torch.zeros(len(tiles), tiles.side + 2, tiles.side + 2, dtype=torch.float64)
+        self.square, self.weight = (torch.zeros(len(tiles), dtype=torch.float64) for _ in range(2))
+
+    def add(self, seen: torch.Tensor, covered: torch.Tensor) -> None:
+        """Take in images on tiles (B, T, side + 2, side + 2), and which tiles they cover (B, T)."""
+        covered = covered.double()
+        self.image += torch.einsum("btij,bt->tij", seen.double(), covered)
+        self.square += (self.tiles.inner(seen).double().square().mean(2) * covered).sum(0)
+        self.weight += covered.sum(0)
+        self.count += len(seen)
+
+    def level(self) -> Level:
+        """The level of all images so far."""
+        weight = self.weight.clamp(min=1e-6)
+        mean = self.image / weight[:, None, None]
+        noise = (self.square / weight - self.tiles.inner(mean).square().mean(1)).clamp(min=0)
+        noise = noise * self.count / max(1, self.count - 1)
+        return Level(self.tiles, mean.float(), (noise + _LEAST_NOISE * noise.mean() + 1e-9).float(), self.count)
+
+
+@dataclass(frozen=True)
+class Votes:
+    """What the tiles say of B images.
+
+    Attributes
+    ----------
+    delta : (B, k) tensor
+        The step, in motion parameters.
+    error : (B,) tensor
+        Its standard error: of where a corner of the frame lies along an axis, in frame pixels; NaN if too few tiles
+        are covered.
+    likeness : (B,) tensor
+        Correlation with the mean of the others.
+    """
+
+    delta: torch.Tensor
+    error: torch.Tensor
+    likeness: torch.Tensor
+
+
+class Witness:
+    """Compares images with a level in one motion."""
+
+    def __init__(self, level: Level, motion: str) -> None:
+        self.level, self.tiles = level, level.tiles
+        self.newton = GaussNewton(motion, level.frame, damping=_DAMPING)
+        # In float64, so that an image gets the same answer in any batch.
+        self.slopes = self.tiles.slopes(level.template, motion).double()  # (T, P, k)
+        self.curvature = self.slopes.transpose(1, 2) @ self.slopes  # (T, k, k)
+        self.inner = self.tiles.inner(level.template)
+        corner = point_motion(torch.as_tensor(corners(level.frame)).double(), level.frame, motion)
+        self.corner = corner.flatten(1)  # (k, 8)
+
+    def ask(self, seen: torch.Tensor, covered: torch.Tensor, own: torch.Tensor) -> Votes:
+        """seen (B, T, side + 2, side + 2), covered (B, T); own (B,) bool: which images are part of the template."""
+        shown, residual = self._residual(seen, own)
+        away = residual.square().mean(2)
+        weight = (covered * (_FREEDOM + 1) / (_FREEDOM * self.level.noise + away)).double()
+        votes, inverse = self._votes(residual, weight)
+        delta = (inverse @ votes.sum(1)[..., None])[..., 0]
+        # At the optimum the votes cancel; what a block adds beyond its share of the step is noise.
+        blocks = self._blocks(votes - torch.einsum("bt,tkl,bl->btk", weight, self.curvature, delta))
+        used = (covered @ self.tiles.blocks > 0).sum(1)
+        few = used / (used - delta.shape[1] / 2).clamp(min=1.0)  # the step was fitted to these very blocks
+        spread = self.corner.T @ inverse @ (blocks * few[:, None, None]) @ inverse @ self.corner
+        error = torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1).sqrt()
+        known = covered.sum(1) >= _LEAST_TILES
+        likeness = _correlation(shown, shown - residual, covered / self.level.noise)
+        return Votes(torch.where(known[:, None], delta, 0.0), torch.where(known, error, torch.nan), likeness)
+
+    def foretold(
+        self, seen: torch.Tensor, covered: torch.Tensor, own: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
+        """(B,) share of what an image shows that the others foretell, as it would be on pixels it was not fitted to.
+
+        More freedom always fits the pixels at hand better. By Takeuchi's criterion it fits other pixels worse by
+        tr(A⁻¹B). noise (T,): the same for all motions that are compared.
+        """
+        shown, residual = self._residual(seen, own)
+        weight = (covered / noise).double()
+        votes, inverse = self._votes(residual, weight)
+        optimism = torch.einsum("bkl,blk->b", inverse, self._blocks(votes))
+        missed, there = ((weight * part.double().square().sum(2)).sum(1) / 2 for part in (residual, shown))
+        return 1 - (missed + optimism) / there.clamp(min=1e-9)
+
+    def _residual(self, seen: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What tiles show (B, T, P), and how far it is from the mean of the others."""
+        count, shown = self.level.count, self.tiles.inner(seen)
+        without_itself = torch.where(own, count / max(1, count - 1), 1.0)
+        return shown, (shown - self.inner) * without_itself[:, None, None]
+
+    def _votes(self, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What each tile pulls with (B, T, k), and the inverse of the curvature (B, k, k)."""
+        pulls = torch.einsum("tpk,btp->btk", self.slopes, residual.double())
+        inverse = self.newton.damped_inverse(torch.einsum("bt,tkl->bkl", weight, self.curvature))
+        return pulls * weight[..., None], inverse
+
+    def _blocks(self, votes: torch.Tensor) -> torch.Tensor:
+        """B (B, k, k): the squares of the votes, block by block."""
+        blocks = torch.einsum("btk,tc->bck", votes, self.tiles.blocks.double())
+        return torch.einsum("bck,bcl->bkl", blocks, blocks)
+
+
+def _correlation(a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(B,) of pictures (B, T, P), tiles weighed by (B, T)."""
+    both, own_a, own_b = ((weight * (x * y).sum(2)).sum(1) for x, y in ((a, b), (a, a), (b, b)))
+    return both / (own_a * own_b).sqrt().clamp(min=1e-9)

@@ -19,7 +19,7 @@ from congeal.files import write_json
 from congeal.pipeline.render import BEST, DRAWN, FLAGGED, WORST, choose_samples
 from congeal.report import write_report
 from congeal.report.advice import next_steps
-from congeal.report.charts import BINS, curve, curves, histogram, short
+from congeal.report.charts import BINS, curve, curves, histogram, short, two_figures
 from congeal.report.page import number, percent
 from congeal.report.pictures import picture
 from congeal.runs.folder import RunFolder
@@ -129,6 +129,13 @@ def test_short_numbers(value: float, text: str) -> None:
     assert short(value) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.01234, "0.012"), (0.999, "1.0"), (2.04, "2.0"), (9.96, "10"), (1234.5, "1,234")]
+)
+def test_error_bars_have_two_figures(value: float, text: str) -> None:
+    assert two_figures(value) == text
+
+
 def test_numbers_for_people() -> None:
     assert [number(None), number(float("nan")), number(True), number(1234567), number(1.5, 1, "s")] == [
         *("–", "–", "yes", "1,234,567", "1.5 s")
@@ -140,7 +147,7 @@ def test_numbers_for_people() -> None:
 
 
 def told(verdict: str, **more: object) -> str:
-    collapsed = verdict in ("shrunk", "zoomed", "emptied", "failed")
+    collapsed = verdict in ("shrunk", "zoomed", "failed")
     metrics = {"verdict": verdict, "motion": "homography", "collapsed": collapsed, "n_images": 50, **more}
     return " ".join(next_steps(metrics, {}, "run"))
 
@@ -153,7 +160,7 @@ def test_advice_names_the_flag_to_use() -> None:
     assert "congeal studio run" in told("mixed")
     assert "--motion" not in told("shrunk", motion="translation")
     assert "--reference" in told("worse")
-    assert "--init" in told("emptied")
+    assert "--init" in told("failed")
     assert "congeal propagate run" in told("good")
     assert "Flagged: 3 images of 50" in told("good", status={"outlier": 2, "failed": 1, "ok": 47})
     assert "Not used: 2 images" in told("good", n_skipped=2)
@@ -188,7 +195,7 @@ def test_the_page_says_how_sure_the_poses_are(tmp_path: Path, monkeypatch: pytes
     error = Transforms.load(tmp_path / "run" / "transforms.csv").uncertainty_px
     assert f"Poses repeat to <b>{np.nanmedian(error):.2g} px</b>" in page
     assert "<b>1 image is unsure</b>" in page
-    assert f'<td>3</td><td class="number">{error[3]:.2g}</td>' in page
+    assert f'<td>3</td><td class="number">{error[3]:.1f}</td>' in page
     assert page.count("unsure, ±") == 1
     cards = re.findall(r'data-status="(\w+)".*?data-id="(\d)"', page)
     assert cards[0] == ("unsure", "3"), "what needs a look comes first"

@@ -43,9 +43,10 @@ class Result:
         """The outcome in a few lines."""
         m = self.metrics
         skipped = f" ({m['n_skipped']} skipped, see skipped.csv)" if m["n_skipped"] else ""
-        lines = [f"{m['n_images']} images aligned with {m['method']}, {m['motion']}{skipped}"]
+        motion = f"{m['motion']} (chosen)" if m.get("motion_asked") == "auto" else m["motion"]
+        lines = [f"{m['n_images']} images aligned with {m['method']}, {motion}{skipped}"]
         if m.get("likeness_after") is not None:
-            likeness = f"{_shown(m.get('likeness_before'))} → {_shown(m['likeness_after'])}"
+            likeness = f"{_shown(m.get('likeness_before'), 3)} → {_shown(m['likeness_after'], 3)}"
             lines.append(f"likeness      {likeness}{_improved(m.get('improved_share'))}")
         lines += [
             f"APSNR         {_shown(m['apsnr_before'])} → {_shown(m['apsnr_after'])} dB",
@@ -72,5 +73,5 @@ def _improved(share: float | None) -> str:
     return "" if share is None else f", {100 * share:.0f} % of the images improved"
 
 
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def _shown(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

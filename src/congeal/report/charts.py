@@ -98,8 +98,8 @@ def histogram(name: str, values: np.ndarray, unit: str = "", neutral: float | No
 
 
 def two_figures(value: float) -> str:
-    """As exact as an error bar is: 0.12, 2.1, 13."""
-    return f"{value:.2g}" if abs(value) < 100 else f"{value:,.0f}"
+    """As exact as an error bar is: 0.12, 2.0, 13."""
+    return f"{value:.2g}" if abs(value) < 0.995 else f"{value:.1f}" if abs(value) < 9.95 else f"{value:,.0f}"
 
 
 def short(value: float) -> str:

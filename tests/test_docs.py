@@ -24,7 +24,7 @@ from congeal.cli import COMMANDS
 from congeal.methods.base import Method
 from congeal.methods.registry import method_class, methods
 from congeal.metrics import Quality
-from congeal.metrics.verdict import ADVICE
+from congeal.metrics.verdict import VERDICTS
 from congeal.reproduce import EXPERIMENTS
 from congeal.transforms import STATUSES
 from test_layers import LAYERS
@@ -90,7 +90,7 @@ def test_the_floors_of_the_house_are_those_the_tests_hold() -> None:
 
 def test_the_glossary_defines_every_metric_and_status() -> None:
     page = (DOCS / "glossary.md").read_text()
-    names = {field.name for field in dataclasses.fields(Quality)} - {"n_images"} | set(STATUSES) | set(ADVICE)
+    names = {field.name for field in dataclasses.fields(Quality)} - {"n_images"} | set(STATUSES) | set(VERDICTS)
     assert not {name for name in names if not re.search(rf"^\|[^|]*\b{name}\b", page, re.MULTILINE)}
 
 

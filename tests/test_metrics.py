@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -201,94 +200,44 @@ def test_kind_of_set(threes: np.ndarray) -> None:
     assert metrics.looks_like_objects(letterbox, mask) == "photo", "padding is not ground"
 
 
-# ---- the verdict
-
-FINE = {"apsnr_before": 12.0, "apsnr_after": 15.0, "energy_ratio": 1.0, "mean_scale": 1.0, "out_of_frame_rise": 0.0}
+# ---- plain numbers of a set
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "verdict", "collapsed"),
-    [
-        ("object", {}, "good", False),
-        ("object", {"energy_ratio": 0.91, "mean_scale": 0.5}, "good", False),
-        ("object", {"energy_ratio": 0.89}, "shrunk", True),
-        ("object", {"energy_ratio": 1.11}, "grown", True),
-        ("object", {"energy_ratio": 0.02, "apsnr_after": 25.0}, "emptied", True),
-        ("object", {"energy_ratio": float("nan")}, "failed", True),
-        ("object", {"apsnr_after": 11.0}, "worse", False),
-        ("object", {"apsnr_after": 12.01}, "unchanged", False),
-        ("object", {"apsnr_after": float("inf"), "apsnr_before": float("inf")}, "unchanged", False),
-        ("object", {"apsnr_after": float("inf")}, "good", False),
-        ("object", {"apsnr_after": float("nan")}, "failed", True),
-        ("photo", {"energy_ratio": 0.2}, "good", False),
-        ("photo", {"mean_scale": 0.84}, "shrunk", True),
-        ("photo", {"mean_scale": 1.16}, "grown", True),
-        ("photo", {"out_of_frame_rise": 0.26}, "emptied", True),
-        ("photo", {"out_of_frame_rise": 0.24}, "good", False),
-    ],
-)
-def test_verdicts(kind: str, change: dict[str, float], verdict: str, collapsed: bool) -> None:
-    assert metrics.judge(kind, **(FINE | change)) == (verdict, collapsed)
-
-
-def fed(before: np.ndarray, after: np.ndarray, source: np.ndarray, **options: Any) -> metrics.QualityMeter:
-    meter = metrics.QualityMeter(**{"kind": metrics.looks_like_objects(source), **options})
+def fed(before: np.ndarray, after: np.ndarray, source: np.ndarray, **options: Any) -> dict[str, float]:
+    meter = metrics.PixelMeter(**options)
     for start in range(0, len(before), 64):
         rows = slice(start, start + 64)
         meter.update_before(before[rows])
         meter.update_after(after[rows], torch.from_numpy(source[rows]))
-    return meter
+    return meter.numbers()
 
 
 def test_meter_equals_the_functions(threes: np.ndarray) -> None:
     before, after = threes, np.sort(threes, axis=1)
-    unit = [(x / np.float32(255))[:, None] for x in (before, after, before)]
-    quality = fed(*unit).finish(mean_scale=1.0, out_of_frame=np.array([0.1, np.nan, 0.3]))
-    assert quality.n_images == 200
-    assert quality.kind == "object"
-    assert quality.apsnr_before == pytest.approx(metrics.apsnr(before), abs=1e-5)
-    assert quality.apsnr_after == pytest.approx(metrics.apsnr(after), abs=1e-5)
-    assert quality.energy_ratio == pytest.approx(1, abs=1e-6)
-    assert quality.out_of_frame_share == pytest.approx(0.2)
-    assert quality.blank_share == 0
-    assert quality.verdict == "good"
-
-
-SHRINK: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "shrunk": lambda x: np.where(np.arange(28) < 15, x, 0),
-    "emptied": lambda x: x * (np.arange(28) < 8),
-    "grown": lambda x: np.minimum(1, x * np.float32(1.4)),
-}
-
-
-@pytest.mark.parametrize("verdict", SHRINK)
-def test_a_collapse_is_called_one(threes: np.ndarray, verdict: str) -> None:
-    unit = (threes / np.float32(255))[:, None]
-    quality = fed(unit, SHRINK[verdict](unit), unit).finish(mean_scale=1.0, out_of_frame=0.0)
-    assert quality.collapsed
-    assert quality.verdict == verdict
-    assert quality.advice.count(".") == 1
+    numbers = fed(*((x / np.float32(255))[:, None] for x in (before, after, before)))
+    assert numbers["apsnr_before"] == pytest.approx(metrics.apsnr(before), abs=1e-5)
+    assert numbers["apsnr_after"] == pytest.approx(metrics.apsnr(after), abs=1e-5)
+    assert numbers["energy_ratio"] == pytest.approx(1, abs=1e-6)
+    assert numbers["blank_share"] == 0
 
 
 def test_emptied_frames_are_blank_however_many(threes: np.ndarray) -> None:
     unit = (threes / np.float32(255))[:, None]
     after = unit.copy()
     after[50:] = 0
-    quality = fed(unit, after, unit).finish(mean_scale=1.0, out_of_frame=0.0)
-    assert quality.blank_share == 0.75
-    assert quality.verdict == "emptied"
+    assert fed(unit, after, unit)["blank_share"] == 0.75
 
 
 def test_ink_is_compared_at_one_resolution(threes: np.ndarray) -> None:
     unit = (threes / np.float32(255))[:, None]
     after = unit.repeat(2, axis=2).repeat(2, axis=3)
-    assert fed(unit, after, unit, aligned_area=4).finish(mean_scale=1, out_of_frame=0).energy_ratio == pytest.approx(1)
+    assert fed(unit, after, unit, aligned_area=4)["energy_ratio"] == pytest.approx(1)
 
 
 def test_quality_is_plain_json() -> None:
     flat = np.full((5, 1, 4, 4), 0.5, np.float32)
-    for meter in (metrics.QualityMeter("photo"), fed(flat, flat, flat), fed(flat * 0, flat * 0, flat * 0)):
-        quality = meter.finish(mean_scale=1.0, out_of_frame=0.0).as_dict()
+    for numbers in (metrics.PixelMeter().numbers(), fed(flat, flat, flat), fed(flat * 0, flat * 0, flat * 0)):
+        quality = metrics.Quality.judged(metrics.Evidence(**numbers)).as_dict()
         assert json.loads(json.dumps(quality, allow_nan=False)) == quality
     assert quality["verdict"] == "failed"
     assert quality["blank_share"] == 1
@@ -346,14 +295,3 @@ def test_landmark_error_by_hand() -> None:
     assert np.isnan(scaled["per_image"][2])
     with pytest.raises(CongealError, match="landmarks must be"):
         metrics.landmark_error(points[0])
-
-
-def test_score_against_mean(threes: np.ndarray) -> None:
-    mean = threes.mean(0)
-    score = metrics.score_against_mean(threes, mean)
-    assert score[7] == pytest.approx(np.corrcoef(threes[7].ravel(), mean.ravel())[0, 1])
-    ends = metrics.score_against_mean(np.stack([3 * mean + 1, -mean, 0 * mean]), mean)
-    np.testing.assert_allclose(ends, [1, -1, 0], atol=1e-12)
-    spoilt, mask = np.stack([mean, mean]), np.ones((2, 28, 28))
-    spoilt[:, :, 14:], mask[:, :, 14:] = 255, 0
-    np.testing.assert_allclose(metrics.score_against_mean(spoilt, mean, mask), 1)

@@ -1,4 +1,10 @@
-"""The numbers of an alignment, streamed: quality of the set, score and status of each image."""
+"""The numbers of an alignment: quality of the set, score and status of each image.
+
+Three looks at the set. *Pixels*: every image as the frame shows it at the size the method worked at, in one pass, for
+APSNR, energy and geometry. *Likeness*: a sample (all images of a set that is not large) compared with each other at up
+to 192 pixels, for everything the verdict rests on. *Scores*: all other images compared with that sample, in one pass.
+Memory does not grow with the set, but for some 60 bytes an image.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +13,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from congeal.geometry import coverage, invert, warp
+from congeal.geometry import coverage, invert, normalise, rescale, warp
 from congeal.images import Stack
-from congeal.metrics import Quality, QualityMeter, blank, geometric_mean, scales, score_against_mean
-from congeal.metrics.limits import LEAST_DEVIATION, LOST_INK, LOST_OUTSIDE, OUTLIER_DEVIATIONS
-from congeal.metrics.statistics import NORMAL_MAD
+from congeal.metrics import Evidence, PixelMeter, Quality, blank, geometric_mean, scales
+from congeal.metrics.contrast import local_contrast
+from congeal.metrics.foreign import Crowd
+from congeal.metrics.kinds import Kinds, kinds
+from congeal.metrics.likeness import Common, likeness
+from congeal.metrics.limits import (
+    FINE_IMAGES,
+    FINE_SIDE,
+    LOST_INK,
+    LOST_OUTSIDE,
+    PAIRED_IMAGES,
+    SAMPLE_IMAGES,
+    SAMPLE_VALUES,
+)
+from congeal.metrics.sharpness import Sharpness
+from congeal.metrics.wild import frame_scales, wild
 from congeal.progress import Progress
 from congeal.solvers.appearance import Appearance, plain_appearance
 from congeal.solvers.gauge import can_scale
-from congeal.solvers.streaming import chunks, pixel_area
+from congeal.solvers.streaming import CHUNK_VALUES, chunks, pixel_area
 from congeal.transforms import STATUSES
 
 OK, BLANK, OUTLIER, FAILED = (STATUSES.index(word) for word in ("ok", "blank", "outlier", "failed"))
@@ -26,7 +45,7 @@ class Measurement:
     """Numbers of a set, and of each of its n images."""
 
     quality: Quality
-    score: np.ndarray  # (n,) correlation with the mean
+    score: np.ndarray  # (n,) likeness to the mean of the others that match
     status: np.ndarray  # (n,) uint8, positions in `STATUSES`
     out_of_frame: np.ndarray  # (n,) share of the frame that has no image under it
 
@@ -34,44 +53,75 @@ class Measurement:
 def measure(
     stack: Stack, stack_from_frame: np.ndarray, kind: str, *, motion: str = "homography", quiet: bool = True
 ) -> Measurement:
-    """Quality before and after, in the frame the method worked in. Two passes; some 40 bytes an image stay.
+    """Quality before and after, score and status.
 
     kind: "object" or "photo", which decides what counts as a collapse. motion: what the method was allowed; one that
     cannot scale is not to blame for the size that a start gives to an object.
     """
-    appearance = plain_appearance(kind)
-    meter = QualityMeter(kind, aligned_area=1 / pixel_area(stack))
-    n = len(stack)
-    ink, source_ink, outside, outside_before = (np.zeros(n, dtype=np.float32) for _ in range(4))
-    score, scale = np.zeros(n), np.zeros(n)
-    with torch.no_grad(), Progress(2 * n, "measuring", quiet=quiet) as progress:
-        for part in chunks(stack):
-            found, start = _matrices(stack_from_frame[part]), _matrices(stack.start[part])
-            images, masks = stack.images(part), stack.masks(part)
-            before, before_weight = _seen(images, masks, start, stack, appearance)
-            after, after_weight = _seen(images, masks, found, stack, appearance)
-            meter.update_before(before, before_weight)
-            meter.update_after(after, images, after_weight)
-            ink[part], source_ink[part] = after.flatten(1).sum(1), images.flatten(1).sum(1)
-            outside[part] = 1 - coverage(found, stack.size, stack.frame).mean((1, 2, 3))
-            outside_before[part] = 1 - coverage(start, stack.size, stack.frame).mean((1, 2, 3))
-            frame_from_stack = invert(stack_from_frame[part].astype(np.float64))
-            scale[part] = scales(frame_from_stack, stack.frame, invert(stack.start[part]))
-            progress.update(len(part))
-        mean = meter.after.mean
-        for part in chunks(stack):
-            matrices = _matrices(stack_from_frame[part])
-            after, weight = _seen(stack.images(part), stack.masks(part), matrices, stack, appearance)
-            score[part] = score_against_mean(after, mean, weight)
-            progress.update(len(part))
-    status = _status(appearance, score, ink * np.float32(pixel_area(stack)), source_ink, outside)
-    counted = status != FAILED if (status != FAILED).any() else np.ones(n, dtype=bool)
-    mean_scale = geometric_mean(scale[counted])
-    expected = 1.0 if can_scale(motion) else _start_energy(stack)
-    quality = meter.finish(
-        mean_scale=mean_scale, out_of_frame=outside, out_of_frame_before=outside_before, expected_energy=expected
+    with torch.no_grad(), Progress(2 * len(stack), "measuring", quiet=quiet) as progress:
+        pixels = _pixels(stack, stack_from_frame, kind, progress)
+        alike = _alike(stack, stack_from_frame, kind, progress)
+    # What is around an object is empty: the frame may go anywhere there, but a match that needs it must be a good one.
+    bent = wild(pixels.frame_scale)
+    lost = pixels.lost | (bent if kind == "photo" else wild(pixels.scale))
+    status = np.full(len(stack), OK, dtype=np.uint8)
+    status[alike.near < np.where(bent, alike.least_if_bent, alike.least)] = OUTLIER
+    status[lost] = FAILED
+    status[pixels.blank | (alike.flat & ~lost)] = BLANK
+    matching, there = status == OK, status != BLANK
+    counted = matching if matching.any() else there if there.any() else ~matching
+    seen = Evidence(
+        n_images=len(stack),
+        kind=kind,
+        **pixels.numbers,
+        **alike.numbers,
+        matching_share=float(matching.mean()),
+        failed_share=float((status == FAILED).sum() / max(1, there.sum())),
+        expected_energy=1.0 if can_scale(motion) else _start_energy(stack),
+        mean_scale=geometric_mean(pixels.scale[counted]),
+        out_of_frame_share=float(pixels.outside.mean()),
     )
-    return Measurement(quality, score, status, outside)
+    return Measurement(Quality.judged(seen), alike.score, status, pixels.outside)
+
+
+# ---- pixels
+
+
+@dataclass
+class _Pixels:
+    numbers: dict[str, float]
+    scale: np.ndarray  # (n,) against the start, at the centre of the frame
+    frame_scale: np.ndarray  # (n,) the same of the whole frame
+    outside: np.ndarray  # (n,) share of the frame without image
+    lost: np.ndarray  # (n,) bool: the image left the frame
+    blank: np.ndarray  # (n,) bool: there is no object in the source
+
+
+def _pixels(stack: Stack, stack_from_frame: np.ndarray, kind: str, progress: Progress) -> _Pixels:
+    appearance = plain_appearance(kind)
+    meter = PixelMeter(aligned_area=1 / pixel_area(stack))
+    n = len(stack)
+    ink, source_ink, outside = (np.zeros(n, dtype=np.float32) for _ in range(3))
+    scale, frame_scale, outside_before = np.zeros(n), np.zeros(n), 0.0
+    for part in chunks(stack):
+        found, start = _matrices(stack_from_frame[part]), _matrices(stack.start[part])
+        images, masks = stack.images(part), stack.masks(part)
+        before, before_weight = _shown(images, masks, start, stack, appearance)
+        after, after_weight = _shown(images, masks, found, stack, appearance)
+        meter.update_before(before, before_weight)
+        meter.update_after(after, images, after_weight)
+        ink[part], source_ink[part] = after.flatten(1).sum(1), images.flatten(1).sum(1)
+        outside[part] = 1 - coverage(found, stack.size, stack.frame).mean((1, 2, 3))
+        outside_before += float((1 - coverage(start, stack.size, stack.frame).mean((1, 2, 3))).sum())
+        frame_from_stack = invert(stack_from_frame[part].astype(np.float64))
+        scale[part] = scales(frame_from_stack, stack.frame, invert(stack.start[part]))
+        frame_scale[part] = frame_scales(stack_from_frame[part], stack.start[part], stack.frame)
+        progress.update(len(part))
+    numbers = meter.numbers() | {"out_of_frame_before": outside_before / n}
+    if not appearance.holds_ink:
+        return _Pixels(numbers, scale, frame_scale, outside, outside > LOST_OUTSIDE, np.zeros(n, dtype=bool))
+    lost = ink * np.float32(pixel_area(stack)) < LOST_INK * source_ink
+    return _Pixels(numbers, scale, frame_scale, outside, lost, blank(source_ink))
 
 
 def _start_energy(stack: Stack) -> float:
@@ -83,22 +133,106 @@ def _matrices(rows: np.ndarray) -> torch.Tensor:
     return torch.as_tensor(rows).float()
 
 
-def _seen(
+def _shown(
     images: torch.Tensor, masks: torch.Tensor | None, matrices: torch.Tensor, stack: Stack, appearance: Appearance
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Images as the frame shows them, and their weights: real photographs do not end in black."""
     return warp(images, matrices, stack.frame), appearance.covered(matrices, stack.size, stack.frame, masks)
 
 
-def _status(
-    appearance: Appearance, score: np.ndarray, ink: np.ndarray, source_ink: np.ndarray, outside: np.ndarray
-) -> np.ndarray:
-    status = np.full(len(score), OK, dtype=np.uint8)
-    deviation = NORMAL_MAD * np.median(np.abs(score - np.median(score)))
-    status[score < np.median(score) - OUTLIER_DEVIATIONS * max(deviation, LEAST_DEVIATION)] = OUTLIER
-    if appearance.holds_ink:
-        status[ink < LOST_INK * source_ink] = FAILED
-        status[blank(source_ink)] = BLANK
-    else:
-        status[outside > LOST_OUTSIDE] = FAILED
-    return status
+# ---- likeness
+
+
+@dataclass
+class _Alike:
+    numbers: dict[str, float]
+    score: np.ndarray  # (n,)
+    near: np.ndarray  # (n,) likeness to those that it is most like
+    least: float  # of which an image of the set has at least this
+    least_if_bent: float  # and one in a pose that makes no sense at least this
+    flat: np.ndarray  # (n,) bool: shows nothing
+
+
+class _Views:
+    """Local contrast of images of a stack under some poses, at the resolution that likeness is measured at."""
+
+    def __init__(self, stack: Stack, stack_from_frame: np.ndarray, kind: str) -> None:
+        self.stack = stack.at(FINE_SIDE) if len(stack) <= FINE_IMAGES else stack
+        self._poses, self._appearance = stack_from_frame, plain_appearance(kind)
+        self._larger_from_stack = rescale(stack.size, self.stack.size)
+        self._frame_from_larger = rescale(self.stack.frame, stack.frame)
+        self.sharpness = Sharpness()
+
+    def of(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Local contrast (B,h,w) of rows of the stack, and where it counts; a few images at a time."""
+        values = self.stack.frame[0] * self.stack.frame[1] * self.stack.channels
+        parts = [self._few(part) for part in np.array_split(rows, max(1, len(rows) * values // CHUNK_VALUES))]
+        contrasts, counts = zip(*parts, strict=True)
+        return torch.cat(contrasts), None if counts[0] is None else torch.cat(counts)
+
+    def _few(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
+        stack, appearance = self.stack, self._appearance
+        poses = self._larger_from_stack @ self._poses[rows].astype(np.float64) @ self._frame_from_larger
+        matrices = _matrices(np.nan_to_num(normalise(poses)))
+        shown = warp(stack.images(rows), matrices, stack.frame, padding=appearance.padding)
+        weights = appearance.covered(matrices, stack.size, stack.frame, stack.masks(rows))
+        self.sharpness.update(shown, weights)
+        return local_contrast(shown, weights)
+
+
+def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, progress: Progress) -> _Alike:
+    n = len(stack)
+    before, after = _Views(stack, stack.start, kind), _Views(stack, stack_from_frame, kind)
+    most = min(SAMPLE_IMAGES, max(1, SAMPLE_VALUES // (after.stack.frame[0] * after.stack.frame[1])))
+    sample = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
+    first = _likeness(*before.of(sample))
+    contrast, counts = after.of(sample)
+    last = _likeness(contrast, counts)
+    rise = (last - first)[np.isfinite(last - first)]
+    crowd = Crowd(contrast, counts)
+    member = torch.as_tensor(crowd.near >= crowd.least)
+    if member.sum() < 2:
+        member = torch.ones(len(sample), dtype=torch.bool)
+    common = Common(contrast[member], None if counts is None else counts[member])
+    score, near, flat = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
+    score[sample], near[sample] = common.likeness(contrast, counts, member), crowd.near
+    flat[sample] = ~np.isfinite(last)
+    found = _kinds(contrast, counts, member)
+    numbers = {
+        "likeness_before": _mean(first),
+        "likeness_after": _mean(last),
+        "likeness_error": float(rise.std() / max(1, len(rise) - 1) ** 0.5) if len(rise) else float("nan"),
+        "improved_share": float((rise > 0).mean()) if len(rise) else float("nan"),
+        "chance_likeness": crowd.chance_likeness,
+        "unity": found.unity,
+        "distinctness": found.distinctness,
+        "crowd": found.crowd,
+        "group_share": found.smaller_share,
+        "sharpness_before": before.sharpness.value,
+        "sharpness_after": after.sharpness.value,
+    }
+    progress.update(len(sample))
+    rest = np.setdiff1d(np.arange(n), sample)
+    for part in np.array_split(rest, -(-len(rest) // max(1, most // 8))) if len(rest) else ():
+        contrast, counts = after.of(part)
+        near[part] = crowd.nearness(contrast, counts)
+        score[part] = common.likeness(contrast, counts, torch.zeros(len(part), dtype=torch.bool))
+        flat[part] = ~contrast.flatten(1).any(1).numpy()
+        progress.update(len(part))
+    return _Alike(numbers, score, near, crowd.least, crowd.least_if_bent, flat)
+
+
+def _likeness(contrast: torch.Tensor, counts: torch.Tensor | None) -> np.ndarray:
+    """Likeness of each image to the mean of the others, NaN for one that shows nothing; one image alone is its mean."""
+    values = likeness(contrast, counts).numpy() if len(contrast) > 1 else np.ones(1)
+    return np.where(contrast.flatten(1).any(1).numpy(), values, np.nan)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+
+
+def _kinds(contrast: torch.Tensor, counts: torch.Tensor | None, member: torch.Tensor) -> Kinds:
+    rows = torch.nonzero(member)[:, 0]
+    rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), PAIRED_IMAGES)).round().long()]
+    return kinds(contrast[rows], None if counts is None else counts[rows])

@@ -5,27 +5,34 @@ statistics.py   mean and variance of a stream of images
 decibels.py     APSNR, the alignment peak signal-to-noise ratio to the mean image
 energy.py       what there is of an object on empty ground (ink), and the energy ratio
 poses.py        scale, and the share of the frame outside the source image
-likeness.py     one image against the mean
+wild.py         poses that make no sense
+contrast.py     images without their light
+likeness.py     one image against the mean of the others
+chance.py       the likeness that noise reaches
+foreign.py      images that do not belong to the set
+kinds.py        one kind of thing or several
+sharpness.py    how much of the edges survives in the mean
 truth.py        errors against known transforms or landmarks
 verdict.py      what the numbers mean
-quality.py      all of it for one alignment, in one pass
+quality.py      all of it for one alignment
 limits.py       every threshold
 """
 
 from congeal.metrics.arrays import as_numpy
 from congeal.metrics.decibels import apsnr, apsnr_from_variance
 from congeal.metrics.energy import blank, energy_ratio, ink, looks_like_objects
-from congeal.metrics.likeness import score_against_mean
 from congeal.metrics.poses import geometric_mean, mean_scale, out_of_frame, scales
-from congeal.metrics.quality import Quality, QualityMeter
+from congeal.metrics.quality import PixelMeter, Quality
 from congeal.metrics.statistics import RunningStats
 from congeal.metrics.truth import corner_error, landmark_error
-from congeal.metrics.verdict import judge
+from congeal.metrics.verdict import Evidence, advise, judge
 
 __all__ = [
+    "Evidence",
+    "PixelMeter",
     "Quality",
-    "QualityMeter",
     "RunningStats",
+    "advise",
     "apsnr",
     "apsnr_from_variance",
     "as_numpy",
@@ -40,5 +47,4 @@ __all__ = [
     "mean_scale",
     "out_of_frame",
     "scales",
-    "score_against_mean",
 ]

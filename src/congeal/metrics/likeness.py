@@ -1,26 +1,65 @@
-"""How much one image looks like the mean of the set."""
+"""Likeness: how much one image looks like the mean of the others, whatever the light.
+
+Compared is local contrast (contrast.py). The image itself is left out of the mean it is compared with: in a set of
+five, every image is a fifth of the mean.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import torch
 
-import numpy as np
-from numpy.typing import NDArray
-
-from congeal.metrics.arrays import as_numpy
+from congeal.metrics.limits import COMMON
 
 
-def score_against_mean(images: Any, mean: Any, weights: Any = None) -> NDArray[np.float64]:
-    """(N,) normalised correlation of each image (N, …) with the mean image, in −1…1; 0 for a flat image.
+class Common:
+    """What some images have in common: the sums that their mean is made of.
 
-    weights (masks) broadcast against the images; averages are then taken over the weighted pixels of each image.
+    Parameters
+    ----------
+    contrast : (N,h,w) tensor
+        Local contrast of the images.
+    counts : (N,h,w) tensor, optional
+        1 where it counts; None: everywhere.
+
+    Attributes
+    ----------
+    n : int
+        Images in the sums.
     """
-    x = as_numpy(images).astype(np.float64)
-    x, r = x.reshape(len(x), -1), as_numpy(mean).astype(np.float64).ravel()[None]
-    w = np.ones((1, 1)) if weights is None else np.broadcast_to(as_numpy(weights), as_numpy(images).shape)
-    w = np.broadcast_to(w.reshape(len(w), -1).astype(np.float64), x.shape)
-    total = np.maximum(w.sum(1, keepdims=True), 1e-300)
-    x = x - (w * x).sum(1, keepdims=True) / total
-    r = r - (w * r).sum(1, keepdims=True) / total
-    norm = np.sqrt((w * x * x).sum(1) * (w * r * r).sum(1))
-    return np.divide((w * x * r).sum(1), norm, out=np.zeros(len(x)), where=norm > 1e-12)
+
+    def __init__(self, contrast: torch.Tensor, counts: torch.Tensor | None) -> None:
+        self.n = len(contrast)
+        self._sum = contrast.sum(0)
+        self._count = None if counts is None else counts.sum(0)
+
+    def mean(self, contrast: torch.Tensor, counts: torch.Tensor | None, inside: torch.Tensor) -> torch.Tensor:
+        """(B,h,w) mean of the others for each image; 0 where too few others show anything.
+
+        inside (B,) bool: images that are in the sums, and are to be taken out again.
+        """
+        own = inside.to(contrast)[:, None, None]
+        others = self._sum - own * contrast
+        if self._count is None or counts is None:
+            return others / (self.n - own).clamp(min=1)
+        count = self._count - own * counts
+        return torch.where(count >= COMMON * (self.n - own).clamp(min=1), others / count.clamp(min=1), 0.0)
+
+    def likeness(self, contrast: torch.Tensor, counts: torch.Tensor | None, inside: torch.Tensor) -> torch.Tensor:
+        """(B,) float64 correlation of each image with the mean of the others, −1…1; 0 where there is nothing."""
+        values = [
+            self._one(contrast[i], None if counts is None else counts[i], inside[i]) for i in range(len(contrast))
+        ]
+        return torch.stack(values) if values else torch.zeros(0, dtype=torch.float64)
+
+    def _one(self, contrast: torch.Tensor, counts: torch.Tensor | None, inside: torch.Tensor) -> torch.Tensor:
+        few = None if counts is None else counts[None]
+        mean = self.mean(contrast[None], few, inside[None])[0]
+        seen = contrast if counts is None else contrast * (mean != 0)
+        mean = mean if counts is None else mean * counts
+        norm = (seen.double().square().sum() * mean.double().square().sum()).sqrt()
+        return (seen * mean).sum(dtype=torch.float64) / norm.clamp(min=1e-9)
+
+
+def likeness(contrast: torch.Tensor, counts: torch.Tensor | None = None) -> torch.Tensor:
+    """(N,) likeness of each image of a set to the mean of all others. contrast, counts: (N,h,w), as of `Common`."""
+    return Common(contrast, counts).likeness(contrast, counts, torch.ones(len(contrast), dtype=torch.bool))

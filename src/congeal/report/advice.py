@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 SIMPLER = {"homography": "affine", "affine": "similarity", "similarity": "rigid", "rigid": "translation"}
-DISTORTED = ("shrunk", "zoomed", "grown", "emptied")  # the last two are words of earlier versions
+DISTORTED = ("shrunk", "zoomed")
 RICHER = {simpler: motion for motion, simpler in SIMPLER.items()}
 
 
@@ -45,6 +45,6 @@ def _for_verdict(metrics: dict[str, Any], config: dict[str, Any]) -> list[str]:
         steps.append(f"If the images are not aligned yet, try --motion {RICHER[motion]} (this run: {motion}).")
     if verdict in (*DISTORTED, "worse"):
         steps.append("Try a clear, typical image as --reference PATH, or compare methods with 'congeal compare'.")
-    if verdict in ("emptied", "failed") and not config.get("init"):
+    if verdict == "failed" and not config.get("init"):
         steps.append("Give a rough start with --init boxes.csv if the object lies at very different places.")
     return steps

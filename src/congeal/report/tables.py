@@ -95,7 +95,7 @@ def markdown(rows: Sequence[Row]) -> str:
         )
     if any(row["collapsed"] for row in rows):
         notes.append(
-            "A struck-out APSNR is worth nothing: that method shrank, grew or lost the object instead of aligning it."
+            "A struck-out APSNR is worth nothing: that method shrank, zoomed or lost the object instead of aligning it."
         )
     return "\n".join([*lines, "", *notes]) + "\n"
 

@@ -1,0 +1,38 @@
+"""What noise of the same kind reaches: the likeness that images with nothing in common would have.
+
+Aligning noise makes it look alike too, the more so the smoother it is. So every image gets a double with the same
+spectrum and random phases, which shows nothing at all, and the double is moved to where it fits the mean of the others
+best. What it reaches there is chance. Moves are shifts of up to a quarter of the frame: on noise and blobs that
+reaches what an alignment by homographies does (docs/experiments.md).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fft
+
+from congeal.metrics.likeness import Common
+from congeal.metrics.limits import CHANCE_IMAGES, CHANCE_REACH
+
+
+def doubles(contrast: torch.Tensor, counts: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Doubles (M,h,w) of up to `CHANCE_IMAGES` images, moved to where they fit best, and the likeness (M,) they reach.
+
+    contrast, counts: (N,h,w), the set as of `Common`. The same set always has the same doubles.
+    """
+    n, height, width = contrast.shape
+    some = torch.linspace(0, n - 1, min(n, CHANCE_IMAGES)).round().long()
+    shown, seen = contrast[some], None if counts is None else counts[some]
+    mean = Common(contrast, counts).mean(shown, seen, torch.ones(len(some), dtype=torch.bool))
+    phases = fft.rfft2(torch.randn(shown.shape, generator=torch.Generator().manual_seed(0)))
+    spectrum = fft.rfft2(shown).abs() * phases / phases.abs().clamp(min=1e-9)
+    made = fft.irfft2(spectrum, s=(height, width))
+    match = fft.irfft2(spectrum.conj() * fft.rfft2(mean), s=(height, width))
+    down, right = max(1, int(CHANCE_REACH * height)), max(1, int(CHANCE_REACH * width))
+    near = torch.roll(match, (down, right), (1, 2))[:, : 2 * down + 1, : 2 * right + 1]
+    norm = (made.flatten(1).norm(dim=1) * mean.flatten(1).norm(dim=1)).clamp(min=1e-9)
+    best, where = near.flatten(1).max(1)
+    for i, at in enumerate(where.tolist()):
+        y, x = divmod(at, near.shape[2])
+        made[i] = torch.roll(made[i], (y - down, x - right), (0, 1))
+    return made, best.double() / norm.double()

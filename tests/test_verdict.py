@@ -1,0 +1,361 @@
+"""Likeness, chance, kinds, foreign images, and the verdict that rests on them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from congeal import open_images
+from congeal.datasets import open_named
+from congeal.geometry import from_normalised, matrix_from_parameters, normalise, rescale, warp
+from congeal.images import Stack, prepare
+from congeal.methods.measure import Measurement, measure
+from congeal.metrics import Evidence, Quality, advise, judge
+from congeal.metrics.chance import doubles
+from congeal.metrics.contrast import local_contrast
+from congeal.metrics.foreign import Crowd
+from congeal.metrics.kinds import kinds, pair_likeness, two_groups
+from congeal.metrics.likeness import Common, likeness
+from congeal.metrics.sharpness import Sharpness
+from congeal.metrics.verdict import COLLAPSED, VERDICTS
+from congeal.metrics.wild import frame_scales, wild
+from congeal.transforms import STATUSES
+
+# ---- what the numbers mean
+
+FINE = Evidence(
+    n_images=40,
+    likeness_before=0.2,
+    likeness_after=0.4,
+    likeness_error=0.01,
+    improved_share=0.9,
+    chance_likeness=0.1,
+    energy_ratio=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({}, "good"),
+        ({"kind": "object", "energy_ratio": 0.91}, "good"),
+        ({"kind": "object", "energy_ratio": 0.89}, "shrunk"),
+        ({"kind": "object", "energy_ratio": 0.49, "expected_energy": 0.5}, "good"),
+        ({"kind": "object", "energy_ratio": 1.11}, "zoomed"),
+        ({"kind": "object", "energy_ratio": 0.6, "mean_scale": 1.7}, "zoomed"),
+        ({"kind": "object", "energy_ratio": 0.02}, "failed"),
+        ({"kind": "object", "energy_ratio": 0.1, "mean_scale": 0.3}, "shrunk"),
+        ({"kind": "object", "energy_ratio": float("nan")}, "failed"),
+        ({"energy_ratio": 0.2}, "good"),
+        ({"mean_scale": 0.84}, "shrunk"),
+        ({"mean_scale": 1.16}, "zoomed"),
+        ({"out_of_frame_share": 0.36, "out_of_frame_before": 0.1}, "failed"),
+        ({"out_of_frame_share": 0.34, "out_of_frame_before": 0.1}, "good"),
+        ({"failed_share": 0.6}, "failed"),
+        ({"likeness_after": float("nan")}, "failed"),
+        ({"n_images": 0}, "failed"),
+        ({"likeness_after": 0.14}, "failed"),
+        ({"likeness_before": 0.5}, "worse"),
+        ({"likeness_before": 0.5, "likeness_error": 0.05}, "unchanged"),
+        ({"likeness_before": 0.41}, "unchanged"),
+        ({"likeness_before": 0.38}, "unchanged"),
+        ({"likeness_before": 0.38, "likeness_error": 0.005}, "good"),
+        ({"likeness_before": 0.396, "likeness_error": 0.0}, "unchanged"),
+        ({"matching_share": 0.84}, "mixed"),
+        ({"matching_share": 0.86}, "good"),
+        ({"kind": "object", "unity": 0.8, "group_share": 0.4}, "mixed"),
+        ({"kind": "object", "unity": 0.8, "group_share": 0.1}, "good"),
+        ({"kind": "object", "crowd": 0.75}, "mixed"),
+        ({"unity": 0.5, "distinctness": 2.0, "group_share": 0.4}, "mixed"),
+        ({"unity": 0.5, "distinctness": 1.0, "group_share": 0.4}, "good"),
+        ({"unity": 0.7, "distinctness": 2.0, "group_share": 0.4}, "good"),
+    ],
+)
+def test_verdicts(change: dict[str, float], verdict: str) -> None:
+    seen = dataclasses.replace(FINE, **change)  # type: ignore[arg-type]
+    assert judge(seen) == verdict
+    quality = Quality.judged(seen)
+    assert (quality.verdict, quality.collapsed) == (verdict, verdict in COLLAPSED)
+    assert quality.advice.endswith(".")
+
+
+def test_advice_names_the_numbers() -> None:
+    assert "0.20 → 0.40" in advise(FINE, "good")
+    assert "4 of 40 images do not match" in advise(dataclasses.replace(FINE, matching_share=0.9), "good")
+    assert "12 of 40" in advise(dataclasses.replace(FINE, matching_share=0.7), "mixed")
+    assert "about 16 and 24 images" in advise(dataclasses.replace(FINE, group_share=0.4), "mixed")
+    assert "1.60" in advise(dataclasses.replace(FINE, mean_scale=1.6), "zoomed")
+    assert "noise of the same kind 0.30" in advise(dataclasses.replace(FINE, chance_likeness=0.3), "failed")
+    assert all(advise(FINE, verdict) for verdict in VERDICTS)
+
+
+# ---- the measures themselves
+
+
+def random_pictures(n: int, size: int = 48, smooth: float = 0.0, seed: int = 0) -> torch.Tensor:
+    """(n,1,size,size) noise in [0, 1], smoothed."""
+    noise = torch.rand(n, 1, size, size, generator=torch.Generator().manual_seed(seed))
+    k = int(smooth)
+    return noise if not k else torch.nn.functional.avg_pool2d(noise, 2 * k + 1, 1, k, count_include_pad=False)
+
+
+def test_light_does_not_change_local_contrast() -> None:
+    image = random_pictures(1, smooth=1)
+    y = torch.linspace(0.5, 1, 48)[:, None]
+    plain, everywhere = local_contrast(image)
+    lit, _ = local_contrast(0.2 + 0.5 * image * y)
+    assert everywhere is None
+    assert float(torch.corrcoef(torch.stack([plain.flatten(), lit.flatten()]))[0, 1]) > 0.98
+
+
+def test_flat_places_stay_flat_and_padding_does_not_count() -> None:
+    image = torch.zeros(1, 1, 40, 40)
+    image[..., 10:30, 10:30] = random_pictures(1, 20)
+    image[..., 2, 2] = 0.001
+    contrast, _ = local_contrast(image)
+    assert contrast[0, :5, :5].abs().max() < 0.1
+    mask = torch.ones(1, 1, 40, 40)
+    mask[..., 20:] = 0
+    contrast, counts = local_contrast(image, mask)
+    assert counts is not None
+    assert not contrast[..., 20:].any()
+    assert not counts[..., 20:].any()
+    assert counts[..., :20].all()
+    spoilt = image.clone()
+    spoilt[..., 20:] = 1
+    np.testing.assert_allclose(local_contrast(spoilt, mask)[0], contrast, atol=1e-5)
+
+
+def test_wide_surroundings_are_measured_on_a_smaller_picture_just_as_well() -> None:
+    """256 pixels wide: sigma 8, made at a fifth of the size."""
+    image = random_pictures(1, 256, smooth=2)
+    contrast, _ = local_contrast(image)
+    x = torch.arange(-24, 25).float()
+    bell = torch.exp(-0.5 * (x / 8) ** 2)
+    bell /= bell.sum()
+    mean = torch.nn.functional.conv2d(image, (bell[:, None] * bell)[None, None], padding=24)
+    plain = (image - mean)[0, 0, 40:-40, 40:-40].flatten()
+    made = contrast[0, 40:-40, 40:-40].flatten()
+    assert float(torch.corrcoef(torch.stack([plain, made]))[0, 1]) > 0.97
+
+
+def test_likeness_leaves_the_image_itself_out() -> None:
+    noise, _ = local_contrast(random_pictures(5))
+    assert abs(float(likeness(noise).mean())) < 0.05
+    same = noise[:1].repeat(3, 1, 1)
+    np.testing.assert_allclose(likeness(same), 1, atol=1e-5)
+    np.testing.assert_allclose(likeness(torch.cat([same, -same[:1], 0 * same[:1]]))[3:], [-1, 0], atol=1e-5)
+
+
+def test_likeness_is_a_correlation_with_the_mean_of_the_others_where_both_show_something() -> None:
+    generator = torch.Generator().manual_seed(3)
+    contrast = torch.randn(6, 8, 8, generator=generator)
+    counts = (torch.rand(6, 8, 8, generator=generator) > 0.3).float()
+    contrast = contrast * counts
+    found = likeness(contrast, counts)
+    others = [j for j in range(6) if j != 2]
+    seen = counts[others].sum(0)
+    mean = contrast[others].sum(0) / seen.clamp(min=1)
+    both = (counts[2] > 0) & (seen >= 0.3 * 5)
+    a, b = contrast[2][both], mean[both]
+    assert float(found[2]) == pytest.approx(float((a @ b) / (a.norm() * b.norm())), abs=1e-5)
+    outside = Common(contrast[others], counts[others]).likeness(contrast[2:3], counts[2:3], torch.tensor([False]))
+    assert float(outside[0]) == pytest.approx(float(found[2]), abs=1e-5)
+
+
+def test_chance_is_what_noise_reaches_when_it_is_moved_to_where_it_fits() -> None:
+    """Twelve noises, each moved to where it fits the mean of the others best, three times over."""
+    for smooth in (0, 2):
+        noise = random_pictures(12, 48, smooth, seed=5)
+        moved = noise[:, 0] - noise.mean()
+        for _ in range(3):
+            for i in range(12):
+                mean = (moved.sum(0) - moved[i]) / 11
+                match = torch.fft.irfft2(torch.fft.rfft2(moved[i]).conj() * torch.fft.rfft2(mean), s=(48, 48))
+                y, x = divmod(int(match.argmax()), 48)
+                moved[i] = torch.roll(moved[i], (y, x), (0, 1))
+        contrast, _ = local_contrast(moved[:, None])
+        reached = float(doubles(contrast)[1].mean())
+        assert 0.6 < float(likeness(contrast).mean()) / reached < 1.5
+
+
+def test_two_kinds_are_told_from_one() -> None:
+    patterns = local_contrast(random_pictures(2, 32, 1, seed=1))[0]
+    noise = torch.randn(24, 32, 32, generator=torch.Generator().manual_seed(0))
+    one = patterns[:1] + 0.7 * noise
+    two = torch.cat([patterns[:1].repeat(14, 1, 1), patterns[1:].repeat(10, 1, 1)]) + 0.7 * noise
+    assert two_groups(pair_likeness(two, None)).sum() in (10, 14)
+    alone, both = kinds(one), kinds(two)
+    assert alone.unity > 0.9
+    assert alone.distinctness < 1.5
+    assert alone.crowd > 0.9
+    assert abs(both.unity) < 0.2
+    assert both.distinctness > 3
+    assert both.crowd < 0.7
+    assert both.smaller_share == pytest.approx(10 / 24)
+    assert kinds(two[:4]).unity == 1, "too few to tell"
+
+
+def test_foreign_images_are_found_by_absolute_evidence() -> None:
+    pattern = local_contrast(random_pictures(1, 64, seed=1))[0]
+    noise = torch.randn(30, 64, 64, generator=torch.Generator().manual_seed(0))
+    contrast = noise.clone()
+    contrast[:20] += 0.7 * pattern
+    crowd = Crowd(contrast, None)
+    np.testing.assert_array_equal(crowd.near >= crowd.least, np.arange(30) < 20)
+    np.testing.assert_array_equal(crowd.nearness(noise[:5] + 0.7 * pattern, None) >= crowd.least, True)
+    nothing = Crowd(noise, None)
+    assert (nothing.near < nothing.least).mean() > 0.9
+    assert crowd.least_if_bent > crowd.least
+
+
+def test_sharpness_of_the_mean() -> None:
+    picture = random_pictures(1)
+    same, apart = Sharpness(), Sharpness()
+    for _ in range(4):
+        same.update(picture, None)
+    apart.update(random_pictures(16), None)
+    assert same.value == pytest.approx(1, abs=1e-5)
+    assert apart.value == pytest.approx(0.25, abs=0.02)
+    assert np.isnan(Sharpness().value)
+
+
+def test_wild_poses() -> None:
+    start = np.broadcast_to(np.eye(3), (6, 3, 3)).copy()
+    found = start.copy()
+    found[1] = np.diag([0.5, 0.5, 1])
+    found[2] = np.diag([8.0, 8.0, 1])
+    found[3, 2, 0] = -0.1  # the horizon crosses the frame
+    found[4] = [[0, -1, 27], [1, 0, 0], [0, 0, 1]]
+    found[5] = np.nan
+    scales = frame_scales(found, start, (28, 28))
+    np.testing.assert_allclose(scales[[0, 1, 2, 4]], [1, 2, 1 / 8, 1])
+    np.testing.assert_array_equal(wild(scales), [False, False, True, True, False, True])
+    assert wild(np.full(3, np.nan)).all()
+
+
+# ---- whole alignments of known quality
+
+
+def photographs(n: int = 16, side: int = 64, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(n,side,side) uint8 of one made-up scene under known similarities, with noise and other light; and the
+    aligned_from_source (n,3,3) that undo them."""
+    scene = random_pictures(1, side, 1, seed=9) + 0.5 * random_pictures(1, side, 4, seed=8)
+    scene = (scene - scene.min()) / (scene.max() - scene.min())
+    rng = np.random.default_rng(seed)
+    draws = torch.as_tensor(rng.uniform(-1, 1, (n, 4)) * [0.12, 0.12, 0.1, 0.08]).float()
+    truth = from_normalised(matrix_from_parameters(draws), (side, side))
+    shown = warp(scene.expand(n, -1, -1, -1), truth, padding="border")[:, 0].numpy()
+    light = rng.uniform(0.7, 1, (n, 1, 1))
+    return (255 * np.clip(shown * light + rng.normal(0, 0.02, shown.shape), 0, 1)).astype(
+        np.uint8
+    ), truth.double().numpy()
+
+
+def judged(images: np.ndarray, aligned_from_source: np.ndarray) -> Measurement:
+    stack = prepare(open_images(images), size=64)
+    return measure(stack, poses(stack, aligned_from_source), stack.kind)
+
+
+def poses(stack: Stack, aligned_from_source: np.ndarray) -> np.ndarray:
+    back = np.linalg.inv(aligned_from_source) @ rescale(stack.frame, stack.aligned_size)
+    return normalise(stack.stack_from_source @ back).astype(np.float32)
+
+
+def zoom(factor: float, side: int = 64) -> np.ndarray:
+    middle = (side - 1) / 2
+    return np.array([[factor, 0, middle * (1 - factor)], [0, factor, middle * (1 - factor)], [0, 0, 1]])
+
+
+def test_a_right_alignment_of_photographs_is_good_and_no_more_words_are_needed() -> None:
+    images, truth = photographs()
+    right = judged(images, truth)
+    assert right.quality.verdict == "good"
+    assert right.quality.improved_share == 1
+    assert right.quality.likeness_after > 0.8
+    assert right.quality.sharpness_after > right.quality.sharpness_before
+    assert not right.status.any()
+    assert judged(images, zoom(1.4) @ truth).quality.verdict == "zoomed"
+    assert judged(images, zoom(0.7) @ truth).quality.verdict == "shrunk"
+    assert judged(images, np.broadcast_to(np.eye(3), truth.shape)).quality.verdict == "failed", "nothing was aligned"
+
+
+def test_what_was_aligned_already_is_unchanged_and_spoiling_it_is_worse() -> None:
+    images, truth = photographs()
+    stack = prepare(open_images(images), size=64, init=truth, init_size=(64, 64))
+    assert measure(stack, stack.start.astype(np.float32), "photo").quality.verdict == "unchanged"
+    jitter = matrix_from_parameters(torch.randn(16, 2, generator=torch.Generator().manual_seed(0)) * 0.04)
+    off = from_normalised(jitter, (64, 64)).double().numpy()
+    spoilt = measure(stack, (stack.start @ off).astype(np.float32), "photo").quality
+    assert spoilt.verdict == "worse"
+    assert spoilt.improved_share < 0.2
+    same = np.repeat(images[:1], 6, axis=0)
+    assert judged(same, np.broadcast_to(np.eye(3), (6, 3, 3))).quality.verdict == "unchanged"
+
+
+def test_turned_halves_foreign_images_and_blanks() -> None:
+    images, truth = photographs(20)
+    half = truth.copy()
+    half[::2] = np.array([[-1, 0, 63], [0, -1, 63], [0, 0, 1.0]]) @ half[::2]
+    turned = judged(images, half).quality
+    assert turned.verdict == "mixed"
+    assert turned.group_share == pytest.approx(0.5)
+    foreign = images.copy()
+    foreign[14:] = (255 * random_pictures(6, 64, 1, seed=77)[:, 0].numpy()).astype(np.uint8)
+    mixed = judged(foreign, truth)
+    assert mixed.quality.verdict == "mixed"
+    assert [STATUSES[i] for i in mixed.status] == 14 * ["ok"] + 6 * ["outlier"]
+    dark = images.copy()
+    dark[3] = 128
+    blank = judged(dark, truth)
+    assert blank.quality.verdict == "good"
+    assert [STATUSES[i] for i in blank.status[:5]] == ["ok", "ok", "ok", "blank", "ok"]
+
+
+def test_one_wild_image_does_not_spoil_the_mean_scale() -> None:
+    images, truth = photographs(12)
+    truth[4] = zoom(13) @ truth[4]
+    found = judged(images, truth)
+    assert STATUSES[found.status[4]] == "failed"
+    assert found.quality.verdict == "good"
+    assert found.quality.mean_scale == pytest.approx(1, abs=0.1)
+
+
+def test_noise_that_was_made_to_look_alike_is_called_failed() -> None:
+    noise = random_pictures(12, 48)[:, 0]
+    shifts = np.broadcast_to(np.eye(3), (12, 3, 3)).copy()
+    for i in range(1, 12):
+        mean = (noise - 0.5)[:i].mean(0)
+        match = torch.fft.irfft2(torch.fft.rfft2(noise[i] - 0.5).conj() * torch.fft.rfft2(mean), s=(48, 48))
+        y, x = divmod(int(torch.roll(match, (8, 8), (0, 1))[:17, :17].argmax()), 17)
+        shifts[i, :2, 2] = x - 8, y - 8
+        noise[i] = torch.roll(noise[i], (y - 8, x - 8), (0, 1))
+    found = judged((255 * random_pictures(12, 48)[:, 0].numpy()).astype(np.uint8), shifts).quality
+    assert found.likeness_after > found.likeness_before
+    assert found.improved_share > 0.9
+    assert found.verdict == "failed"
+
+
+@pytest.mark.parametrize(("part", "verdict"), [(15, "shrunk"), (8, "failed")])
+def test_objects_that_lost_their_ink(part: int, verdict: str) -> None:
+    threes = open_named("digits:3").batch(np.arange(40))[..., 0]
+    moved = np.broadcast_to([[1.0, 0, 28 - part - 4], [0, 1, 0], [0, 0, 1]], (40, 3, 3))
+    found = judged(threes, moved).quality
+    assert found.verdict == verdict
+    assert found.collapsed
+
+
+def test_large_sets_are_judged_by_a_sample_and_every_image_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, truth = photographs(20)
+    images[7] = (255 * random_pictures(1, 64, 1, seed=77)[0, 0].numpy()).astype(np.uint8)
+    whole = judged(images, truth)
+    monkeypatch.setattr("congeal.methods.measure.SAMPLE_IMAGES", 8)
+    part = judged(images, truth)
+    assert part.quality.verdict == whole.quality.verdict == "good"
+    assert part.quality.n_images == 20
+    assert [STATUSES[i] for i in part.status] == [STATUSES[i] for i in whole.status]
+    np.testing.assert_allclose(part.score, whole.score, atol=0.1)
+    assert part.status[7] == STATUSES.index("outlier")

@@ -24,9 +24,10 @@ from congeal import CongealError, Transforms, align, compare
 from congeal.cli import main
 from congeal.comparison.compare import has_nothing_left
 from congeal.comparison.entries import motion_for, read_labels
-from congeal.comparison.frozen import FrozenStack, finer_sizes, freeze
+from congeal.comparison.frozen import FINER, FrozenStack, finer_sizes, freeze
 from congeal.images import prepare
 from congeal.images.files import FileSource
+from congeal.methods.deep import finer
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
 from congeal.pipeline.render import Picture
@@ -407,6 +408,10 @@ def test_a_frozen_stack_has_larger_pictures(tmp_path: Path, kind: str) -> None:
         rows = np.array([4, 1])
         assert torch.equal(frozen.some(rows).at(asked).images([0, 1]), wanted.images([4, 1]))
     assert frozen.at(100) is frozen.at(100), "opened once"
+
+
+def test_the_frozen_sizes_are_those_that_are_asked_for() -> None:
+    assert FINER == finer._STEP
 
 
 def test_the_finest_frozen_pictures_are_left_out_where_they_would_take_too_much(

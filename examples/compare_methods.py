@@ -16,5 +16,7 @@ if __name__ == "__main__":
         size=28,
         limit=60,
     )
-    for row in sorted(rows, key=lambda row: -row["apsnr_after"]):
-        print(f"{row['method']:<12} {row['apsnr_after']:.2f} dB  energy {row['energy_ratio']:.2f}  {row['verdict']}")
+    for row in sorted(rows, key=lambda row: -row["likeness_after"]):
+        print(
+            f"{row['method']:<12} likeness {row['likeness_after']:.3f}  {row['apsnr_after']:.2f} dB  {row['verdict']}"
+        )

@@ -22,10 +22,10 @@ from congeal.images import Image, ImageSource, Layout, Skipped, Stack
 from congeal.images.arrays import ArraySource, as_slice
 from congeal.images.source import Indices, Subset
 from congeal.images.store import Store, keep_store, open_store
+from congeal.metrics.limits import FINE_SIDE
 
 CHUNK_VALUES = 4_000_000
 ABOUT = "about.npz"
-MEASURED_AT = 192  # pixels along the frame's longer side: what likeness is measured at
 FINER = 3  # how many times as fine the next level of a method is
 MOST_BYTES = 1 << 30  # of larger pictures; where all would take more, the finest are left out
 
@@ -49,7 +49,7 @@ def freeze(stack: Stack, folder: Path, caps: Sequence[int] = ()) -> None:
 def finer_sizes(stack: Stack, caps: Sequence[int] = ()) -> list[int]:
     """The sizes that methods and measures ask `Stack.at` for, coarse to fine, up to that of the originals."""
     coarsest, native = max(stack.frame), stack.native_size
-    sizes, size = {min(size, native) for size in (MEASURED_AT, *caps)}, coarsest
+    sizes, size = {min(size, native) for size in (FINE_SIDE, *caps)}, coarsest
     while size < native:
         size = min(FINER * size, native)
         sizes.add(size)

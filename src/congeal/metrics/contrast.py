@@ -25,7 +25,8 @@ def local_contrast(
     """Local contrast (B,h,w) of images (B,C,h,w), and (B,h,w) 1 where it counts; None if it counts everywhere.
 
     weights (B,1,h,w): share of each pixel that has image under it; None: all of it. Where there is none the contrast
-    is 0, and so it is in an image that shows nothing. Flat places are not blown up to noise: the deviation is at least a share of the usual one of its image.
+    is 0, and so it is in an image that shows nothing. Flat places are not blown up to noise: the deviation is at least
+    a share of the usual one of its image.
     """
     grey = images.mean(1, keepdim=True)
     sigma = max(LEAST_SURROUNDINGS, SURROUNDINGS * max(grey.shape[-2:]))
@@ -47,7 +48,9 @@ def _blur(images: torch.Tensor, sigma: float) -> torch.Tensor:
     """Gaussian blur of (B,1,h,w) with zeros beyond the edge; a wide one is made of a smaller picture."""
     height, width = images.shape[-2:]
     times = max(1, int(sigma / _REDUCED))
-    small = functional.avg_pool2d(functional.pad(images, (0, -width % times, 0, -height % times)), times)
+    small = images
+    if times > 1:
+        small = functional.avg_pool2d(functional.pad(images, (0, -width % times, 0, -height % times)), times)
     sigma /= times
     reach = math.ceil(_REACH * sigma)
     bell = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=images.dtype) / sigma) ** 2)

@@ -10,6 +10,8 @@ import torch
 
 from congeal.metrics.limits import COMMON
 
+_VALUES = 1 << 18  # worked on at a time: they stay in the cache
+
 
 class Common:
     """What some images have in common: the sums that their mean is made of.
@@ -46,18 +48,20 @@ class Common:
 
     def likeness(self, contrast: torch.Tensor, counts: torch.Tensor | None, inside: torch.Tensor) -> torch.Tensor:
         """(B,) float64 correlation of each image with the mean of the others, −1…1; 0 where there is nothing."""
-        values = [
-            self._one(contrast[i], None if counts is None else counts[i], inside[i]) for i in range(len(contrast))
-        ]
-        return torch.stack(values) if values else torch.zeros(0, dtype=torch.float64)
+        values = torch.zeros(len(contrast), dtype=torch.float64)
+        rows = max(1, _VALUES // max(1, contrast[0].numel())) if len(contrast) else 1
+        for start in range(0, len(contrast), rows):
+            part = slice(start, start + rows)
+            values[part] = self._few(contrast[part], None if counts is None else counts[part], inside[part])
+        return values
 
-    def _one(self, contrast: torch.Tensor, counts: torch.Tensor | None, inside: torch.Tensor) -> torch.Tensor:
-        few = None if counts is None else counts[None]
-        mean = self.mean(contrast[None], few, inside[None])[0]
-        seen = contrast if counts is None else contrast * (mean != 0)
-        mean = mean if counts is None else mean * counts
-        norm = (seen.double().square().sum() * mean.double().square().sum()).sqrt()
-        return (seen * mean).sum(dtype=torch.float64) / norm.clamp(min=1e-9)
+    def _few(self, contrast: torch.Tensor, counts: torch.Tensor | None, inside: torch.Tensor) -> torch.Tensor:
+        mean = self.mean(contrast, counts, inside)
+        if counts is not None:
+            contrast, mean = contrast * (mean != 0), mean * counts
+        a, b = contrast.flatten(1), mean.flatten(1)
+        norm = a.norm(dim=1).double() * b.norm(dim=1).double()
+        return (a * b).sum(1).double() / norm.clamp(min=1e-9)
 
 
 def likeness(contrast: torch.Tensor, counts: torch.Tensor | None = None) -> torch.Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.metrics.arrays import Array, as_numpy
 
-_CHUNK_VALUES = 1 << 16  # values worked on at a time: half a megabyte stays in the second-level cache
+_CHUNK_VALUES = 1 << 17  # values worked on at a time: half a megabyte of float32 stays in the second-level cache
 _TINY = 1e-300  # instead of a weight of 0, whose sums are 0 as well
 _EXACT_IMAGES = 256  # so many squares of 8-bit differences add up exactly in float32
 
@@ -54,7 +54,7 @@ class RunningStats:
             heavy = np.broadcast_to(heavy, images.shape)
         seen = np.array(float(len(images))) if heavy is None else np.empty(heavy.shape[1:])
         # A few rows of all images at a time, and their share of the totals: nothing leaves the cache in between.
-        rows = max(1, _CHUNK_VALUES // max(1, math.prod(images.shape[2:])))
+        rows = max(1, _CHUNK_VALUES // max(1, len(images) * math.prod(images.shape[2:])))
         for start in range(0, images.shape[1] if images.ndim > 1 else 1, rows):
             part = slice(start, start + rows) if images.ndim > 1 else ...
             own = None if heavy is None else heavy if heavy.shape[1:2] == (1,) else heavy[:, part]

@@ -15,7 +15,8 @@ from congeal import CongealError, Transforms, align, apply
 from congeal.comparison.compare import compare
 from congeal.errors import MissingExtra, RunFailed
 from congeal.geometry import map_points
-from congeal.images.faces import FaceSource, cascade, find_faces, parse_grow
+from congeal.images import faces
+from congeal.images.faces import FaceSource, Search, cascade, find_faces, parse_grow
 from congeal.opening import open_images
 from congeal.pipeline.starts import at_faces, inherited, read_start
 from congeal.runs.folder import RunFolder
@@ -64,6 +65,21 @@ def test_any_pixel_type_gives_the_same_boxes() -> None:
     assert np.isfinite(boxes).all()
     assert np.abs(boxes - boxes[0]).max() < 0.05 * boxes[0, 2]
     assert find_faces(open_images([picture[..., 1], picture])).found.all()
+
+
+def test_a_large_face_in_the_middle_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Smaller ones are only looked for where there is none; the answer is the same."""
+    pytest.importorskip("cv2")
+    detect, shares = faces._detect, list[float]()
+    monkeypatch.setattr(faces, "_detect", lambda *a: shares.append(a[2]) or detect(*a))
+    large, small = (np.asarray(take(shot)) for shot in (SHOTS[3], SHOTS[0]))
+    aside = np.roll(large, 80, axis=1)
+    for picture, searched in ((large, [0.3]), (small, [0.3, 0.1]), (aside, [0.3, 0.1])):
+        shares.clear()
+        found = find_faces(open_images([picture]))
+        assert shares == searched
+        everywhere = find_faces(open_images([picture]), Search(large=0.1))
+        assert np.abs(found.boxes - everywhere.boxes).max() < 0.1 * everywhere.boxes[0, 2]
 
 
 def test_the_search_waits_until_it_is_needed(portraits: Path, monkeypatch: pytest.MonkeyPatch) -> None:

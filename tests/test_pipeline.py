@@ -181,6 +181,28 @@ def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "run" / "report.html").exists()
 
 
+@pytest.mark.parametrize("output_format", ["files", "shards", "npy"])
+def test_results_do_not_depend_on_how_many_threads_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_format: str
+) -> None:
+    rng, folder = np.random.default_rng(0), tmp_path / "photos"
+    folder.mkdir()
+    for k, (picture, noise) in enumerate(zip(blob(9), rng.integers(0, 99, (9, 24, 3), dtype=np.uint8), strict=True)):
+        picture[:, :3] = noise
+        Image.fromarray(picture).save(folder / f"{k}.png")
+    (folder / "4.png").write_bytes(b"no image")
+    monkeypatch.setattr("congeal.pipeline.render.GROUP_IMAGES", 3)
+    found = []
+    for threads in (1, 5):
+        monkeypatch.setattr("congeal.pipeline.draw.usable_cores", lambda threads=threads: threads)
+        run = tmp_path / f"{threads}"
+        align(folder, run, output_format=output_format, **OPTIONS)
+        files = [*(run / "aligned").iterdir(), *(run / ".work").rglob("*.png"), run / "mean.png", run / "variance.png"]
+        found.append({str(path.relative_to(run)): path.read_bytes() for path in files})
+    assert found[0] == found[1]
+    assert len(found[0]) > 2 * 8
+
+
 def test_images_that_changed_are_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_folder(tmp_path / "photos", blob())
     with monkeypatch.context() as patch:
@@ -594,6 +616,7 @@ def test_damage_between_a_stop_and_going_on_leaves_no_trace(
     with monkeypatch.context() as patch:
         patch.setattr(FileWriter, "write", stop_at_the_sixth)
         patch.setattr("congeal.pipeline.render.SAVE_EVERY", 0.0)
+        patch.setattr("congeal.pipeline.render.GROUP_IMAGES", 1)
         patch.setattr("congeal.pipeline.render.time.monotonic", lambda: 0.0)  # so that every image is noted
         with pytest.raises(KeyboardInterrupt):
             align(photos, tmp_path / "run", motion="translation", **OPTIONS)

@@ -18,7 +18,7 @@ from congeal import Transforms, align, apply
 from congeal.export import export
 from congeal.images import ImageSource, prepare, store
 from congeal.opening import open_images
-from congeal.pipeline.render import Batch
+from congeal.pipeline.draw import Batch
 from congeal.propagate import propagate_points
 from congeal.report import write_report
 from congeal.runs.folder import RunFolder
@@ -89,14 +89,14 @@ def test_every_so_many_rows(tmp_path: Path, suffix: str, step: int, monkeypatch:
 
 SLOWLY = """
 import sys, time
-from congeal.pipeline import align, render
+from congeal.pipeline import align, draw, render
 from congeal.images import writers
-render.SAVE_EVERY, render.CHUNK_VALUES, writers.SHARD_IMAGES = 0.0, 28 * 28 * 7, 20
-sample = render.Batch.sample
+render.SAVE_EVERY, draw.CHUNK_VALUES, writers.SHARD_IMAGES = 0.0, 28 * 28 * 7, 20
+sample = draw.Batch.sample
 def slowly(batch, *arguments):
     time.sleep(0.05)
     return sample(batch, *arguments)
-render.Batch.sample = slowly
+draw.Batch.sample = slowly
 align.align(
     sys.argv[1], sys.argv[2], method="lsc", motion="affine", params={"blurs": [0.0], "iterations": [1]}, size=28,
     quiet=True, output_format=sys.argv[3], transforms_format="npz",
@@ -120,7 +120,7 @@ def test_a_run_killed_while_it_writes_goes_on(
     process.wait()
     seen = position(notes)
 
-    monkeypatch.setattr("congeal.pipeline.render.CHUNK_VALUES", 28 * 28 * 7)
+    monkeypatch.setattr("congeal.pipeline.draw.CHUNK_VALUES", 28 * 28 * 7)
     monkeypatch.setattr("congeal.images.writers.SHARD_IMAGES", 20)
     sample, sampled = Batch.sample, []
 

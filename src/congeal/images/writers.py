@@ -6,7 +6,9 @@ import io
 import os
 import tarfile
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -62,6 +64,13 @@ class Writer(ABC):
         for k, index in enumerate(indices.tolist()):
             if not self.done(index):
                 self.write(index, pixels[k], None if masks is None else masks[k])
+
+    def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
+        """`write_new` in two steps: what needs no order is done here, in any thread; calling the answer does the rest.
+
+        The second steps are taken in one thread and in the order of the source.
+        """
+        return partial(self.write_new, indices, pixels, masks)
 
     def missing(self, indices: np.ndarray) -> np.ndarray:
         """Those of these images that are not done yet."""
@@ -120,6 +129,11 @@ class FileWriter(Writer):
         data, extension = encode(pixels, mask, tiff=tiff)
         below = self._names.stems[index] + extension
         write_bytes(self._folders.above(below) / os.path.basename(below), data)
+
+    def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
+        """All of it: files stand by themselves."""
+        self.write_new(indices, pixels, masks)
+        return _nothing
 
     def done(self, index: int) -> bool:
         """Whether its file is there."""
@@ -280,6 +294,20 @@ class ShardWriter(Writer):
 
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Add image `index` to its shard."""
+        self._add(index, *encode(pixels, mask))
+
+    def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
+        """Encode those images whose shard is not complete; they are added to it in the second step."""
+        new = [(k, index) for k, index in enumerate(indices.tolist()) if not self.done(index)]
+        members = [(index, *encode(pixels[k], None if masks is None else masks[k])) for k, index in new]
+        return partial(self._add_all, members)
+
+    def _add_all(self, members: list[tuple[int, bytes, str]]) -> None:
+        for index, data, extension in members:
+            self._add(index, data, extension)
+
+    def _add(self, index: int, data: bytes, extension: str) -> None:
+        """Put one file into the shard of image `index`, which ends the shard before it."""
         shard, _ = self._place(index)
         if shard != self._current:
             if shard in self._written:
@@ -290,7 +318,6 @@ class ShardWriter(Writer):
             file = self._open.enter_context(replacing(self.folder / shard))
             self._tar = self._open.enter_context(tarfile.TarFile(fileobj=file, mode="w"))
             self._current = shard
-        data, extension = encode(pixels, mask)
         member = tarfile.TarInfo(self._member(index) + extension)
         member.size = len(data)
         if self._tar is None:
@@ -317,6 +344,10 @@ class ShardWriter(Writer):
         if any(safe_name(key) != key for _, key in places):
             members = ((i, f"{self._place(i)[0]}/{self._member(i)}") for i in range(len(self.source)))
             write_names(self.folder, {self.source.id(i): member for i, member in members})
+
+
+def _nothing() -> None:
+    """What is left to do where all is done."""
 
 
 def is_whole(path: Path) -> bool:

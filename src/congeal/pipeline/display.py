@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from PIL import Image as Pillow
 
+from congeal.images.encode import png_bytes
 from congeal.images.intensity import range_name
 from congeal.runs.folder import RunFolder
 
@@ -61,10 +61,10 @@ def smaller(size: Size, longest: int) -> Size:
 
 def png(values: np.ndarray, longest: int | None = None) -> bytes:
     """(h, w, 1 or 3) on the 0–255 scale → an 8-bit PNG."""
-    grey_levels = np.clip(np.rint(values), 0, 255).astype(np.uint8)
-    picture = Pillow.fromarray(grey_levels[..., 0] if grey_levels.shape[-1] == 1 else grey_levels)
-    if longest is not None:
+    grey_levels = values if values.dtype == np.uint8 else np.clip(np.rint(values), 0, 255).astype(np.uint8)
+    if longest is not None and max(values.shape[:2]) > longest:
+        picture = Pillow.fromarray(grey_levels[..., 0] if grey_levels.shape[-1] == 1 else grey_levels)
         picture.thumbnail((longest, longest))
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()
+        small = np.asarray(picture)
+        grey_levels = small.reshape(*small.shape[:2], -1)
+    return png_bytes(grey_levels)

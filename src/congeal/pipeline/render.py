@@ -1,8 +1,10 @@
 """Aligned pixels from original ones: the images themselves, and pictures of the whole set before and after.
 
-One pass over the source in chunks, so memory does not grow with the number of images. Everything is sampled from the
-source at output resolution, in its own dtype; statistics are kept on the 0–255 scale of the pictures. How far the pass
-got is noted now and then, and the next one goes on there.
+One pass over the source, a few images at a time, so memory does not grow with the number of images. Everything is
+sampled from the source at output resolution, in its own dtype; statistics are kept on the 0–255 scale of the pictures.
+Threads draw images side by side (see `draw`); what they made is put together in the order of the source, so that
+results do not depend on how many there are. How far the pass got is noted now and then, and the next one goes on
+there.
 """
 
 from __future__ import annotations
@@ -11,20 +13,20 @@ import json
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from congeal.files import make_folders, replacing, write_bytes, write_json
-from congeal.geometry.matrix import invert, rescale
-from congeal.geometry.sampling import coverage
-from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, open_writer, warp_pixel_batch, warp_pixels
+from congeal.files import make_folders, replacing, sweep, write_bytes, write_json
+from congeal.images import ImageSource, Skipped, Writer, open_writer
 from congeal.images.writers import is_whole
 from congeal.metrics import RunningStats
 from congeal.pipeline.display import DisplayRange, png, smaller
+from congeal.pipeline.draw import SAMPLES, Drawing, Drawn, View, chunk_size, side_by_side, write_some
 from congeal.progress import Progress
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
@@ -32,63 +34,33 @@ from congeal.transforms import Transforms
 Size = tuple[int, int]
 
 START_PICTURES = ("mean_before.png", "variance_before.png")  # under .work
-CHUNK_VALUES = 1_000_000  # pixel values read at a time
+GROUP_VALUES = 32_000_000  # values of large pictures that go into the statistics at a time …
+GROUP_IMAGES = 256  # … and of small ones at most so many
+NOTES = 2  # version of what is noted
 SAVE_EVERY = 20.0  # seconds
 SHOWN = 720  # longer side of the pictures that only the report shows
-THUMBNAIL = 160
 # How many images of each kind the report shows at most, so that its size does not grow with the set.
 FLAGGED, WORST, BEST, DRAWN = 24, 24, 12, 36
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Images of one size: pixels (B,H,W,C), masks (B,H,W) or None."""
-
-    pixels: np.ndarray
-    masks: np.ndarray | None
-
-    @property
-    def size(self) -> Size:
-        """(height, width) of the images."""
-        return self.pixels.shape[1], self.pixels.shape[2]
-
-    def some(self, rows: np.ndarray) -> Batch:
-        """These rows of the batch; all of them are the batch itself."""
-        if len(rows) == len(self.pixels):
-            return self
-        return Batch(self.pixels[rows], None if self.masks is None else self.masks[rows])
-
-    def sample(self, source_from_output: np.ndarray, size: Size) -> Batch:
-        """The same images through (B,3,3), at `size`. One image goes through the filter for shrinking as well."""
-        if len(self.pixels) == 1:
-            matrix = source_from_output[0]
-            mask = None if self.masks is None else warp_pixels(self.masks[0], matrix, size)[None]
-            return Batch(warp_pixels(self.pixels[0], matrix, size)[None], mask)
-        masks = (
-            None if self.masks is None else warp_pixel_batch(self.masks[..., None], source_from_output, size)[..., 0]
-        )
-        return Batch(warp_pixel_batch(self.pixels, source_from_output, size), masks)
-
-
 @dataclass
 class Picture:
-    """Mean and spread of the set in one frame, gathered while images pass by."""
+    """Mean and spread of the set in one frame, gathered while images pass by, in the layout of `View`."""
 
-    size: Size
-    weigh: bool
     stats: RunningStats = field(default_factory=RunningStats)
 
-    def add(self, shown: np.ndarray, source_from_frame: np.ndarray, source: Size, masks: np.ndarray | None) -> None:
-        """Take in images (B,h,w,c) as they lie in the frame; masks (B,h,w) are theirs, there too."""
-        if not self.weigh and masks is None:
-            self.stats.update(shown)
-            return
-        cover = coverage(torch.from_numpy(source_from_frame), source, self.size).numpy()[:, 0]
-        self.stats.update(shown, (cover if masks is None else cover * masks)[..., None])
+    def add(self, views: Sequence[View]) -> None:
+        """Take in some images; those of one kind that follow one another together."""
+        for _, alike in groupby(views, key=lambda view: (view.levels.dtype, view.weights is None)):
+            levels, weights = zip(*alike, strict=True)
+            self.stats.update(np.concatenate(levels), None if weights[0] is None else np.concatenate(weights))
 
     def png(self) -> tuple[bytes, bytes]:
         """The mean, and the standard deviation on a fixed scale: white is the largest possible one, half the range."""
-        return png(self.stats.mean), png(2 * np.sqrt(self.stats.variance))
+        both = self.stats.mean, 2 * np.sqrt(self.stats.variance)
+        # What lies half-way between two grey levels must not go one way or the other by its sixteenth digit.
+        mean, spread = (png(np.round(values, 6).swapaxes(1, 2)) for values in both)
+        return mean, spread
 
 
 @dataclass
@@ -96,16 +68,26 @@ class Rendered:
     """What a pass has gathered: images that could be read at first but not again, how many were turned upright by their
     EXIF orientation, the two pictures, the seconds it took, and how many of the rows are behind it."""
 
-    after: Picture
-    before: Picture
+    after: Picture = field(default_factory=Picture)
+    before: Picture = field(default_factory=Picture)
     lost: list[Skipped] = field(default_factory=list)
     n_rotated: int = 0
     seconds: float = 0.0
     position: int = 0
 
+    def take(self, group: Sequence[Drawn], seconds: float) -> None:
+        """Take in the images that come next; seconds: how long it took until now."""
+        self.after.add([drawn.after for drawn in group if drawn.after is not None])
+        self.before.add([drawn.before for drawn in group if drawn.before is not None])
+        self.lost += [drawn.lost for drawn in group if drawn.lost is not None]
+        self.n_rotated += sum(drawn.n_rotated for drawn in group)
+        self.position += sum(drawn.n_rows for drawn in group)
+        self.seconds = seconds
+
     def save(self, path: Path) -> None:
         """All of it in one file, replaced whole."""
-        facts = {"lost": self.lost, "n_rotated": self.n_rotated, "seconds": self.seconds, "position": self.position}
+        known = {"lost": self.lost, "n_rotated": self.n_rotated, "seconds": self.seconds, "position": self.position}
+        facts = {"version": NOTES, **known}
         arrays = {
             f"{name}_{key}": array
             for name, picture in (("after", self.after), ("before", self.before))
@@ -122,6 +104,8 @@ class Rendered:
         try:
             with np.load(path, allow_pickle=False) as saved:
                 facts = json.loads(str(saved["facts"]))
+                if facts.get("version") != NOTES:
+                    return
                 seen = [int(saved[key]) if key in saved.files else 0 for key in ("after_count", "before_count")]
                 if needs_before and seen[0] != seen[1]:
                     return
@@ -180,41 +164,46 @@ def render_originals(
     if size is None:
         raise ValueError("rendering needs the aligned size")
     shown_size = smaller(size, SHOWN)
-    shown_from_aligned = rescale(size, shown_size)
-    result, notes = Rendered(Picture(size, weigh), Picture(shown_size, weigh)), run.work / "rendering.npz"
+    result, notes = Rendered(), run.work / "rendering.npz"
     samples = np.array(sorted(choose_samples(run, found)))
     rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
+    sweep(make_folders(run.path, SAMPLES))
     result.load(notes, needs_before=start_pictures is None)
     if not all(has_thumbnails(run, int(i)) for i in np.intersect1d(samples, rows[: result.position])):
-        result = Rendered(Picture(size, weigh), Picture(shown_size, weigh))
+        result = Rendered()
     writer = open_writer(make_folders(run.path, "aligned"), source, size, output_format) if write_aligned else None
     if writer is not None:
         write_again(writer, source, found, rows[: result.position], size)
-    began, saving = time.monotonic() - result.seconds, Saving()
+    drawing = Drawing(
+        run=run,
+        source=source,
+        found=found,
+        start=start,
+        display=display,
+        size=size,
+        shown_size=shown_size,
+        samples=samples,
+        weigh=weigh,
+        draws_start=start_pictures is None,
+        writer=writer,
+    )
+    began, saving, waiting = time.monotonic() - result.seconds, Saving(), list[Drawn]()
+    together = group_size(source, size, display)
     what = "writing" if write_aligned else "averaging"
-    with Progress(len(rows), what, quiet=quiet, done=result.position) as progress:
-        for indices, images in read_in_chunks(source, rows[result.position :], result):
-            source_from_aligned = invert(found.matrices[indices])
-            aligned = images.sample(source_from_aligned, size)
-            result.after.add(display.levels(aligned.pixels), source_from_aligned, images.size, aligned.masks)
-            if writer is not None:
-                writer.write_new(indices, aligned.pixels, aligned.masks)
-            own = replace(display, channels=3 if images.pixels.shape[-1] == 3 else 1)
-            shown = np.flatnonzero(np.isin(indices, samples))
-            for k in shown.tolist():
-                write_thumbnail(run, f"{indices[k]}_after", own.levels(aligned.pixels[k]))
-            at_start = np.arange(len(indices)) if start_pictures is None else shown
-            if len(at_start):
-                source_from_shown = invert(shown_from_aligned @ start[indices[at_start]])
-                before = images.some(at_start).sample(source_from_shown, shown_size)
-                if start_pictures is None:
-                    result.before.add(display.levels(before.pixels), source_from_shown, images.size, before.masks)
-                for k in shown.tolist():
-                    pixels = before.pixels[int(np.searchsorted(at_start, k))]
-                    write_thumbnail(run, f"{indices[k]}_before", own.levels(pixels))
-            progress.update(len(indices))
-            result.position, result.seconds = int(np.searchsorted(rows, indices[-1])) + 1, time.monotonic() - began
-            saving.if_due(result, notes, writer)
+    with (
+        Progress(len(rows), what, quiet=quiet, done=result.position) as progress,
+        side_by_side(drawing.draw, source, found, rows[result.position :]) as all_drawn,
+    ):
+        for drawn in all_drawn:
+            if drawn.write is not None:
+                drawn.write()
+            progress.update(drawn.n_rows)
+            waiting.append(drawn)
+            if len(waiting) == together:
+                result.take(waiting, time.monotonic() - began)
+                waiting = []
+                saving.if_due(result, notes, writer)
+        result.take(waiting, time.monotonic() - began)
     if writer is not None:
         writer.close()
     write_pictures(run, result, start_pictures)
@@ -222,13 +211,24 @@ def render_originals(
     return result
 
 
+def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:
+    """How many chunks go into the statistics together.
+
+    It depends on nothing but sizes: sums of other groups would differ in their last digits, and a resumed pass has to
+    come to the same bytes.
+    """
+    if chunk_size(source) > 1:
+        return 1
+    return max(1, min(GROUP_IMAGES, GROUP_VALUES // (size[0] * size[1] * display.channels)))
+
+
 def write_again(writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, size: Size) -> None:
     """Write images that were seen by an interrupted pass but did not reach the disk: those of an unfinished shard."""
-    missing = writer.missing(rows)
-    forgotten = Rendered(Picture(size, False), Picture(size, False))
-    for indices, images in read_in_chunks(source, missing, forgotten):
-        aligned = images.sample(invert(found.matrices[indices]), size)
-        writer.write_new(indices, aligned.pixels, aligned.masks)
+    draw = partial(write_some, source, found, size, writer)
+    with side_by_side(draw, source, found, writer.missing(rows)) as all_drawn:
+        for drawn in all_drawn:
+            if drawn.write is not None:
+                drawn.write()
 
 
 def write_pictures(run: RunFolder, rendered: Rendered, start_pictures: Path | None) -> None:
@@ -244,24 +244,6 @@ def write_pictures(run: RunFolder, rendered: Rendered, start_pictures: Path | No
         return
     for name, data in zip(START_PICTURES, before, strict=True):
         write_bytes(run.work / name, data)
-
-
-def read_in_chunks(source: ImageSource, rows: np.ndarray, result: Rendered) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Positions in the source and their images, many small ones of one size at a time, large ones one by one."""
-    if source.shape is not None:
-        step = max(1, CHUNK_VALUES // int(np.prod(source.shape)))
-        for start in range(0, len(rows), step):
-            part = rows[start : start + step]
-            yield part, Batch(source.batch(part), source.masks(part) if source.has_masks else None)
-        return
-    for index in rows:
-        try:
-            image = source.read(int(index))
-        except UnreadableImage as error:
-            result.lost.append(Skipped(source.id(int(index)), f"it was read once, but not again for writing: {error}"))
-            continue
-        result.n_rotated += image.orientation != 1
-        yield np.array([index]), Batch(image.pixels[None], None if image.mask is None else image.mask[None])
 
 
 def choose_samples(run: RunFolder, found: Transforms) -> set[int]:
@@ -284,10 +266,4 @@ def choose_samples(run: RunFolder, found: Transforms) -> set[int]:
 
 def has_thumbnails(run: RunFolder, index: int) -> bool:
     """Whether the small pictures of an image are there."""
-    return all(is_whole(run.work / "samples" / f"{index}_{side}.png") for side in ("before", "after"))
-
-
-def write_thumbnail(run: RunFolder, name: str, shown: np.ndarray) -> None:
-    """A small picture of one image (h, w, c) for the report."""
-    folder = make_folders(run.path, ".work/samples")
-    write_bytes(folder / f"{name}.png", png(shown, longest=THUMBNAIL))
+    return all(is_whole(run / SAMPLES / f"{index}_{side}.png") for side in ("before", "after"))

@@ -1,0 +1,193 @@
+"""A few images at a time: read, sampled through their transforms, written, and made ready for the pictures of the set.
+
+Threads do this for several of them side by side; what they made is handed out in the order of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from congeal.files import write_bytes
+from congeal.geometry.matrix import invert, rescale
+from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
+from congeal.images.resample import covered
+from congeal.images.threads import in_order, usable_cores
+from congeal.pipeline.display import DisplayRange, png
+from congeal.runs.folder import RunFolder
+from congeal.transforms import Transforms
+
+Size = tuple[int, int]
+Result = TypeVar("Result")
+
+CHUNK_VALUES = 1_000_000  # pixel values read at a time
+THREAD_VALUES = 128_000_000  # pixel values of the images all threads work on: beyond that there are fewer threads
+THUMBNAIL = 160
+SAMPLES = ".work/samples"  # where the small pictures of a run are
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images of one size: pixels (B,H,W,C), masks (B,H,W) or None."""
+
+    pixels: np.ndarray
+    masks: np.ndarray | None
+
+    @property
+    def size(self) -> Size:
+        """(height, width) of the images."""
+        return self.pixels.shape[1], self.pixels.shape[2]
+
+    def some(self, rows: np.ndarray) -> Batch:
+        """These rows of the batch; all of them are the batch itself."""
+        if len(rows) == len(self.pixels):
+            return self
+        return Batch(self.pixels[rows], None if self.masks is None else self.masks[rows])
+
+    def sample(self, source_from_output: np.ndarray, size: Size) -> Batch:
+        """The same images through (B,3,3), at `size`. One image goes through the filter for shrinking as well."""
+        if len(self.pixels) == 1:
+            matrix = source_from_output[0]
+            mask = None if self.masks is None else warp_pixels(self.masks[0], matrix, size)[None]
+            return Batch(warp_pixels(self.pixels[0], matrix, size)[None], mask)
+        masks = (
+            None if self.masks is None else warp_pixel_batch(self.masks[..., None], source_from_output, size)[..., 0]
+        )
+        return Batch(warp_pixel_batch(self.pixels, source_from_output, size), masks)
+
+
+class View(NamedTuple):
+    """Images as they lie in a frame: levels (B,h,c,w) on the 0–255 scale, and what each pixel weighs (B,h,1,w).
+
+    Channels come before columns because long rows of numbers are added up faster than many short ones.
+    """
+
+    levels: np.ndarray
+    weights: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is left of some images when they are drawn.
+
+    n_rows: how many images were asked for. after and before: how they lie in the two frames, None if they could not be
+    read (`lost`) or nobody asks. n_rotated: how many EXIF had turned. write: what is left
+    to do to write them, in order.
+    """
+
+    n_rows: int
+    after: View | None = None
+    before: View | None = None
+    lost: Skipped | None = None
+    n_rotated: int = 0
+    write: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How images are drawn: where from, through which transforms, in which frames, and what is kept of them.
+
+    found and start (N,3,3) are `aligned_from_source`. size and shown_size: of the aligned picture, and of the one of
+    the start. samples: the images that the report shows. weigh: whether what lies outside an image does not count.
+    draws_start: whether the picture of the start is wanted.
+    """
+
+    run: RunFolder
+    source: ImageSource
+    found: Transforms
+    start: np.ndarray
+    display: DisplayRange
+    size: Size
+    shown_size: Size
+    samples: np.ndarray
+    weigh: bool
+    draws_start: bool
+    writer: Writer | None
+
+    def draw(self, rows: np.ndarray) -> Drawn:
+        """Read, sample, write and view these images; in any thread."""
+        try:
+            images, n_rotated = read_batch(self.source, rows)
+        except UnreadableImage as error:
+            reason = f"it was read once, but not again for writing: {error}"
+            return Drawn(len(rows), lost=Skipped(self.source.id(int(rows[0])), reason))
+        source_from_aligned = invert(self.found.matrices[rows])
+        aligned = images.sample(source_from_aligned, self.size)
+        after = self._view(aligned, source_from_aligned, images.size)
+        write = None if self.writer is None else self.writer.begin_new(rows, aligned.pixels, aligned.masks)
+        shown = np.flatnonzero(np.isin(rows, self.samples))
+        self._write_thumbnails("after", rows[shown], aligned.pixels[shown])
+        before = self._draw_start(rows, images, shown)
+        return Drawn(len(rows), after, before, None, n_rotated, write)
+
+    def _draw_start(self, rows: np.ndarray, images: Batch, shown: np.ndarray) -> View | None:
+        """The images where they started, all of them or those that the report shows."""
+        chosen = np.arange(len(rows)) if self.draws_start else shown
+        if not len(chosen):
+            return None
+        source_from_shown = invert(rescale(self.size, self.shown_size) @ self.start[rows[chosen]])
+        before = images.some(chosen).sample(source_from_shown, self.shown_size)
+        self._write_thumbnails("before", rows[shown], before.pixels[np.searchsorted(chosen, shown)])
+        return self._view(before, source_from_shown, images.size) if self.draws_start else None
+
+    def _view(self, drawn: Batch, source_from_frame: np.ndarray, source: Size) -> View:
+        levels = np.ascontiguousarray(self.display.levels(drawn.pixels).swapaxes(2, 3))
+        if not self.weigh and drawn.masks is None:
+            return View(levels, None)
+        cover = covered(source_from_frame, source, drawn.size)
+        return View(levels, (cover if drawn.masks is None else cover * drawn.masks)[:, :, None])
+
+    def _write_thumbnails(self, side: str, rows: np.ndarray, pixels: np.ndarray) -> None:
+        """Small pictures of images (B,h,w,C) for the report."""
+        own = replace(self.display, channels=3 if pixels.shape[-1] == 3 else 1)
+        for index, image in zip(rows.tolist(), pixels, strict=True):
+            write_bytes(self.run / SAMPLES / f"{index}_{side}.png", png(own.levels(image), longest=THUMBNAIL))
+
+
+def write_some(source: ImageSource, found: Transforms, size: Size, writer: Writer, rows: np.ndarray) -> Drawn:
+    """Read, sample and write these images, and nothing else; in any thread."""
+    try:
+        images, _ = read_batch(source, rows)
+    except UnreadableImage:
+        return Drawn(len(rows))
+    aligned = images.sample(invert(found.matrices[rows]), size)
+    return Drawn(len(rows), write=writer.begin_new(rows, aligned.pixels, aligned.masks))
+
+
+def read_batch(source: ImageSource, rows: np.ndarray) -> tuple[Batch, int]:
+    """Images of one size, and how many of them EXIF had turned."""
+    if source.shape is not None:
+        return Batch(source.batch(rows), source.masks(rows) if source.has_masks else None), 0
+    image = source.read(int(rows[0]))
+    return Batch(image.pixels[None], None if image.mask is None else image.mask[None]), int(image.orientation != 1)
+
+
+def chunk_size(source: ImageSource) -> int:
+    """How many images are drawn at a time: many small ones of one size, else one."""
+    return 1 if source.shape is None else max(1, CHUNK_VALUES // int(np.prod(source.shape)))
+
+
+@contextmanager
+def side_by_side(
+    draw: Callable[[np.ndarray], Result], source: ImageSource, found: Transforms, rows: np.ndarray
+) -> Iterator[Iterable[Result]]:
+    """draw(some rows), in order, of all of them: several at a time, each with one thread inside its operations."""
+    if not len(rows):
+        yield ()
+        return
+    step = chunk_size(source)
+    chunks = (rows[first : first + step] for first in range(0, len(rows), step))
+    largest = 3 * int(found.source_sizes[rows].astype(np.int64).prod(1).max())
+    threads = min(usable_cores(), max(1, THREAD_VALUES // max(1, largest)))
+    usual = torch.get_num_threads()
+    try:
+        with closing(in_order(draw, chunks, threads, begin=partial(torch.set_num_threads, 1))) as results:
+            yield results
+    finally:
+        torch.set_num_threads(usual)  # threads to come would have what the last one asked for

@@ -1,0 +1,70 @@
+"""Images side by side: in order, few at a time, and over at the first error."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+
+import pytest
+
+from congeal.images.threads import in_order, usable_cores
+
+
+def test_results_come_in_order_and_few_are_held() -> None:
+    lock, drawn, held, most = threading.Lock(), [], 0, 0
+
+    def items() -> object:
+        for k in range(40):
+            drawn.append(threading.current_thread())
+            yield k
+
+    def work(k: int) -> int:
+        nonlocal held, most
+        with lock:
+            held += 1
+            most = max(most, held)
+        return 10 * k
+
+    results = []
+    for result in in_order(work, items(), 3):
+        results.append(result)
+        with lock:
+            held -= 1
+    assert results == [10 * k for k in range(40)]
+    assert most <= 3 + 2
+    assert set(drawn) == {threading.current_thread()}
+
+
+def test_each_thread_begins_once() -> None:
+    begun, meet = [], threading.Barrier(3, timeout=60)
+
+    def work(k: int) -> None:
+        if k < 3:
+            meet.wait()
+
+    assert list(in_order(work, range(9), 3, begin=lambda: begun.append(threading.get_ident()))) == [None] * 9
+    assert len(begun) == len(set(begun)) == 3
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_comes_in_its_turn_and_ends_it(error: type[BaseException]) -> None:
+    done, seen = [], []
+
+    def work(k: int) -> int:
+        if k == 4:
+            raise error
+        done.append(k)
+        return k
+
+    with pytest.raises(error):
+        seen.extend(in_order(work, range(1000), 2))
+    assert seen == [0, 1, 2, 3]
+    assert max(done) < 12
+
+
+def test_closing_leaves_the_rest_undone() -> None:
+    done: list[int] = []
+    with closing(in_order(done.append, range(1000), 2)) as results:
+        next(results)
+    assert len(done) < 12
+    assert usable_cores() >= 1

@@ -56,6 +56,7 @@ class Stack:
     """
 
     _per_image: tuple[str, ...] = ("kept", "source_sizes", "stack_from_source", "start")
+    _fingerprint: str | None = None  # of the source, if it is known
     _part_of: tuple[Stack, np.ndarray] | None = None  # what `some` took it from, and which rows
 
     def __init__(
@@ -136,7 +137,8 @@ class Stack:
             stack_size = shrink(typical, round(max(self.size) * max(frame) / max(self.frame)))
         plan = replace(self._plan, size=stack_size, frame=frame)
         folder = None if self.store_folder is None else self.store_folder / f"at-{size}"
-        larger = _made(self.source, plan, self.align_on, Keeping(folder, None), self.layout.ranges, quiet=True)
+        keeping = Keeping(folder, self._fingerprint)
+        larger = _made(self.source, plan, self.align_on, keeping, self.layout.ranges, quiet=True)
         if not np.array_equal(larger.kept, self.kept):
             log.warning("some images of %s cannot be read any more: poses stay as coarse as they are", self.source.name)
             return self
@@ -283,6 +285,7 @@ def prepare(
     align_on, ranges = (align_on, {}) if layout is None else (layout.align_on, layout.ranges)
     keeping = Keeping(None if folder is None else Path(folder), fingerprint)
     stack = _made(source, plan, align_on, keeping, ranges, quiet=quiet)
+    stack._fingerprint = fingerprint
     if layout is not None and stack.channels != layout.channels:
         raise CongealError(
             f"{source.name} has {stack.channels} channel(s) to align on, the model was fitted on {layout.channels}: "

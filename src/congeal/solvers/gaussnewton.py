@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -108,14 +108,13 @@ class GaussNewton:
         weight = torch.ones_like(residual) if weights is None else weights.expand_as(warped).flatten(1)
         if self.robust is not None:
             weight = weight * (self.robust / residual.abs().clamp(min=self.robust))
-        upper = torch.triu_indices(line.jacobian.shape[1], line.jacobian.shape[1])
-        products = line.jacobian[:, upper[0]] * line.jacobian[:, upper[1]]
+        upper, products = line.products
         entries = weight @ products  # every image's own Hessian, from one matrix product
         hessian = warped.new_empty(len(warped), line.jacobian.shape[1], line.jacobian.shape[1])
         hessian[:, upper[0], upper[1]] = entries
         hessian[:, upper[1], upper[0]] = entries
         # In float64: what is left of it near the optimum is far smaller than its terms.
-        slope = ((residual * weight).double() @ line.jacobian.double()).to(residual.dtype)
+        slope = ((residual * weight).double() @ line.exact_jacobian).to(residual.dtype)
         if prior is not None:
             away, precision = prior
             noise = (residual.square() * weight).sum(1) / weight.sum(1).clamp(min=1.0)
@@ -163,3 +162,14 @@ class Linearisation:
     jacobian: torch.Tensor  # (C·h·w, k)
     pull: torch.Tensor  # (k, C·h·w): H⁻¹Jᵀ, from the damped Hessian
     rest: torch.Tensor  # (k,): what the template itself gives under `pull`
+
+    @cached_property
+    def exact_jacobian(self) -> torch.Tensor:
+        """The Jacobian in float64."""
+        return self.jacobian.double()
+
+    @cached_property
+    def products(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which two parameters (2, k(k+1)/2), and the product of their columns (C·h·w, k(k+1)/2)."""
+        upper = torch.triu_indices(self.jacobian.shape[1], self.jacobian.shape[1])
+        return upper, self.jacobian[:, upper[0]] * self.jacobian[:, upper[1]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -17,7 +18,8 @@ from congeal.solvers.gauge import within_motion
 from congeal.solvers.sharpen import Details, sharpen
 from congeal.solvers.witness import Witness
 
-_PASSES = 4  # for each motion: enough to see which is best
+_PASSES = 4  # for each motion: enough to see which is best …
+_TILES = 64  # … on so many tiles
 _LEAST_GAIN = 0.002  # of what an image shows: less is not worth a freedom, however sure it is
 _ERRORS = 2.0  # standard errors that a gain must exceed
 
@@ -46,20 +48,47 @@ def choose_motion(
 ) -> MotionChoice:
     """The simplest sufficient motion of a stack, from poses that the largest of `motions` found.
 
-    poses, start: stack_from_frame (n, 3, 3) of the stack of `details`.
+    poses, start: stack_from_frame (n, 3, 3) of the stack of `details`. From the simplest on, a motion is compared with
+    the next one and with the largest; larger ones than that need not be tried.
     """
-    tiles, foretold, noise = details.tiles(poses.double(), keep), {}, None
-    for motion in reversed(motions):
-        begin = restricted(poses, start, motion, details.stack.frame)
-        tried = sharpen(details, begin, motion, keep, passes=_PASSES, tiles=tiles)
-        noise = tried.level.noise if noise is None else noise
-        witness, shares = Witness(tried.level, motion), []
-        for part in details.parts:
-            seen, covered = details.on_tiles(part, tried.poses[part], tiles)
-            shares.append(witness.foretold(seen, covered, keep[part], noise))
-        foretold[motion] = torch.cat(shares)[keep]
-    chosen = next(one for one in motions if not any(_better(foretold[o], foretold[one]) for o in _after(one, motions)))
-    return MotionChoice(chosen, {motion: float(foretold[motion].mean()) for motion in motions})
+    trial, largest = _Trial(details, poses, start, keep), motions[-1]
+    trial.of(largest)
+    for motion, following in pairwise(motions):
+        if not any(_better(trial.of(other), trial.of(motion)) for other in (largest, following)):
+            return MotionChoice(motion, trial.means(motions))
+    return MotionChoice(largest, trial.means(motions))
+
+
+class _Trial:
+    """What the others foretell of each image with one motion and another, each tried once, all on the same tiles."""
+
+    def __init__(self, details: Details, poses: torch.Tensor, start: torch.Tensor, keep: torch.Tensor) -> None:
+        self.details, self.poses, self.start, self.keep = details, poses.double(), start, keep
+        self.tiles, self.noise = details.tiles(self.poses, keep, most=_TILES), torch.empty(0)
+        self.done: dict[str, torch.Tensor] = {}
+
+    def of(self, motion: str) -> torch.Tensor:
+        """(n,) of the images that match."""
+        if motion not in self.done:
+            self.done[motion] = self._foretold(motion)
+        return self.done[motion]
+
+    def means(self, motions: Sequence[str]) -> dict[str, float]:
+        """Of the motions that were tried."""
+        return {motion: float(self.done[motion].mean()) for motion in motions if motion in self.done}
+
+    def _foretold(self, motion: str) -> torch.Tensor:
+        details, tiles = self.details, self.tiles
+        begin = restricted(self.poses, self.start, motion, details.stack.frame)
+        tried = sharpen(details, begin, motion, self.keep, passes=_PASSES, tiles=tiles)
+        if not self.done:
+            self.noise = tried.level.noise
+        witness = Witness(tried.level, motion)
+        shares = [
+            witness.foretold(*details.on_tiles(part, tried.poses[part], tiles), self.keep[part], self.noise)
+            for part in details.parts
+        ]
+        return torch.cat(shares)[self.keep]
 
 
 def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:
@@ -68,10 +97,6 @@ def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Siz
         return poses.double()
     begin = start.double()
     return begin @ within_motion(invert(begin) @ poses.double(), motion, frame)
-
-
-def _after(motion: str, motions: Sequence[str]) -> Sequence[str]:
-    return motions[motions.index(motion) + 1 :]
 
 
 def _better(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge, mean_motion
 from congeal.solvers.streaming import chunks
-from congeal.solvers.tiles import Tiles
+from congeal.solvers.tiles import MOST_TILES, Tiles
 from congeal.solvers.witness import Level, LevelSums, Votes, Witness
 
 PASSES = 6
@@ -58,13 +58,13 @@ class Details:
             inside = inside & (sample_points(masks, poses, tiles.points, tiles.frame)[0] > 0.5)
         return values.view(shape), inside.view(*shape[:2], -1).all(2).float()
 
-    def tiles(self, poses: torch.Tensor, keep: torch.Tensor) -> Tiles:
+    def tiles(self, poses: torch.Tensor, keep: torch.Tensor, most: int = MOST_TILES) -> Tiles:
         """Where to compare the stack at the poses it has, from a few of the images that match."""
         rows = torch.nonzero(keep)[:, 0]
         some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _LOOKED_AT)).long()].numpy()
         details = (self.appearance.detail(self.stack.images([i])) for i in some)
         seen = [warp(one, poses[[i]].float(), self.stack.frame) for i, one in zip(some, details, strict=True)]
-        return Tiles.choose(torch.cat(seen))
+        return Tiles.choose(torch.cat(seen), most)
 
     def level(self, poses: torch.Tensor, keep: torch.Tensor, tiles: Tiles) -> Level:
         """What the images that match make where they are."""

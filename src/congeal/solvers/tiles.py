@@ -31,7 +31,7 @@ class Tiles:
     corner: torch.Tensor
 
     @classmethod
-    def choose(cls, pictures: torch.Tensor) -> Tiles:
+    def choose(cls, pictures: torch.Tensor, most: int = MOST_TILES) -> Tiles:
         """Of aligned pictures (B, 1, h, w) of one thing: squares where their mean has structure and they agree."""
         frame = (pictures.shape[-2], pictures.shape[-1])
         side = tile_side(frame)
@@ -44,7 +44,7 @@ class Tiles:
         chosen = []
         for number in cell.unique().tolist():
             here = torch.nonzero((cell == number) & (worth > 0), as_tuple=True)
-            best = worth[here].argsort(descending=True)[: MOST_TILES // _CELLS**2]
+            best = worth[here].argsort(descending=True)[: most // _CELLS**2]
             chosen.append(torch.stack([columns[here][best], rows[here][best]], 1))
         # Pooling leaves out what does not fill a square; the squares are set in the middle.
         rest = torch.tensor([(n % side) // 2 for n in (frame[1], frame[0])])

@@ -20,6 +20,7 @@ _FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals
 _LEAST_NOISE = 0.02  # of the mean variance: no tile is quite free of noise
 _LEAST_TILES = 6  # that an image must cover before it is moved or its error is known
 _DAMPING = 1e-4
+_SAMPLING_ERROR = 0.008  # pixels along an axis: what sampling between pixels costs, however little noise there is
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Witness:
         used = (covered @ self.tiles.blocks > 0).sum(1)
         few = used / (used - delta.shape[1] / 2).clamp(min=1.0)  # the step was fitted to these very blocks
         spread = self.corner.T @ inverse @ (blocks * few[:, None, None]) @ inverse @ self.corner
-        error = torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1).sqrt()
+        error = (torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1) + _SAMPLING_ERROR**2).sqrt()
         known = covered.sum(1) >= _LEAST_TILES
         likeness = _correlation(shown, shown - residual, covered / self.level.noise)
         return Votes(torch.where(known[:, None], delta, 0.0), torch.where(known, error, torch.nan), likeness)

@@ -29,7 +29,8 @@ from congeal.solvers.witness import Level
 
 _STEP = 3  # times larger: poses good to a tenth of a pixel are then good to a third, where steps still converge
 _FINE_ENOUGH = 0.025  # pixels of the originals: a pose this sure is sure enough for every use
-_WORTH = 2.0  # standard errors that poses must move by, in the median, for a level to count as evidence
+_SHARP = 0.25  # pixels of a level: poses that are surer than this are better than those of a coarser level; others …
+_WORTH = 5.0  # … must move a corner by so many standard errors, in the median, or the coarser level knew better
 _LESS_ALIKE = 0.02  # likeness that an image may lose to a finer level before it is put back
 
 
@@ -98,17 +99,17 @@ def go_finer(
         entry, size = climb.at(larger), max(larger.frame)
         with few_threads(larger.frame):
             done = _level(Details(larger, appearance), entry, motion, keep, job)
-        ratio = float(
-            (corner_motion(entry, done.poses, larger.frame) / _zoom(entry, larger) / done.error)[keep].nanmedian()
-        )
-        if not climb.levels and not ratio > _WORTH:
+        unsure = float(done.error[keep].nanmedian())
+        moved = corner_motion(entry, done.poses, larger.frame) / _zoom(entry, larger)
+        known_better = unsure < _SHARP or float((moved / done.error)[keep].nanmedian()) > _WORTH
+        if not climb.levels and not known_better:
             why = f"Pictures of {size} pixels would move poses by less than their error; those of {base} decided."
             return _finish(climb, larger, done, why)
         worse = done.after < done.before - _LESS_ALIKE
         climb.poses = poses_at(torch.where(worse[:, None, None], entry, done.poses), larger, stack)
         climb.levels.append(done.level)
-        sure = float(done.error[keep].nanmedian()) * native / size
-        if sure <= _FINE_ENOUGH or not ratio > _WORTH or size >= top:
+        sure = unsure * native / size
+        if sure <= _FINE_ENOUGH or not known_better or size >= top:
             sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
             why = f"Worked at {base} pixels, then {sizes}: poses are known to {sure:.2g} pixels of the originals."
             return _finish(climb, larger, done, why)
@@ -127,7 +128,7 @@ def _level(details: Details, entry: torch.Tensor, motion: str, keep: torch.Tenso
 
 def _finish(climb: _Climb, judged_at: Stack, done: Sharpened, sentence: str) -> Finer:
     error = done.error * _zoom(climb.at(judged_at), judged_at) * max(climb.stack.size) / max(judged_at.size)
-    return Finer(climb.poses, error, tuple(climb.levels), done.level, sentence)
+    return Finer(climb.poses, error.float(), tuple(climb.levels), done.level, sentence)
 
 
 @torch.no_grad()
@@ -162,7 +163,8 @@ def finer_alone(
             entry = poses_at(here, stack, detail.stack)
             there, unsure = sharpen_alone(detail, part, entry, level, motion, passes)
             here = poses_at(there, detail.stack, stack)
-        return here, unsure * _zoom(there, detail.stack) * max(stack.size) / max(detail.stack.size)
+        scale = _zoom(there, detail.stack) * max(stack.size) / max(detail.stack.size)
+        return here, (unsure * scale).float()
 
     job.place(chunks(larger[-1]), work, found, error, beside=beside, name="sharpened")
     return found, error

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +24,7 @@ from congeal.images.canvas import place, put_on_canvas
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
 from congeal.images.mapped import MappedPages
 from congeal.images.source import ImageSource, UnreadableImage
+from congeal.images.threads import in_order, usable_cores
 from congeal.progress import Progress
 
 Size = tuple[int, int]
@@ -118,7 +116,8 @@ def fill_store(
     filling.resume()
     first = filling.position
     with Progress(len(source), "reading images", quiet=quiet, done=first) as progress:
-        for i, one in _in_threads(partial(_decode, source, size, align_on), first, len(source)):
+        decoded = in_order(partial(_decode, source, size, align_on), range(first, len(source)), usable_cores())
+        for i, one in enumerate(decoded, start=first):
             filling.take(i, one)
             progress.update()
     store = filling.store
@@ -227,15 +226,6 @@ def _decode(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> _Deco
     height, width = pixels.shape[:2]
     values, mask = put_on_canvas(pixels, size, place((height, width), size), image.mask)
     return _Decoded(values, mask, (height, width), image.pixels.dtype, float(pixels.min()), float(pixels.max()))
-
-
-def _in_threads(work: partial[_Decoded | str], first: int, n: int) -> Iterator[tuple[int, _Decoded | str]]:
-    """Results in order; decoders release the interpreter lock, so threads help, and few images are held at once."""
-    workers = min(8, os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers) as pool:
-        for start in range(first, n, 16 * workers):
-            positions = range(start, min(n, start + 16 * workers))
-            yield from zip(positions, pool.map(work, positions), strict=True)
 
 
 def _full_masks(home: Path | None, n: int, size: Size) -> np.ndarray:

@@ -109,12 +109,12 @@ def judge(seen: Evidence) -> str:
     In this order: is there anything to measure, is the object still there at its size, do the images look more alike
     than noise, did they get less alike, are they of one kind, did they get more alike.
     """
-    if not _measurable(seen) or seen.failed_share >= FAILED_IMAGES:
+    if not _measurable(seen):
         return "failed"
     size = _size(seen)
     if size is not None:
         return size
-    if seen.likeness_after < FAILED_CHANCE * seen.chance_likeness:
+    if seen.failed_share >= FAILED_IMAGES or seen.likeness_after < FAILED_CHANCE * seen.chance_likeness:
         return "failed"
     if seen.rise < -max(LEAST_FALL, SURE * seen.likeness_error):
         return "worse"
@@ -138,7 +138,7 @@ def _size(seen: Evidence) -> str | None:
             return None
         if seen.mean_scale > COLLAPSE_SCALE[1]:
             return "zoomed"
-        return "failed" if energy < LOST_ENERGY and seen.mean_scale > COLLAPSE_SCALE[0] else "shrunk"
+        return "failed" if energy < LOST_ENERGY and seen.mean_scale >= COLLAPSE_SCALE[0] else "shrunk"
     if not COLLAPSE_SCALE[0] <= seen.mean_scale <= COLLAPSE_SCALE[1]:
         return "shrunk" if seen.mean_scale < 1 else "zoomed"
     return "failed" if seen.out_of_frame_share - seen.out_of_frame_before > LOST_RISE else None
@@ -219,10 +219,10 @@ def _worse(seen: Evidence) -> str:
 def _failed(seen: Evidence) -> str:
     if not _measurable(seen):
         return "There is nothing to measure: no image has finite, visible content."
-    if seen.failed_share >= FAILED_IMAGES:
-        what = f"{seen.failed_share:.0%} of the images ended in poses that make no sense"
-    elif _size(seen) == "failed":
+    if _size(seen) == "failed":
         what = f"the object left the frame, {seen.out_of_frame_share:.0%} of which is empty now"
+    elif seen.failed_share >= FAILED_IMAGES:
+        what = f"{seen.failed_share:.0%} of the images ended in poses that make no sense"
     else:
         what = (
             f"the images look hardly more alike than noise would (likeness {seen.likeness_after:.2f}, noise of the "

@@ -116,6 +116,8 @@ def covered(source_from_aligned: np.ndarray, source: Size, size: Size) -> np.nda
     A bilinear sample less than a pixel outside the outermost pixel centres has a share of that pixel, on each axis.
     """
     units = to_units(torch.from_numpy(np.asarray(source_from_aligned, dtype=np.float64)), source, size)
+    if _all_inside(units.numpy(), source, size):
+        return np.ones((len(units), *size), np.float32)
     out = np.empty((len(units), *size), np.float32)
     for some, rows, unit in _parts(units, size):
         x, y = np.arange(size[1]), np.arange(rows.stop - rows.start)
@@ -131,6 +133,16 @@ def covered(source_from_aligned: np.ndarray, source: Size, size: Size) -> np.nda
         np.multiply(place[:, 0], place[:, 1], out=out[some, rows])
         out[some, rows] *= place[:, 2] > MIN_DENOMINATOR
     return out
+
+
+def _all_inside(units: np.ndarray, source: Size, size: Size) -> bool:
+    """Whether the corners of the output lie inside all images; the rest of it then does as well."""
+    right, bottom = size[1] - 1, size[0] - 1
+    x, y, depth = (units @ np.array([[0, right, 0, right], [0, 0, bottom, bottom], [1, 1, 1, 1]])).swapaxes(0, 1)
+    if depth.min() <= MIN_DENOMINATOR:
+        return False
+    edge_x, edge_y = 1 - 1 / source[1], 1 - 1 / source[0]
+    return bool((np.abs(x / depth) <= edge_x).all() and (np.abs(y / depth) <= edge_y).all())
 
 
 def warp_image(image: Image, source_from_aligned: np.ndarray, size: Size, padding: Padding = "zeros") -> Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -60,11 +61,15 @@ def smaller(size: Size, longest: int) -> Size:
 
 
 def png(values: np.ndarray, longest: int | None = None) -> bytes:
-    """(h, w, 1 or 3) on the 0–255 scale → an 8-bit PNG."""
-    grey_levels = values if values.dtype == np.uint8 else np.clip(np.rint(values), 0, 255).astype(np.uint8)
-    if longest is not None and max(values.shape[:2]) > longest:
+    """(h, w, 1 or 3) on the 0–255 scale → an 8-bit PNG, its longer side at most `longest`."""
+    grey_levels = values if values.dtype == np.uint8 else np.rint(np.clip(values, 0, 255)).astype(np.uint8)
+    shrink = 1 if longest is None else max(values.shape[:2]) / longest
+    if longest is not None and shrink > 1:
         picture = Pillow.fromarray(grey_levels[..., 0] if grey_levels.shape[-1] == 1 else grey_levels)
-        picture.thumbnail((longest, longest))
+        if shrink > 3:
+            picture = picture.reduce(math.ceil(shrink))  # plain averages, in half the time
+        else:
+            picture.thumbnail((longest, longest))
         small = np.asarray(picture)
         grey_levels = small.reshape(*small.shape[:2], -1)
     return png_bytes(grey_levels)

@@ -23,6 +23,7 @@ import numpy as np
 
 from congeal.files import make_folders, replacing, sweep, write_bytes, write_json
 from congeal.images import ImageSource, Skipped, Writer, open_writer
+from congeal.images.threads import in_order, usable_cores
 from congeal.images.writers import is_whole
 from congeal.metrics import RunningStats
 from congeal.pipeline.display import DisplayRange, png, smaller
@@ -57,9 +58,9 @@ class Picture:
 
     def png(self) -> tuple[bytes, bytes]:
         """The mean, and the standard deviation on a fixed scale: white is the largest possible one, half the range."""
-        both = self.stats.mean, 2 * np.sqrt(self.stats.variance)
         # What lies half-way between two grey levels must not go one way or the other by its sixteenth digit.
-        mean, spread = (png(np.round(values, 6).swapaxes(1, 2)) for values in both)
+        both = self.stats.mean + 1e-6, 2 * np.sqrt(self.stats.variance) + 1e-6
+        mean, spread = in_order(png, [values.swapaxes(1, 2) for values in both], usable_cores())
         return mean, spread
 
 

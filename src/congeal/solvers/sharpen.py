@@ -56,15 +56,21 @@ class Details:
         masks = self.stack.masks(part)
         if masks is not None:
             inside = inside & (sample_points(masks, poses, tiles.points, tiles.frame)[0] > 0.5)
-        return values.view(shape), inside.view(*shape[:2], -1).all(2).float()
+        return values.view(shape), inside.view(*shape[:2], (tiles.side + 2) ** 2).all(2).float()
 
     def tiles(self, poses: torch.Tensor, keep: torch.Tensor, most: int = MOST_TILES) -> Tiles:
         """Where to compare the stack at the poses it has, from a few of the images that match."""
         rows = torch.nonzero(keep)[:, 0]
-        some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _LOOKED_AT)).long()].numpy()
-        details = (self.appearance.detail(self.stack.images([i])) for i in some)
-        seen = [warp(one, poses[[i]].float(), self.stack.frame) for i, one in zip(some, details, strict=True)]
+        some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _LOOKED_AT)).long()].tolist()
+        seen = [warp(self._one(i), poses[[i]].float(), self.stack.frame) for i in some]
         return Tiles.choose(torch.cat(seen), most)
+
+    def _one(self, i: int) -> torch.Tensor:
+        """(1, 1, H, W) of one image, from its run if that is kept anyway."""
+        if not self._room:
+            return self.appearance.detail(self.stack.images([i]))
+        part = next(part for part in self.parts if part[-1] >= i)
+        return self.of(part)[i - int(part[0])][None]
 
     def level(self, poses: torch.Tensor, keep: torch.Tensor, tiles: Tiles) -> Level:
         """What the images that match make where they are."""

@@ -72,7 +72,7 @@ class Tiles:
         rim = self.points.view(len(self), self.side + 2, self.side + 2, 2)
         field = point_motion(rim[:, 1:-1, 1:-1].flatten(0, 2), self.frame, motion)  # (k, T · side², 2)
         change = dx.flatten() * field[..., 0] + dy.flatten() * field[..., 1]
-        return change.view(-1, len(self), self.side**2).permute(1, 2, 0).contiguous()
+        return change.view(len(field), len(self), self.side**2).permute(1, 2, 0).contiguous()
 
     @cached_property
     def blocks(self) -> torch.Tensor:

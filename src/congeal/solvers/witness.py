@@ -20,7 +20,9 @@ _FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals
 _LEAST_NOISE = 0.02  # of the mean variance: no tile is quite free of noise
 _LEAST_TILES = 6  # that an image must cover before it is moved or its error is known
 _DAMPING = 1e-4
-_SAMPLING_ERROR = 0.008  # pixels along an axis: what sampling between pixels costs, however little noise there is
+_SAMPLING_ERROR = 0.01  # pixels along an axis: what sampling between pixels costs, however little noise there is
+_NEIGHBOURS = 1.4  # times the variance: blocks that touch err alike. Both from copies of four photographs (DEVELOP in
+# benchmarks/everyday_sets.py); how far they hold elsewhere is measured there by `everyday.py bars`.
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ class Witness:
         # At the optimum the votes cancel; what a block adds beyond its share of the step is noise.
         blocks = self._blocks(votes - torch.einsum("bt,tkl,bl->btk", weight, self.curvature, delta))
         used = (covered @ self.tiles.blocks > 0).sum(1)
-        few = used / (used - delta.shape[1] / 2).clamp(min=1.0)  # the step was fitted to these very blocks
+        few = (
+            _NEIGHBOURS * used / (used - delta.shape[1] / 2).clamp(min=1.0)
+        )  # the step was fitted to these very blocks
         spread = self.corner.T @ inverse @ (blocks * few[:, None, None]) @ inverse @ self.corner
         error = (torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1) + _SAMPLING_ERROR**2).sqrt()
         known = covered.sum(1) >= _LEAST_TILES

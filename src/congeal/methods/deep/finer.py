@@ -86,9 +86,13 @@ def go_finer(
     keep: torch.Tensor,
     finest: int | None,
     job: Job,
+    known: Details | None = None,
 ) -> Finer:
-    """Joint steps at finer and finer levels. keep (n,) bool: images that match. finest: the largest size, if not that
-    of the originals."""
+    """Joint steps at finer and finer levels.
+
+    keep (n,) bool: images that match. finest: the largest size, if not that of the originals. known: what was already
+    made of one of the larger stacks.
+    """
     climb, native, base = _Climb(stack, poses.double()), stack.native_size, max(stack.frame)
     top = min(native, finest or native)
     size = base
@@ -98,7 +102,8 @@ def go_finer(
             break
         entry, size = climb.at(larger), max(larger.frame)
         with few_threads(larger.frame):
-            done = _level(Details(larger, appearance), entry, motion, keep, job)
+            details = known if known is not None and known.stack is larger else Details(larger, appearance)
+            done = _level(details, entry, motion, keep, job)
         unsure = float(done.error[keep].nanmedian())
         moved = corner_motion(entry, done.poses, larger.frame) / _zoom(entry, larger)
         known_better = unsure < _SHARP or float((moved / done.error)[keep].nanmedian()) > _WORTH
@@ -109,21 +114,25 @@ def go_finer(
         climb.poses = poses_at(torch.where(worse[:, None, None], entry, done.poses), larger, stack)
         climb.levels.append(done.level)
         sure = unsure * native / size
-        if sure <= _FINE_ENOUGH or not known_better or size >= top:
+        if sure <= _FINE_ENOUGH or not known_better or size >= top or stack.at(min(_STEP * size, top)) is stack:
             sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
             why = f"Worked at {base} pixels, then {sizes}: poses are known to {sure:.2g} pixels of the originals."
             return _finish(climb, larger, done, why)
     with few_threads(stack.frame):
-        done = sharpen(Details(stack, appearance), climb.poses, motion, keep, passes=1)
+        done = _level(Details(stack, appearance), climb.poses, motion, keep, job, passes=1)
     why = "as fine as the images are" if base >= native else "larger pictures were not asked for or not to be had"
     return _finish(climb, stack, done, f"Worked at {base} pixels: {why}.")
 
 
-def _level(details: Details, entry: torch.Tensor, motion: str, keep: torch.Tensor, job: Job) -> Sharpened:
+def _level(
+    details: Details, entry: torch.Tensor, motion: str, keep: torch.Tensor, job: Job, passes: int = PASSES
+) -> Sharpened:
     size = max(details.stack.frame)
-    return sharpen(
-        details, entry, motion, keep, on_pass=lambda moved, like: job.note(size=size, moved=moved, likeness=like)
-    )
+
+    def on_pass(moved: float, likeness: float) -> None:
+        job.note(size=size, moved=moved, likeness=likeness)
+
+    return sharpen(details, entry, motion, keep, passes=passes, on_pass=on_pass)
 
 
 def _finish(climb: _Climb, judged_at: Stack, done: Sharpened, sentence: str) -> Finer:
@@ -148,7 +157,7 @@ def finer_alone(
     """
     steps = [(level, PASSES) for level in levels] or ([(judge, 0)] if judge is not None else [])
     larger = [stack.at(max(level.frame), enlarge=True) for level, _ in steps]
-    found, error = poses.double().clone(), torch.full((len(poses),), torch.nan)
+    found, error = poses.double().clone(), torch.full((len(poses),), torch.nan, dtype=torch.float32)
     if not steps or any(one.frame != level.frame for one, (level, _) in zip(larger, steps, strict=True)):
         return found, error  # larger pictures of so many images were not to be had
     details = [Details(one, appearance, keep=False) for one in larger]

@@ -40,6 +40,7 @@ from congeal.solvers.threads import few_threads
 
 Settings = TypeVar("Settings", TrainSettings, SettleSettings, RefineSettings)
 
+_ALL_MATCH = 0.7  # a score that leaves nothing to look for: copies of one picture, frames of a stack
 _A_FEW = 0.01  # of the images: if tries helped more than these, the better template is worth a second round …
 _MANY = 0.08  # … and if they then still help more than these, a net has something to learn
 _MATCHING = 0.3  # of the images, the worst, say nothing about what a good score is
@@ -98,6 +99,7 @@ class Recipe:
         self.stack, self.appearance, self.parameters, self.job, self.device = stack, appearance, parameters, job, device
         self.motion: str = MOTIONS[-1] if parameters.motion == "auto" else parameters.motion
         self.decisions: dict[str, dict[str, Any]] = {}
+        self.details: Details | None = None  # of larger pictures, where the motion was chosen by all of them
 
     def learn(self, saved: Mapping[str, Any]) -> Learnt:
         """All stages. saved: the state of an interrupted training, or nothing."""
@@ -120,10 +122,12 @@ class Recipe:
         if self.parameters.motion == "auto":
             state, guide = self._choose_motion(sample, state, guide)
         if not self.parameters.refine:
-            nothing = torch.full((len(self.stack),), torch.nan)
+            nothing = torch.full((len(self.stack),), torch.nan, dtype=torch.float32)
             return Learnt(state.poses, nothing, guide, trained, self.decisions)
         keep = self.appearance.trusted(state.scores, guide.bars.doubtful)
-        finer = go_finer(self.stack, state.poses, self.appearance, guide.motion, keep, self.parameters.finest, self.job)
+        finer = go_finer(
+            self.stack, state.poses, self.appearance, guide.motion, keep, self.parameters.finest, self.job, self.details
+        )
         self._decide("resolution", finer.sentence)
         guide = replace(guide, levels=finer.levels, judge=finer.judge)
         return Learnt(finer.poses, finer.error, guide, trained, self.decisions)
@@ -137,6 +141,8 @@ class Recipe:
         """Settle and refine, twice if tries helped at all; and the share of the images that they helped."""
         guide = Guide.of(state, self.appearance, self.motion, all_match=False)
         quiet, helped = Job(self.job.method, quiet=self.job.quiet), 0.0
+        if float(state.scores.min()) >= _ALL_MATCH:
+            return *self._refined(state, guide), helped
         for number in range(2):
             settled = settle(self.stack, guide, settings_of(SettleSettings, self.parameters), quiet)
             helped = settled.helped
@@ -207,11 +213,13 @@ class Recipe:
         keep = self.appearance.trusted(state.scores, guide.bars.doubtful)
         matching = torch.nonzero(keep)[:, 0]
         rows = matching[torch.linspace(0, len(matching) - 1, min(len(matching), _MOTION_IMAGES)).long()].numpy()
-        some = stack.some(rows)
+        some = stack if len(rows) == len(stack) else stack.some(rows)
         larger = some.at(_MOTION_SIZE)
+        details = Details(larger, self.appearance)
+        self.details = details if some is stack else None
         with few_threads(larger.frame):
             poses, everyone = poses_at(state.poses[rows], stack, larger), torch.ones(len(rows), dtype=torch.bool)
-            choice = choose_motion(Details(larger, self.appearance), poses, torch.as_tensor(larger.start), everyone)
+            choice = choose_motion(details, poses, torch.as_tensor(larger.start), everyone)
         self._decide("motion", choice.sentence(), foretold=choice.foretold)
         if choice.motion == guide.motion:
             return state, guide

@@ -143,7 +143,7 @@ def settle(
 ) -> Settled:
     """Every image, each by itself, at working size; goes on where an interrupted job left off."""
     settler, n = Settler(guide, settings), len(stack)
-    found, scores, gained = torch.empty(n, 3, 3, dtype=torch.float32), *(torch.empty(n) for _ in range(2))
+    found, scores, gained = (torch.empty(n, *shape, dtype=torch.float32) for shape in ((3, 3), (), ()))
 
     def work(parts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, ...]]:
         read = ((part, stack.images(part), stack.masks(part)) for part in parts)
@@ -182,7 +182,8 @@ class Settler:
         settings = self.settings
         if not settings.refine and self.aligner is not None:
             poses = self.aligner.predict(views.images, start.double(), settings.passes).float()
-            return poses, self.matcher.score(views, poses), torch.zeros(len(poses))
+            scores = self.matcher.score(views, poses)
+            return poses, scores, torch.zeros_like(scores)
         best = _BestOfTries(self.matcher, settings, views, start)
         everyone, direct = torch.arange(len(views)), start
         for sigma in settings.direct_blurs:

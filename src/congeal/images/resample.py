@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -116,33 +117,49 @@ def covered(source_from_aligned: np.ndarray, source: Size, size: Size) -> np.nda
     A bilinear sample less than a pixel outside the outermost pixel centres has a share of that pixel, on each axis.
     """
     units = to_units(torch.from_numpy(np.asarray(source_from_aligned, dtype=np.float64)), source, size)
-    if _all_inside(units.numpy(), source, size):
-        return np.ones((len(units), *size), np.float32)
-    out = np.empty((len(units), *size), np.float32)
+    out = np.ones((len(units), *size), np.float32)
     for some, rows, unit in _parts(units, size):
-        x, y = np.arange(size[1]), np.arange(rows.stop - rows.start)
-        matrix = unit.numpy()[..., None, None]
-        across, down = (matrix[:, :, 0] * x).astype(np.float32), matrix[:, :, 1] * y[:, None] + matrix[:, :, 2]
-        place = across + down.astype(np.float32)  # (b, 3, h, w), from -1 to 1 between the outer edges
-        depth = np.maximum(place[:, 2], np.float32(MIN_DENOMINATOR))
-        for axis, length in ((0, source[1]), (1, source[0])):
-            share = np.abs(np.divide(place[:, axis], depth, out=place[:, axis]), out=place[:, axis])
-            share *= -length / 2
-            share += (length + 1) / 2
-            np.clip(share, 0, 1, out=share)
-        np.multiply(place[:, 0], place[:, 1], out=out[some, rows])
-        out[some, rows] *= place[:, 2] > MIN_DENOMINATOR
+        height, inside = rows.stop - rows.start, slice(0, 0)
+        if len(unit) == 1:
+            inside = _columns_inside(unit[0].numpy(), source, (height, size[1]))
+        for columns in (slice(0, inside.start), slice(inside.stop, size[1])):
+            if columns.start < columns.stop:
+                out[some, rows, columns] = _shares(unit.numpy(), source, height, columns)
     return out
 
 
-def _all_inside(units: np.ndarray, source: Size, size: Size) -> bool:
-    """Whether the corners of the output lie inside all images; the rest of it then does as well."""
-    right, bottom = size[1] - 1, size[0] - 1
-    x, y, depth = (units @ np.array([[0, right, 0, right], [0, 0, bottom, bottom], [1, 1, 1, 1]])).swapaxes(0, 1)
-    if depth.min() <= MIN_DENOMINATOR:
-        return False
-    edge_x, edge_y = 1 - 1 / source[1], 1 - 1 / source[0]
-    return bool((np.abs(x / depth) <= edge_x).all() and (np.abs(y / depth) <= edge_y).all())
+def _shares(units: np.ndarray, source: Size, height: int, columns: slice) -> np.ndarray:
+    """What `covered` gives in some columns of so many rows, for unit_from_output (b, 3, 3)."""
+    x, y = np.arange(columns.start, columns.stop), np.arange(height)[:, None]
+    matrix = units[..., None, None]
+    place = (matrix[:, :, 0] * x).astype(np.float32) + (matrix[:, :, 1] * y + matrix[:, :, 2]).astype(np.float32)
+    depth = np.maximum(place[:, 2], np.float32(MIN_DENOMINATOR))
+    for axis, length in ((0, source[1]), (1, source[0])):
+        share = np.abs(np.divide(place[:, axis], depth, out=place[:, axis]), out=place[:, axis])
+        share *= -length / 2  # from -1 to 1 between the outer edges, in pixels from the outermost that count
+        share += (length + 1) / 2
+        np.clip(share, 0, 1, out=share)
+    return place[:, 0] * place[:, 1] * (place[:, 2] > MIN_DENOMINATOR)
+
+
+def _columns_inside(unit: np.ndarray, source: Size, size: Size) -> slice:
+    """Columns of an output of `size` whose samples all lie inside the image; most of them, as a rule.
+
+    Being inside is five linear conditions on x and y, so a column that meets them in its first and its last row does.
+    """
+    conditions = [unit[2] - [0, 0, MIN_DENOMINATOR]]
+    for axis, length in ((0, source[1]), (1, source[0])):
+        conditions += [(1 - 1 / length) * unit[2] + sign * unit[axis] for sign in (1, -1)]
+    first, last = 0.0, size[1] - 1.0
+    for slope, down, rest in conditions:
+        for least in (rest, rest + down * (size[0] - 1)):
+            if slope > 0:
+                first = max(first, -least / slope + 1)  # a column to spare for what rounding does
+            elif slope < 0:
+                last = min(last, -least / slope - 1)
+            elif least < 0:
+                return slice(0, 0)
+    return slice(math.ceil(first), math.floor(last) + 1) if first <= last else slice(0, 0)
 
 
 def warp_image(image: Image, source_from_aligned: np.ndarray, size: Size, padding: Padding = "zeros") -> Image:

@@ -86,16 +86,20 @@ class Job:
 
     def load(self) -> dict[str, Any] | None:
         """The state an earlier, interrupted run saved, or None. Its history continues."""
-        state = self.checkpoint.load() if self.checkpoint is not None else None
-        if state is None or state.get("method") != self.method:
+        state = self._stored()
+        if state is None:
             return None
         self.history[:] = state["history"]
         return dict(state["state"])
 
     def saved_random_state(self) -> int | None:
         """The seed of the state that `load` would give, or None."""
+        state = self._stored()
+        return None if state is None else state.get("random_state")
+
+    def _stored(self) -> dict[str, Any] | None:
         state = self.checkpoint.load() if self.checkpoint is not None else None
-        return None if state is None or state.get("method") != self.method else state.get("random_state")
+        return None if state is None or state.get("method") != self.method else state
 
     def due(self) -> bool:
         """Whether it is time to save; ask before building a costly state."""
@@ -133,7 +137,8 @@ class Job:
         name : str
             Of this pass in the checkpoint, where a job has more than one.
         """
-        done, saved = (self.load() or {}).get(name, (0, ()))
+        stored = self._stored() or {"state": {}}  # not `load`: the history may have grown since it was saved
+        done, saved = stored["state"].get(name, (0, ()))
         for output, rows in zip(outputs, saved, strict=False):
             output[:done] = rows
         left = [part for part in parts if part[-1] >= done]

@@ -37,6 +37,8 @@ from congeal.solvers.gauge import can_scale
 from congeal.solvers.streaming import CHUNK_VALUES, chunks, pixel_area
 from congeal.transforms import STATUSES
 
+PHASE = 0.5 - 3**-0.5 / 2
+"""Where (1 − x)² + x², the noise that is left between two pixels, is 2/3, its mean over all x."""
 OK, BLANK, OUTLIER, FAILED = (STATUSES.index(word) for word in ("ok", "blank", "outlier", "failed"))
 
 
@@ -160,7 +162,10 @@ class _Views:
         self.stack = stack.at(FINE_SIDE) if len(stack) <= FINE_IMAGES else stack
         self._poses, self._appearance = stack_from_frame, plain_appearance(kind)
         self._larger_from_stack = rescale(stack.size, self.stack.size)
-        self._frame_from_larger = rescale(self.stack.frame, stack.frame)
+        # Sampling between pixels averages noise, which would make every image that moved look more like the others.
+        # So nothing is sampled right on its pixels: all views are moved by the part of a pixel that averages as much
+        # noise as a random one does.
+        self._frame_from_view = rescale(self.stack.frame, stack.frame) @ [[1, 0, PHASE], [0, 1, PHASE], [0, 0, 1]]
         self.sharpness = Sharpness()
 
     def of(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -172,7 +177,7 @@ class _Views:
 
     def _few(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
         stack, appearance = self.stack, self._appearance
-        poses = self._larger_from_stack @ self._poses[rows].astype(np.float64) @ self._frame_from_larger
+        poses = self._larger_from_stack @ self._poses[rows].astype(np.float64) @ self._frame_from_view
         matrices = _matrices(np.nan_to_num(normalise(poses)))
         shown = warp(stack.images(rows), matrices, stack.frame, padding=appearance.padding)
         weights = appearance.covered(matrices, stack.size, stack.frame, stack.masks(rows))

@@ -182,6 +182,17 @@ def spoilt_truths(truth: Truth, seed: int) -> Iterator[Case]:
     yield case("emptied", rough, away @ right, *WRONG)
     scale = np.exp(np.random.default_rng(seed).uniform(np.log(0.34), np.log(13), n))
     yield case("scaled wildly", aligned, about_centre(truth.size, scale[:, None, None] * np.eye(2)) @ right, *WRONG)
+    for share, verdicts in ((0.1, (*FINE, "mixed")), (0.35, WRONG)):
+        gone = np.arange(n) >= n - max(1, round(share * n))
+        lost = np.where(gone[:, None, None], truth.jitter(FAR, seed + 2) @ right, right)
+        yield case(f"{share:.0%} lost", rough, lost, *verdicts, foreign=gone)
+    lit = truth.started(truth.jitter(ROUGH, seed) @ right, in_other_light(truth.images, seed))
+    yield case("right, in other light", lit, right, *FINE, foreign=nobody)
+    noisy = with_noise(truth.images, seed)
+    yield case("right, noisy", truth.started(truth.jitter(ROUGH, seed) @ right, noisy), right, *FINE, foreign=nobody)
+    if truth.group != "faces":  # whose landmarks are not as good as that
+        off = truth.jitter(0.006, seed) @ right
+        yield case("noisy and aligned, then spoilt a little", truth.started(right, noisy), off, "worse", "failed")
     yield case("half turned by 180°", rough, halved(truth, -np.eye(2)), "mixed")
     yield case("half turned by 90°", rough, halved(truth, [[0, -1], [1, 0]]), "mixed")
     if truth.mirrors:
@@ -193,6 +204,26 @@ def spoilt_truths(truth: Truth, seed: int) -> Iterator[Case]:
     images = truth.images.copy()
     images[n // 2] = images.max() // 2
     yield case("one blank", truth.started(truth.jitter(ROUGH, seed) @ right, images), right, *FINE)
+
+
+def in_other_light(images: NDArray[Any], seed: int) -> NDArray[Any]:
+    """Each image with a gamma of its own and a lamp from another side."""
+    rng = np.random.default_rng(seed)
+    height, width = images.shape[1:3]
+    y, x = np.linspace(-1, 1, height)[:, None], np.linspace(-1, 1, width)
+    peak, lit = float(images.max()), np.empty_like(images)
+    for i, image in enumerate(images):
+        angle = rng.uniform(0, 2 * np.pi)
+        lamp = 0.65 + 0.35 * (np.cos(angle) * x + np.sin(angle) * y) / np.sqrt(2)
+        lit[i] = peak * (image / peak) ** rng.uniform(0.6, 1.7) * lamp.reshape(height, width, *(1,) * (image.ndim - 2))
+    return lit
+
+
+def with_noise(images: NDArray[Any], seed: int) -> NDArray[Any]:
+    """Noise of 8 % of the range more."""
+    peak = images.max()
+    noise = 0.08 * peak * np.random.default_rng(seed).standard_normal(images.shape, np.float32)
+    return np.clip(images + noise, 0, peak).astype(images.dtype)
 
 
 def with_strangers(truth: Truth, share: float, seed: int) -> tuple[NDArray[Any], Truths]:

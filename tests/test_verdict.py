@@ -61,6 +61,7 @@ FINE = Evidence(
         ({"likeness_before": 0.5}, "worse"),
         ({"likeness_before": 0.5, "likeness_error": 0.05}, "unchanged"),
         ({"likeness_before": 0.41}, "unchanged"),
+        ({"likeness_before": 0.17, "likeness_after": 0.155, "likeness_error": 0.001}, "worse"),
         ({"likeness_before": 0.38}, "unchanged"),
         ({"likeness_before": 0.38, "likeness_error": 0.005}, "good"),
         ({"likeness_before": 0.396, "likeness_error": 0.0}, "unchanged"),
@@ -69,8 +70,8 @@ FINE = Evidence(
         ({"kind": "object", "unity": 0.8, "group_share": 0.4}, "mixed"),
         ({"kind": "object", "unity": 0.8, "group_share": 0.1}, "good"),
         ({"kind": "object", "crowd": 0.75}, "mixed"),
-        ({"unity": 0.5, "distinctness": 2.0, "group_share": 0.4}, "mixed"),
-        ({"unity": 0.5, "distinctness": 1.0, "group_share": 0.4}, "good"),
+        ({"unity": 0.4, "distinctness": 2.0, "group_share": 0.4}, "mixed"),
+        ({"unity": 0.4, "distinctness": 1.0, "group_share": 0.4}, "good"),
         ({"unity": 0.7, "distinctness": 2.0, "group_share": 0.4}, "good"),
     ],
 )
@@ -294,6 +295,21 @@ def test_what_was_aligned_already_is_unchanged_and_spoiling_it_is_worse() -> Non
     assert spoilt.improved_share < 0.2
     same = np.repeat(images[:1], 6, axis=0)
     assert judged(same, np.broadcast_to(np.eye(3), (6, 3, 3))).quality.verdict == "unchanged"
+    alone = judged(images[:1], np.eye(3)[None])
+    assert alone.quality.verdict == "unchanged"
+    np.testing.assert_array_equal(alone.score, 1)
+
+
+def test_averaging_noise_between_pixels_is_no_improvement() -> None:
+    """Frames that lie right, moved by parts of a pixel: sampling takes out noise, and still it is worse."""
+    scene = random_pictures(1, 64, 1, seed=9)[0, 0]
+    noise = torch.randn(12, 64, 64, generator=torch.Generator().manual_seed(0))
+    frames = (255 * (0.5 * scene + 0.25 + 0.1 * noise).clamp(0, 1)).byte().numpy()
+    shifts = np.broadcast_to(np.eye(3), (12, 3, 3)).copy()
+    shifts[:, :2, 2] = np.random.default_rng(0).normal(0, 0.5, (12, 2))
+    found = judged(frames, shifts).quality
+    assert found.likeness_after < found.likeness_before
+    assert found.verdict in ("unchanged", "worse")
 
 
 def test_turned_halves_foreign_images_and_blanks() -> None:

@@ -200,7 +200,8 @@ def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, progress: Prog
         member = torch.ones(len(sample), dtype=torch.bool)
     common = Common(contrast[member], None if counts is None else counts[member])
     score, near, flat = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
-    score[sample], near[sample] = common.likeness(contrast, counts, member), crowd.near
+    score[sample] = common.likeness(contrast, counts, member) if n > 1 else 1.0
+    near[sample] = crowd.near
     flat[sample] = ~np.isfinite(last)
     found = _kinds(contrast, counts, member)
     numbers = {

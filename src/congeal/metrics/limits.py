@@ -97,7 +97,7 @@ NEAREST = 0.25
 """An image is held against the quarter of the set that it is most like: a set may vary, and means of means hide it."""
 CENTRE = 0.6
 """The quantile of that which stands for a right image: up to a third of a set may be foreign."""
-MATCH_SHARE: Band = (0.34, 0.84)
+MATCH_SHARE: Band = (0.25, 0.85)
 """A right image reaches this share of what stands for one: the first where images are hardly alike, the second where
 they are identical, in between in proportion. Digits (alike by 0.8) and faces (0.2) differ that much."""
 BENT_SHARE = 0.9
@@ -128,15 +128,17 @@ OBJECT_UNITY = 0.84
 with and without a loop; two digits, or one of them mirrored or turned: 0.23 to 0.81."""
 OBJECT_CROWD = 0.8
 """The same for likeness to all against likeness to the nearest. One digit 0.83 and more, several 0.78 and less."""
-PHOTO_UNITY = 0.55
-"""Photographs vary more (faces of one person: 0.54 to 0.84; half of them turned: 0.01 to 0.48) …"""
+PHOTO_UNITY = 0.5
+"""Photographs vary more (faces of one person: 0.52 to 0.84; half of them turned: 0.0 to 0.49) …"""
 PHOTO_DISTINCTNESS = 1.7
-"""… so single images, too, must clearly be of one kind or the other (one kind: up to 1.4; halves: 1.9 and more)."""
+"""… so single images, too, must clearly be of one kind or the other (one kind: up to 1.8; halves: 1.7 and more)."""
 PART = 0.15
 """A group with a smaller share of the set is not another kind but a few odd images."""
 LEAST_RISE = 0.005
 """A smaller rise of likeness is none, however sure."""
 LEAST_FALL = 0.02
-"""A smaller fall of likeness is none, however sure: resampling alone costs as much."""
+"""A smaller fall of likeness is none, however sure …"""
+LEAST_FALL_SHARE = 0.08
+"""… where images are hardly alike, as in noisy stacks, one of a smaller share of their likeness."""
 SURE = 3.0
 """A change of likeness counts when it is so many standard errors, over images, away from none."""

@@ -13,6 +13,7 @@ from congeal.metrics.limits import (
     FAILED_CHANCE,
     FAILED_IMAGES,
     LEAST_FALL,
+    LEAST_FALL_SHARE,
     LEAST_RISE,
     LOST_ENERGY,
     LOST_RISE,
@@ -116,7 +117,8 @@ def judge(seen: Evidence) -> str:
         return size
     if seen.failed_share >= FAILED_IMAGES or seen.likeness_after < FAILED_CHANCE * seen.chance_likeness:
         return "failed"
-    if seen.rise < -max(LEAST_FALL, SURE * seen.likeness_error):
+    least_fall = min(LEAST_FALL, LEAST_FALL_SHARE * seen.likeness_before)
+    if seen.rise < -max(least_fall, SURE * seen.likeness_error):
         return "worse"
     if seen.matching_share < MATCHING or _several_kinds(seen):
         return "mixed"

@@ -31,7 +31,7 @@ def test_results_come_in_order_and_few_are_held() -> None:
         with lock:
             held -= 1
     assert results == [10 * k for k in range(40)]
-    assert most <= 3 + 2
+    assert most <= 2 * 3 + 3
     assert set(drawn) == {threading.current_thread()}
 
 
@@ -59,12 +59,12 @@ def test_an_error_comes_in_its_turn_and_ends_it(error: type[BaseException]) -> N
     with pytest.raises(error):
         seen.extend(in_order(work, range(1000), 2))
     assert seen == [0, 1, 2, 3]
-    assert max(done) < 12
+    assert max(done) < 16
 
 
 def test_closing_leaves_the_rest_undone() -> None:
     done: list[int] = []
     with closing(in_order(done.append, range(1000), 2)) as results:
         next(results)
-    assert len(done) < 12
+    assert len(done) < 16
     assert usable_cores() >= 1

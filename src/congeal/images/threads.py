@@ -28,7 +28,7 @@ def in_order(
     *,
     begin: Callable[[], object] = nullcontext,
 ) -> Generator[Result, None, None]:
-    """work(item) of every item, in their order, at most two more than threads at a time.
+    """work(item) of every item, in their order, a few of them ahead of the one that is yielded.
 
     Items are drawn in the caller's thread; `begin` is called once in each of the others. The first error ends it, and
     so does closing the iterator: what was not begun by then is left undone.
@@ -38,7 +38,7 @@ def in_order(
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                if len(waiting) > threads + 1:
+                if len(waiting) > 2 * threads + 2:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

@@ -15,7 +15,7 @@ from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge, mean_motion
 from congeal.solvers.streaming import chunks
 from congeal.solvers.tiles import MOST_TILES, Tiles
-from congeal.solvers.witness import Level, LevelSums, Votes, Witness
+from congeal.solvers.witness import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelSums, Votes, Witness
 
 PASSES = 6
 """At most, over a set at one level; two to four are usual."""
@@ -72,9 +72,14 @@ class Details:
         part = next(part for part in self.parts if part[-1] >= i)
         return self.of(part)[i - int(part[0])][None]
 
+    def sums(self, tiles: Tiles) -> LevelSums:
+        """Empty sums for a level of this stack."""
+        shrunk = self.stack.native_size > max(self.stack.frame)
+        return LevelSums(tiles, SHRINKING_ERROR if shrunk else SAMPLING_ERROR)
+
     def level(self, poses: torch.Tensor, keep: torch.Tensor, tiles: Tiles) -> Level:
         """What the images that match make where they are."""
-        sums = LevelSums(tiles)
+        sums = self.sums(tiles)
         for part in self.parts:
             seen, covered = self.on_tiles(part, poses[part], tiles)
             sums.add(seen[keep[part]], covered[keep[part]])
@@ -126,7 +131,7 @@ def sharpen(
     level = details.level(found, keep, tiles)
     before = None
     for _ in range(passes):
-        witness, sums, answers, moved = Witness(level, motion), LevelSums(tiles), [], torch.empty_like(found)
+        witness, sums, answers, moved = Witness(level, motion), details.sums(tiles), [], torch.empty_like(found)
         for part in details.parts:
             seen, covered = details.on_tiles(part, found[part], tiles)
             votes = witness.ask(seen, covered, keep[part])

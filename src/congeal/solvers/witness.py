@@ -20,8 +20,11 @@ _FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals
 _LEAST_NOISE = 0.02  # of the mean variance: no tile is quite free of noise
 _LEAST_TILES = 6  # that an image must cover before it is moved or its error is known
 _DAMPING = 1e-4
-_SAMPLING_ERROR = 0.01  # pixels along an axis: what sampling between pixels costs, however little noise there is
-_NEIGHBOURS = 1.4  # times the variance: blocks that touch err alike. Both from copies of four photographs (DEVELOP in
+SAMPLING_ERROR = 0.003
+"""Pixels along an axis: what sampling between pixels costs a pose, however little noise there is …"""
+SHRINKING_ERROR = 0.01
+"""… and what it costs if the pictures were made smaller before."""
+_NEIGHBOURS = 1.2  # times the variance: blocks that touch err alike. Both from copies of four photographs (DEVELOP in
 # benchmarks/everyday_sets.py); how far they hold elsewhere is measured there by `everyday.py bars`.
 
 
@@ -38,12 +41,15 @@ class Level:
         Variance of those images about it.
     count : int
         How many they were.
+    floor : float
+        The error that no pose can be without, in pixels along an axis.
     """
 
     tiles: Tiles
     template: torch.Tensor
     noise: torch.Tensor
     count: int
+    floor: float
 
     @property
     def frame(self) -> Size:
@@ -54,8 +60,8 @@ class Level:
 class LevelSums:
     """Running sums over images from which a level is made."""
 
-    def __init__(self, tiles: Tiles) -> None:
-        self.tiles, self.count = tiles, 0
+    def __init__(self, tiles: Tiles, floor: float) -> None:
+        self.tiles, self.floor, self.count = tiles, floor, 0
         self.image = torch.zeros(len(tiles), tiles.side + 2, tiles.side + 2, dtype=torch.float64)
         self.square, self.weight = (torch.zeros(len(tiles), dtype=torch.float64) for _ in range(2))
 
@@ -73,7 +79,8 @@ class LevelSums:
         mean = self.image / weight[:, None, None]
         noise = (self.square / weight - self.tiles.inner(mean).square().mean(1)).clamp(min=0)
         noise = noise * self.count / max(1, self.count - 1)
-        return Level(self.tiles, mean.float(), (noise + _LEAST_NOISE * noise.mean() + 1e-9).float(), self.count)
+        noise = noise + _LEAST_NOISE * noise.mean() + 1e-9
+        return Level(self.tiles, mean.float(), noise.float(), self.count, self.floor)
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class Witness:
             _NEIGHBOURS * used / (used - delta.shape[1] / 2).clamp(min=1.0)
         )  # the step was fitted to these very blocks
         spread = self.corner.T @ inverse @ (blocks * few[:, None, None]) @ inverse @ self.corner
-        error = (torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1) + _SAMPLING_ERROR**2).sqrt()
+        error = (torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1) + self.level.floor**2).sqrt()
         known = covered.sum(1) >= _LEAST_TILES
         likeness = _correlation(shown, shown - residual, covered / self.level.noise)
         return Votes(torch.where(known[:, None], delta, 0.0), torch.where(known, error, torch.nan), likeness)

@@ -28,7 +28,7 @@ from congeal.solvers.threads import few_threads
 from congeal.solvers.witness import Level
 
 _STEP = 3  # times larger: poses good to a tenth of a pixel are then good to a third, where steps still converge
-_FINE_ENOUGH = 0.025  # pixels of the originals: a pose this sure is sure enough for every use
+_FINE_ENOUGH = 0.03  # pixels of the originals: a pose this sure is sure enough for every use
 _SHARP = 0.25  # pixels of a level: poses that are surer than this are better than those of a coarser level; others …
 _WORTH = 5.0  # … must move a corner by so many standard errors, in the median, or the coarser level knew better
 _LESS_ALIKE = 0.02  # likeness that an image may lose to a finer level before it is put back

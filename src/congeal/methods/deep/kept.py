@@ -28,6 +28,7 @@ def guide_tensors(guide: Guide) -> dict[str, torch.Tensor]:
             f"level{number}.corner": level.tiles.corner,
             f"level{number}.template": level.template,
             f"level{number}.noise": level.noise,
+            f"level{number}.floor": torch.tensor(level.floor, dtype=torch.float64),
         }
     return tensors
 
@@ -43,7 +44,8 @@ def guide_from_tensors(
     while (name := f"level{len(levels)}") + ".about" in tensors:
         height, width, side, count, moves = tensors[f"{name}.about"].tolist()
         tiles = Tiles((height, width), side, tensors[f"{name}.corner"])
-        levels.append(Level(tiles, tensors[f"{name}.template"], tensors[f"{name}.noise"], count))
+        template, noise, floor = (tensors[f"{name}.{part}"] for part in ("template", "noise", "floor"))
+        levels.append(Level(tiles, template, noise, count, float(floor)))
     return Guide(
         motion,
         aligner,

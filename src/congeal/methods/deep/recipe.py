@@ -42,7 +42,9 @@ Settings = TypeVar("Settings", TrainSettings, SettleSettings, RefineSettings)
 
 _ALL_MATCH = 0.7  # a score that leaves nothing to look for: copies of one picture, frames of a stack
 _A_FEW = 0.01  # of the images: if tries helped more than these, the better template is worth a second round …
-_MANY = 0.08  # … and if they then still help more than these, a net has something to learn
+_MANY = 0.08  # … and if they then still help more than these, a net has something to learn …
+_LEFT = 0.05  # … for those that are left unmatched, if they are more than these
+_UNMATCHED = 0.85  # of the median score: what scores less is not matched
 _MATCHING = 0.3  # of the images, the worst, say nothing about what a good score is
 _MOTION_IMAGES = 24  # at most, by which the motion is chosen …
 _MOTION_SIZE = 192  # … in pictures this large, which hold what the poses were not fitted to
@@ -116,7 +118,7 @@ class Recipe:
         else:
             seeded_state = state
             state, guide, helped = self._straight(sample, state)
-            if self._should_train(helped):
+            if self._should_train(helped, state.scores):
                 trained = self._train(sample, seeded_state, saved)
                 state, guide = self._with_net(trained)
         if self.parameters.motion == "auto":
@@ -161,19 +163,15 @@ class Recipe:
         """Parts of the recipe that are switched off leave nothing to begin with but the net."""
         return not (self.parameters.refine and self.parameters.running_reference)
 
-    def _should_train(self, helped: float) -> bool:
-        wish, share = self.parameters.train, f"{helped:.0%} of the images found a better pose by further tries"
-        if self.parameters.steps == 0 or wish == "never":
-            self._decide("training", f"No network was trained, as asked; {share}.", helped=helped)
-            return False
-        if wish == "always":
-            self._decide("training", "A network was trained, as asked.", helped=helped)
-            return True
-        if helped > _MANY:
-            self._decide("training", f"A network was trained, because {share}.", helped=helped)
-            return True
-        self._decide("training", f"No network was trained: only {share}.", helped=helped)
-        return False
+    def _should_train(self, helped: float, scores: torch.Tensor) -> bool:
+        """Whether a net has something to learn (poses that steps from the start do not find) and somebody to help."""
+        wish, left = self.parameters.train, float((scores < _UNMATCHED * scores.median()).float().mean())
+        many = helped > _MANY and left > _LEFT
+        will = self.parameters.steps > 0 and (wish == "always" or (wish == "auto" and many))
+        facts = f"further tries found better poses for {helped:.0%} of the images, and {left:.0%} are left unmatched"
+        why = f"as asked; {facts}" if wish != "auto" or self.parameters.steps == 0 else facts
+        self._decide("training", f"{'A' if will else 'No'} network was trained: {why}.", helped=helped, unmatched=left)
+        return will
 
     def _train(self, sample: Sample, state: State, saved: Mapping[str, Any]) -> Trained:
         parameters = self.parameters

@@ -119,20 +119,20 @@ def go_finer(
             why = f"Worked at {base} pixels, then {sizes}: poses are known to {sure:.2g} pixels of the originals."
             return _finish(climb, larger, done, why)
     with few_threads(stack.frame):
-        done = _level(Details(stack, appearance), climb.poses, motion, keep, job, passes=1)
+
+        def judged(_: float, likeness: float) -> None:
+            job.note(size=base, likeness=likeness)  # nothing is moved
+
+        done = sharpen(Details(stack, appearance), climb.poses, motion, keep, passes=1, on_pass=judged)
     why = "as fine as the images are" if base >= native else "larger pictures were not asked for or not to be had"
     return _finish(climb, stack, done, f"Worked at {base} pixels: {why}.")
 
 
-def _level(
-    details: Details, entry: torch.Tensor, motion: str, keep: torch.Tensor, job: Job, passes: int = PASSES
-) -> Sharpened:
+def _level(details: Details, entry: torch.Tensor, motion: str, keep: torch.Tensor, job: Job) -> Sharpened:
     size = max(details.stack.frame)
-
-    def on_pass(moved: float, likeness: float) -> None:
-        job.note(size=size, moved=moved, likeness=likeness)
-
-    return sharpen(details, entry, motion, keep, passes=passes, on_pass=on_pass)
+    return sharpen(
+        details, entry, motion, keep, on_pass=lambda moved, like: job.note(size=size, moved=moved, likeness=like)
+    )
 
 
 def _finish(climb: _Climb, judged_at: Stack, done: Sharpened, sentence: str) -> Finer:

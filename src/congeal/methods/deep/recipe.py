@@ -42,9 +42,10 @@ Settings = TypeVar("Settings", TrainSettings, SettleSettings, RefineSettings)
 
 _ALL_MATCH = 0.7  # a score that leaves nothing to look for: copies of one picture, frames of a stack
 _A_FEW = 0.01  # of the images: if tries helped more than these, the better template is worth a second round …
-_MANY = 0.08  # … and if they then still help more than these, a net has something to learn …
-_LEFT = 0.05  # … for those that are left unmatched, if they are more than these
+_MANY = 0.11  # … and if they then still help more than these, a net has something to learn …
+_LEFT = 0.02  # … for those that are left unmatched, if they are more than these
 _UNMATCHED = 0.85  # of the median score: what scores less is not matched
+_ENOUGH = 50  # images: fewer are tried out faster than a net is trained, and teach it little
 _MATCHING = 0.3  # of the images, the worst, say nothing about what a good score is
 _MOTION_IMAGES = 24  # at most, by which the motion is chosen …
 _MOTION_SIZE = 192  # … in pictures this large, which hold what the poses were not fitted to
@@ -166,7 +167,7 @@ class Recipe:
     def _should_train(self, helped: float, scores: torch.Tensor) -> bool:
         """Whether a net has something to learn (poses that steps from the start do not find) and somebody to help."""
         wish, left = self.parameters.train, float((scores < _UNMATCHED * scores.median()).float().mean())
-        many = helped > _MANY and left > _LEFT
+        many = helped > _MANY and left > _LEFT and len(scores) >= _ENOUGH
         will = self.parameters.steps > 0 and (wish == "always" or (wish == "auto" and many))
         facts = f"further tries found better poses for {helped:.0%} of the images, and {left:.0%} are left unmatched"
         why = f"as asked; {facts}" if wish != "auto" or self.parameters.steps == 0 else facts

@@ -19,12 +19,13 @@ from congeal.solvers.tiles import Tiles
 _FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals: a few are far off
 _LEAST_NOISE = 0.02  # of the mean variance: no tile is quite free of noise
 _LEAST_TILES = 6  # that an image must cover before it is moved or its error is known
+_LEAST_SHARE = 0.25  # of the images must show a tile: where an image is nearly alone, it would be its own witness
 _DAMPING = 1e-4
 SAMPLING_ERROR = 0.003
 """Pixels along an axis: what sampling between pixels costs a pose, however little noise there is …"""
 SHRINKING_ERROR = 0.01
 """… and what it costs if the pictures were made smaller before."""
-_NEIGHBOURS = 1.2  # times the variance: blocks that touch err alike. Both from copies of four photographs (DEVELOP in
+_NEIGHBOURS = 1.6  # times the variance: blocks that touch err alike. Both from copies of four photographs (DEVELOP in
 # benchmarks/everyday_sets.py); how far they hold elsewhere is measured there by `everyday.py bars`.
 
 
@@ -39,8 +40,8 @@ class Level:
         Mean of the images that made it, with a rim of one pixel.
     noise : (T,) tensor
         Variance of those images about it.
-    count : int
-        How many they were.
+    count : (T,) tensor
+        How many images each tile was made of; 0 where too few show it to be a witness.
     floor : float
         The error that no pose can be without, in pixels along an axis.
     """
@@ -48,7 +49,7 @@ class Level:
     tiles: Tiles
     template: torch.Tensor
     noise: torch.Tensor
-    count: int
+    count: torch.Tensor
     floor: float
 
     @property
@@ -61,7 +62,7 @@ class LevelSums:
     """Running sums over images from which a level is made."""
 
     def __init__(self, tiles: Tiles, floor: float) -> None:
-        self.tiles, self.floor, self.count = tiles, floor, 0
+        self.tiles, self.floor, self.images = tiles, floor, 0
         self.image = torch.zeros(len(tiles), tiles.side + 2, tiles.side + 2, dtype=torch.float64)
         self.square, self.weight = (torch.zeros(len(tiles), dtype=torch.float64) for _ in range(2))
 
@@ -71,16 +72,17 @@ class LevelSums:
         self.image += torch.einsum("btij,bt->tij", seen.double(), covered)
         self.square += (self.tiles.inner(seen).double().square().mean(2) * covered).sum(0)
         self.weight += covered.sum(0)
-        self.count += len(seen)
+        self.images += len(seen)
 
     def level(self) -> Level:
         """The level of all images so far."""
-        weight = self.weight.clamp(min=1e-6)
-        mean = self.image / weight[:, None, None]
-        noise = (self.square / weight - self.tiles.inner(mean).square().mean(1)).clamp(min=0)
-        noise = noise * self.count / max(1, self.count - 1)
-        noise = noise + _LEAST_NOISE * noise.mean() + 1e-9
-        return Level(self.tiles, mean.float(), noise.float(), self.count, self.floor)
+        count = self.weight.clamp(min=1)
+        mean = self.image / count[:, None, None]
+        noise = (self.square / count - self.tiles.inner(mean).square().mean(1)).clamp(min=0)
+        noise = noise * count / (count - 1).clamp(min=1)
+        shown = self.weight >= max(2, _LEAST_SHARE * self.images)
+        noise = noise + _LEAST_NOISE * (noise * shown).sum() / shown.sum().clamp(min=1) + 1e-9
+        return Level(self.tiles, mean.float(), noise.float(), (self.weight * shown).float(), self.floor)
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class Witness:
     def ask(self, seen: torch.Tensor, covered: torch.Tensor, own: torch.Tensor) -> Votes:
         """seen (B, T, side + 2, side + 2), covered (B, T); own (B,) bool: which images are part of the template."""
         shown, residual = self._residual(seen, own)
+        covered = covered * (self.level.count > 0)
         away = residual.square().mean(2)
         weight = (covered * (_FREEDOM + 1) / (_FREEDOM * self.level.noise + away)).double()
         votes, inverse = self._votes(residual, weight)
@@ -144,7 +147,7 @@ class Witness:
         tr(A⁻¹B). noise (T,): the same for all motions that are compared.
         """
         shown, residual = self._residual(seen, own)
-        weight = (covered / noise).double()
+        weight = (covered * (self.level.count > 0) / noise).double()
         votes, inverse = self._votes(residual, weight)
         optimism = torch.einsum("bkl,blk->b", inverse, self._blocks(votes))
         missed, there = ((weight * part.double().square().sum(2)).sum(1) / 2 for part in (residual, shown))
@@ -153,8 +156,8 @@ class Witness:
     def _residual(self, seen: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What tiles show (B, T, P), and how far it is from the mean of the others."""
         count, shown = self.level.count, self.tiles.inner(seen)
-        without_itself = torch.where(own, count / max(1, count - 1), 1.0)
-        return shown, (shown - self.inner) * without_itself[:, None, None]
+        without_itself = torch.where(own[:, None], count / (count - 1).clamp(min=1), 1.0)
+        return shown, (shown - self.inner) * without_itself[..., None]
 
     def _votes(self, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What each tile pulls with (B, T, k), and the inverse of the curvature (B, k, k)."""

@@ -21,6 +21,7 @@ PASSES = 6
 """At most, over a set at one level; two to four are usual."""
 _LOOKED_AT = 8  # images from which tiles are chosen
 _KEPT_BYTES = 512 << 20  # of pictures that are kept between passes
+_FEW = 12  # images
 _STILL = 0.005  # pixels of mean corner motion at which a level has settled
 
 OnPass = Callable[[float, float], None]
@@ -137,15 +138,17 @@ def sharpen(
             votes = witness.ask(seen, covered, keep[part])
             moved[part] = witness.newton.compose(found[part], votes.delta)
             answers.append(votes)
-            # The next template is made of the images as they are now: one look at each image and pass.
             sums.add(seen[keep[part]], covered[keep[part]])
         likeness, error = (torch.cat([getattr(one, name) for one in answers]) for name in ("likeness", "error"))
-        before, level = likeness if before is None else before, sums.level()
+        before = likeness if before is None else before
         moved = gauge.fix(moved, None, keep)
         change = mean_motion(found, moved, stack.frame)
         if on_pass is not None:
             on_pass(change, float(likeness[keep].mean()))
         found = moved
+        # Each of a few images is a large part of the template, and has to be in it where it is now. Of many, the
+        # template may be made of where they were: one look at each image and pass.
+        level = details.level(found, keep, tiles) if int(keep.sum()) <= _FEW else sums.level()
         if change < _STILL:
             break
     assert before is not None

@@ -22,12 +22,13 @@ def guide_tensors(guide: Guide) -> dict[str, torch.Tensor]:
         tensors["plausible"] = guide.prior.tensor()
     levels = [*guide.levels] or ([guide.judge] if guide.judge is not None else [])
     for number, level in enumerate(levels):
-        about = [*level.frame, level.tiles.side, level.count, bool(guide.levels)]
+        about = [*level.frame, level.tiles.side, bool(guide.levels)]
         tensors |= {
             f"level{number}.about": torch.tensor(about, dtype=torch.int64),
             f"level{number}.corner": level.tiles.corner,
             f"level{number}.template": level.template,
             f"level{number}.noise": level.noise,
+            f"level{number}.count": level.count,
             f"level{number}.floor": torch.tensor(level.floor, dtype=torch.float64),
         }
     return tensors
@@ -42,9 +43,9 @@ def guide_from_tensors(
     levels: list[Level] = []
     moves = True
     while (name := f"level{len(levels)}") + ".about" in tensors:
-        height, width, side, count, moves = tensors[f"{name}.about"].tolist()
+        height, width, side, moves = tensors[f"{name}.about"].tolist()
         tiles = Tiles((height, width), side, tensors[f"{name}.corner"])
-        template, noise, floor = (tensors[f"{name}.{part}"] for part in ("template", "noise", "floor"))
+        template, noise, count, floor = (tensors[f"{name}.{part}"] for part in ("template", "noise", "count", "floor"))
         levels.append(Level(tiles, template, noise, count, float(floor)))
     return Guide(
         motion,

@@ -14,6 +14,9 @@ from congeal.geometry import from_normalised, matrix_from_parameters, warp
 from congeal.images import Stack, prepare
 from congeal.methods.base import Alignment, Method
 from congeal.metrics import corner_error
+from congeal.solvers.filters import blur
+
+PARAMETERS = {"translation": 2, "rigid": 3, "similarity": 4, "affine": 6, "homography": 8}
 
 
 def warped_digit(
@@ -71,3 +74,27 @@ class Kept:
 
     def load(self) -> dict[str, Any] | None:
         return torch.load(io.BytesIO(self.states[-1]), weights_only=True) if self.states else None
+
+
+def photograph_copies(
+    motion: str, side: int = 96, n: int = 6, *, noise: float = 0.02, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """A photograph under known warps of one motion, with noise (a share of white) and light that varies by 10 %.
+
+    Images (n, side, side) uint8 and the aligned_from_source (n, 3, 3) that undo the warps. Every picture is sampled
+    from a photograph of 512×512, which is larger than what it shows.
+    """
+    from skimage.data import camera
+
+    rng = torch.Generator().manual_seed(seed)
+    reach = torch.tensor([0.06, 0.06, 0.06, 0.05, 0.03, 0.03, 0.03, 0.03])[: PARAMETERS[motion]]
+    draws = (torch.rand(n, len(reach), generator=rng) * 2 - 1) * reach
+    truth = from_normalised(matrix_from_parameters(draws), (side, side)).double()
+    zoom = 512 / (1.3 * side)
+    middle = 255.5 - zoom * (side - 1) / 2
+    photo_from_aligned = torch.tensor([[zoom, 0, middle], [0, zoom, middle], [0, 0, 1]], dtype=torch.float64)
+    photo = blur(torch.as_tensor(camera().astype(np.float32))[None, None], 0.6 * zoom)
+    shown = warp(photo.expand(n, -1, -1, -1), (photo_from_aligned @ truth).float(), (side, side), mode="bicubic")
+    shown = shown + 255 * noise * torch.randn(shown.shape, generator=rng)
+    light = 0.9 + 0.1 * (torch.rand(n, 1, 1, 1, generator=rng) * 2 - 1)
+    return (shown * light).clamp(0, 255).round()[:, 0].numpy().astype(np.uint8), truth.numpy()

@@ -56,8 +56,14 @@ LEARNT, NEW = 24, 8  # images that models are fitted on, and that they have not 
 
 
 def small(name: str, **params: Any) -> Method:
-    """The method with little to do; whole numbers and tuples of them are lowered, nothing else is touched."""
+    """The method with little to do: whole numbers and tuples of them are lowered.
+
+    A network is trained where one can be, so that there is one to save and a training to go on with; test_training.py
+    has the method without.
+    """
     model = method_class(name)(size=28)
+    if "train" in model.get_params():
+        model.set_params(train="always")
     for key, value in model.get_params().items():
         if key in EFFORT and isinstance(value, int) and not isinstance(value, bool):
             model.set_params(**{key: min(value, EFFORT[key])})

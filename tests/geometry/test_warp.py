@@ -21,6 +21,7 @@ from congeal.geometry import (
     sampling_grid,
     warp,
 )
+from congeal.geometry.sampling import sample_points
 
 MODES = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 BORDERS = {"zeros": cv2.BORDER_CONSTANT, "border": cv2.BORDER_REPLICATE, "reflect": cv2.BORDER_REFLECT}
@@ -268,3 +269,22 @@ def test_gradient_reaches_the_parameters() -> None:
 def test_wrong_use_is_named(images: torch.Tensor, options: dict, says: str) -> None:
     with pytest.raises(CongealError, match=says):
         warp(images, torch.eye(3), **options)
+
+
+def test_points_take_what_the_whole_warp_has_there() -> None:
+    images, size = noise((40, 56), batch=3), (30, 26)
+    parameters = 0.3 * torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    parameters[:, 6:] *= 0.2
+    matrices = torch.as_tensor(rescale(size, (40, 56))).float() @ from_normalised(
+        matrix_from_parameters(parameters), size
+    )
+    y, x = torch.meshgrid(torch.arange(0, 30, 3), torch.arange(0, 26, 5), indexing="ij")
+    points = torch.stack([x.flatten(), y.flatten()], 1).float()
+    values, inside = sample_points(images, matrices, points, size)
+    whole = warp(images, matrices, size)[:, 0, y.flatten(), x.flatten()]
+    covered = coverage(matrices, (40, 56), size)[:, 0, y.flatten(), x.flatten()]
+    torch.testing.assert_close(values[inside], whole[inside], atol=2e-5, rtol=0)
+    assert 0.2 < inside.float().mean() < 0.98, "some points lie beyond the edge"
+    assert torch.equal(inside, covered > 1 - 1e-4)
+    border = warp(images, matrices, size, padding="border")[:, 0, y.flatten(), x.flatten()]
+    torch.testing.assert_close(values, border, atol=2e-5, rtol=0)

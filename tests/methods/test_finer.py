@@ -1,0 +1,193 @@
+"""Finer levels: poses as exact as the originals allow, and how sure they are."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from known_warps import align_new, photograph_copies, pixels
+
+import congeal
+from congeal import DeepCongealing
+from congeal.geometry import compose, invert, map_points
+from congeal.geometry.matrix import corners
+from congeal.images import stack as stacks
+from congeal.methods.base import Method
+from congeal.metrics import corner_error
+from congeal.solvers.tiles import Tiles
+from congeal.solvers.witness import LevelSums, Witness
+
+SIDE = 96
+FRAME = (SIDE, SIDE)
+
+
+def apart(found: np.ndarray, others: np.ndarray) -> float:
+    """The largest distance of a corner between two sets of poses, in pixels."""
+    return float(np.abs(map_points(found, corners(FRAME)) - map_points(others, corners(FRAME))).max())
+
+
+@pytest.fixture(scope="module")
+def copies() -> tuple[np.ndarray, np.ndarray]:
+    """Twelve similarities of a photograph: images, truth."""
+    return photograph_copies("similarity", SIDE, 12)
+
+
+@pytest.fixture(scope="module")
+def model(copies: tuple[np.ndarray, np.ndarray]) -> Method:
+    """Fitted on the first eight of them."""
+    return DeepCongealing(size=32).fit(copies[0][:8])
+
+
+# ---- how exact
+
+
+def test_poses_are_as_exact_as_the_originals_allow() -> None:
+    images, truth = photograph_copies("homography", 256)
+    errors = {}
+    for finest in (None, 64):
+        model = DeepCongealing(finest=finest).fit(images)
+        errors[finest] = corner_error(model.transforms_.matrices, truth, (256, 256)).mean()
+    assert errors[None] < 0.1
+    assert errors[64] > 0.2
+
+
+def test_levels_rise_and_are_in_the_history(model: Method) -> None:
+    assert model.levels_ == (32, 96)
+    assert model.decisions_["resolution"]["sentence"].startswith("Worked at 32 pixels, then 96")
+    assert {row["size"] for row in model.history_} == {96}
+    assert [row["step"] for row in model.history_] == list(range(1, len(model.history_) + 1))
+    moved = [row["moved"] for row in model.history_]
+    assert moved[-1] < 0.1 * moved[0], "it settles"
+
+
+@pytest.mark.parametrize(("finest", "levels"), [(32, (32,)), (64, (32, 64)), (500, (32, 96))])
+def test_finest_is_the_largest_size(
+    copies: tuple[np.ndarray, np.ndarray], finest: int, levels: tuple[int, ...]
+) -> None:
+    found = DeepCongealing(size=32, finest=finest, motion="similarity").fit(copies[0][:5])
+    assert found.levels_ == levels
+    assert np.isfinite(found.transforms_.uncertainty_px).all()
+
+
+def test_several_levels_each_at_most_three_times_larger(copies: tuple[np.ndarray, np.ndarray]) -> None:
+    found = DeepCongealing(size=16, motion="similarity").fit(copies[0][:6])
+    assert found.levels_[0] == 16
+    assert all(1 < b / a <= 3 for a, b in pairwise(found.levels_))
+
+
+def test_a_set_too_large_for_larger_pictures_is_judged_by_the_last_it_had(
+    copies: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = DeepCongealing(size=16, motion="similarity", finest=48).fit(copies[0][:6])
+    monkeypatch.setattr(stacks, "_MOST_VALUES", 6 * 48**2)
+    found = DeepCongealing(size=16, motion="similarity").fit(copies[0][:6])
+    assert found.levels_ == whole.levels_ == (16, 48)
+    assert np.array_equal(found.transforms_.matrices, whole.transforms_.matrices)
+    assert np.array_equal(found.transforms_.uncertainty_px, whole.transforms_.uncertainty_px)
+
+
+# ---- new images
+
+
+def test_new_images_are_sharpened_too(model: Method, copies: tuple[np.ndarray, np.ndarray]) -> None:
+    images, truth = copies
+    new = align_new(model, images[8:])
+    together = np.concatenate([model.transforms_.matrices, new.transforms.matrices])
+    assert corner_error(together, truth, FRAME)[8:].max() < 0.1
+    assert new.found.levels == model.levels_
+    assert np.median(new.transforms.uncertainty_px) < 0.05
+
+
+def test_an_image_alone_gets_the_pose_it_gets_among_others(
+    model: Method, copies: tuple[np.ndarray, np.ndarray]
+) -> None:
+    new = copies[0][8:]
+    together = align_new(model, new).transforms
+    alone = align_new(model, new[2:3]).transforms
+    assert apart(alone.matrices, together.matrices[2:3]) < 1e-5
+    assert alone.uncertainty_px[0] == pytest.approx(together.uncertainty_px[2], rel=1e-5)
+
+
+def test_a_model_from_a_file_sharpens_alike(
+    model: Method, copies: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    model.save(tmp_path / "model.safetensors")
+    loaded = congeal.load(tmp_path / "model.safetensors")
+    assert align_new(loaded, copies[0][8:]).transforms == align_new(model, copies[0][8:]).transforms
+
+
+def test_new_images_that_are_smaller_than_the_finest_level(
+    model: Method, copies: tuple[np.ndarray, np.ndarray]
+) -> None:
+    images, truth = copies
+    small = torch.nn.functional.avg_pool2d(torch.as_tensor(images[8:]).float()[:, None], 2)[:, 0].round()
+    new = align_new(model, small.numpy().astype(np.uint8)).transforms
+    half = np.array([[2, 0, 0.5], [0, 2, 0.5], [0, 0, 1.0]])  # from pixels of the small picture to those of the large
+    seen = new.matrices @ invert(half[None])
+    together = np.concatenate([model.transforms_.matrices, seen])
+    assert corner_error(together, truth, FRAME)[8:].max() < 0.5
+    assert np.isfinite(new.uncertainty_px).all()
+
+
+# ---- error bars
+
+
+@pytest.mark.parametrize(("motion", "n"), [("translation", 6), ("similarity", 6), ("homography", 12)])
+def test_true_errors_lie_within_the_error_bars(motion: str, n: int) -> None:
+    images, truth = photograph_copies(motion, SIDE, n)
+    found = DeepCongealing(size=32).fit(images).transforms_
+    off = corner_error(found.matrices, truth, FRAME) / found.uncertainty_px
+    assert np.mean(off < 2.5) >= 0.8
+    assert off.max() < 5, "nobody is surely wrong"
+    assert np.median(off) > 0.3, "and the bars are no wider than they need be"
+
+
+def test_error_bars_grow_with_noise(model: Method) -> None:
+    noisy, _ = photograph_copies("similarity", SIDE, 8, noise=0.1)
+    found = DeepCongealing(size=32, motion="similarity").fit(noisy).transforms_
+    assert np.median(found.uncertainty_px) > 2 * np.median(model.transforms_.uncertainty_px)
+
+
+def test_images_without_larger_originals_have_error_bars_too() -> None:
+    model = DeepCongealing(restarts=2).fit(pixels("3", 0, 24))
+    assert model.levels_ == (28,)
+    assert model.decisions_["resolution"]["sentence"] == "Worked at 28 pixels: as fine as the images are."
+    bars = model.transforms_.uncertainty_px
+    assert np.isfinite(bars).all()
+    assert bars.min() > 0
+    assert bars.max() < 14, "half of the picture"
+    assert np.isfinite(align_new(model, pixels("3", 24, 30)).transforms.uncertainty_px).all()
+
+
+def test_error_bars_are_in_pixels_of_the_originals(copies: tuple[np.ndarray, np.ndarray]) -> None:
+    """The same pictures, each pixel four times: the same poses, bars twice as long."""
+    images = copies[0][:6]
+    doubled = images.repeat(2, 1).repeat(2, 2)
+    once, twice = (
+        DeepCongealing(size=32, finest=SIDE, motion="similarity").fit(some).transforms_ for some in (images, doubled)
+    )
+    half = np.array([[0.5, 0, -0.25], [0, 0.5, -0.25], [0, 0, 1.0]])
+    assert apart(compose(half, twice.matrices, invert(half)), once.matrices) < 0.02
+    assert np.median(twice.uncertainty_px / once.uncertainty_px) == pytest.approx(2, rel=0.3)
+
+
+def test_an_image_is_not_its_own_witness() -> None:
+    """Where an image is alone nothing is known of its pose; where it is one of two, it is compared with the other."""
+    tiles = Tiles((16, 16), 4, torch.tensor([[2, 2], [8, 2], [2, 8], [8, 8]]))
+    rng = torch.Generator().manual_seed(0)
+    seen = torch.rand(4, 4, 6, 6, generator=rng)
+    covered = torch.ones(4, 4)
+    covered[1:, 0] = 0  # only the first image shows the first tile …
+    covered[2:, 1] = 0  # … and two show the second
+    sums = LevelSums(tiles, 0.0)
+    sums.add(seen, covered)
+    level = sums.level()
+    assert level.count.tolist() == [0, 2, 4, 4]
+    _, residual = Witness(level, "translation")._residual(seen, torch.ones(4, dtype=torch.bool))
+    expected = tiles.inner(seen[0] - seen[1])[1]
+    torch.testing.assert_close(residual[0, 1], expected, atol=1e-5, rtol=0)
+    others = tiles.inner(seen[0] - seen[1:].mean(0))[2]
+    torch.testing.assert_close(residual[0, 2], others, atol=1e-5, rtol=0)

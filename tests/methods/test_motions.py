@@ -1,0 +1,58 @@
+"""Which motion is chosen: the simplest that suffices, or the one asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from known_warps import align_new, photograph_copies, pixels
+
+import congeal
+from congeal import DeepCongealing
+from congeal.geometry import MOTIONS
+
+
+@pytest.mark.parametrize("motion", MOTIONS)
+def test_the_true_motion_is_chosen_and_said(motion: str) -> None:
+    images, _ = photograph_copies(motion)
+    model = DeepCongealing(size=32).fit(images)
+    assert model.motion_ == motion
+    sentence = model.decisions_["motion"]["sentence"]
+    beside = MOTIONS[min(MOTIONS.index(motion) + 1, len(MOTIONS) - 2)]  # the next one, or the last but one
+    assert sentence.startswith(f"With {motion} the other images foretell ")
+    assert beside in sentence
+
+
+def test_digits_keep_their_homographies() -> None:
+    model = DeepCongealing(restarts=2).fit(pixels("3", 0, 40))
+    assert model.motion_ == "homography"
+    foretold = model.decisions_["motion"]["foretold"]
+    assert foretold["homography"] > foretold["affine"] + 0.1
+
+
+def test_noise_needs_hardly_any_freedom() -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (12, 32, 32), dtype=np.uint8)
+    assert DeepCongealing(size=32, restarts=2).fit(noise).motion_ in ("translation", "rigid")
+
+
+@pytest.mark.parametrize(("true", "asked"), [("translation", "similarity"), ("homography", "rigid")])
+def test_what_is_asked_for_is_obeyed(true: str, asked: str) -> None:
+    images, _ = photograph_copies(true, side=64)
+    model = DeepCongealing(size=32, motion=asked).fit(images)
+    assert model.motion_ == asked
+    assert "motion" not in model.decisions_
+    if asked == "rigid":
+        scales = np.linalg.det(model.transforms_.matrices[:, :2, :2])
+        assert np.abs(scales - 1).max() < 1e-6
+
+
+def test_new_images_move_as_was_chosen_also_after_loading(tmp_path: Path) -> None:
+    images, _ = photograph_copies("translation", side=64, n=8)
+    model = DeepCongealing(size=32).fit(images[:6])
+    assert model.motion_ == "translation"
+    model.save(tmp_path / "model.safetensors")
+    for one in (model, congeal.load(tmp_path / "model.safetensors")):
+        found = align_new(one, images[6:])
+        assert found.found.motion == "translation"
+        assert np.abs(found.transforms.matrices[:, :2, :2] - np.eye(2)).max() < 1e-6

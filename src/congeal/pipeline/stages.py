@@ -5,9 +5,10 @@ fitted     the method's answer                                 transforms.csv or
 rendered   original pixels sampled through it                  aligned/, mean.png, variance.png
 reported   the numbers, and all of it on one page              metrics.json, report.html
 
-The originals are read twice: small pictures of all of them have to be there before a transform is known, and the
-full-resolution pixels are sampled through the transforms after that. A set whose decoded images fit into a fixed budget
-is decoded once (see `congeal.images.remembered`); a larger one twice, which is what keeps memory flat.
+The originals are read for small pictures, which have to be there before a transform is known; for larger pictures in
+which poses are sharpened and likeness is measured, once for each size and only where the originals have it
+(`Stack.at`); and to sample their pixels through the transforms. A set whose decoded images fit into a fixed budget is
+decoded once (see `congeal.images.remembered`); a larger one each time, which is what keeps memory flat.
 """
 
 from __future__ import annotations

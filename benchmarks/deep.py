@@ -1,7 +1,8 @@
 """How fast the deep method is: time to fit, images per second to apply against bare `grid_sample`, and whether mixed
-precision would help to train it here. `--held-out`: how well it aligns images it has not seen.
+precision would help to train it here. `--held-out`: how well it aligns images it has not seen. A network is trained
+unless `--train` says otherwise.
 
-    python benchmarks/deep.py --limit 6000 --threads 2
+    python benchmarks/deep.py --limit 6000 --threads 2 [--train auto]
     python benchmarks/deep.py --held-out 37
 
 MNIST is read from $CONGEAL_DATA. Quality, clean and perturbed, and the ablation: `congeal reproduce`.
@@ -19,18 +20,19 @@ import torch.nn.functional as functional
 
 from congeal.datasets import open_named
 from congeal.images import Stack, prepare
-from congeal.methods.deep.congealing import DeepCongealing
+from congeal.methods.deep.congealing import TRAIN, DeepCongealing
 from congeal.methods.deep.networks import recipe_networks
 from congeal.methods.job import Job
 from congeal.metrics import RunningStats, apsnr_from_variance
 
 
-def speed(limit: int) -> None:
+def speed(limit: int, train: str) -> None:
     stack = prepare(open_named("mnist:3").limit(limit))
     begin = time.perf_counter()
-    model = DeepCongealing().fit(stack)
+    model = DeepCongealing(train=train).fit(stack)
     fit = time.perf_counter() - begin
     print(f"fit + align + refine of {len(stack)} images: {fit:.1f} s, {model.quality_.apsnr_after:.2f} dB")
+    print(f"  {model.decisions_['training']['sentence']}")
     images = stack.images(np.arange(len(stack)))
     grid = functional.affine_grid(torch.eye(3)[None, :2].expand(len(stack), -1, -1), images.shape, align_corners=False)
     calls, frames = sampled(model, stack)
@@ -91,11 +93,11 @@ def precision() -> None:
     print(f"aligner, forward and back: {min(spent[::2]):.1f} CPU ms in float32, {min(spent[1::2]):.1f} in bfloat16")
 
 
-def held_out(digit: str, limit: int) -> None:
+def held_out(digit: str, limit: int, train: str) -> None:
     """Five sixths of the images, drawn at random, are fitted; the others, and as many of those, are then aligned."""
     images = open_named(f"mnist:{digit}").batch(np.random.default_rng(0).permutation(limit))[..., 0]
     new = limit // 6
-    model = DeepCongealing().fit(images[new:])
+    model = DeepCongealing(train=train).fit(images[new:])
     found = (decibel(model.transform(some)) for some in (images[:new], images[-new:]))
     print("{}: {} held-out images {:.2f} dB, as many of the fit {:.2f}".format(digit, new, *found), flush=True)
 
@@ -108,15 +110,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=int, default=6000)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--train", choices=TRAIN, default="always")
     parser.add_argument("--held-out", metavar="DIGITS", default="")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.held_out:
         for digit in options.held_out:
-            held_out(digit, options.limit)
+            held_out(digit, options.limit, options.train)
         return
     precision()
-    speed(options.limit)
+    speed(options.limit, options.train)
 
 
 if __name__ == "__main__":

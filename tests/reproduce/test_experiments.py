@@ -112,6 +112,8 @@ def test_ablation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert {row["variant"] for row in rows} == set(few)
     assert any(row["apsnr_at_energy"] is not None for row in rows)
     assert "| + refinement |" in (tmp_path / "ablation" / "table.md").read_text()
+    facts = [json.loads(found.read_text()) for found in (tmp_path / "ablation").rglob("metrics.json")]
+    assert [(one["trained"], one["motion"]) for one in facts] == [(True, "homography")] * 2, "it is there to take apart"
     resumes(run, tmp_path / "ablation", *options)
 
 

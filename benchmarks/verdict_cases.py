@@ -283,9 +283,10 @@ def two_photographs() -> Iterator[Case]:
 # ---- what lsc makes of it
 
 
-def digit(number: int, n: int = 50, skip: int = SKIPPED) -> NDArray[np.uint8]:
+def digit(number: int, n: int = 50, skip: int = 0) -> NDArray[np.uint8]:
     """Images of MNIST."""
-    return open_images(f"mnist:{number}").batch(np.arange(skip, skip + n))[..., 0]
+    first = SKIPPED + skip
+    return open_images(f"mnist:{number}").batch(np.arange(first, first + n))[..., 0]
 
 
 def aligned_by_lsc(
@@ -322,7 +323,7 @@ def spoilt_digits(number: int) -> Iterator[Case]:
     for share, verdicts in ((0.1, (*FINE, "mixed")), (0.3, ("mixed",))):
         foreign = np.arange(len(images)) >= round((1 - share) * len(images))
         strange = images.copy()
-        strange[foreign] = [digit(others[k % 9], 1, SKIPPED + 300 + k)[0] for k in range(foreign.sum())]
+        strange[foreign] = [digit(others[k % 9], 1, 300 + k)[0] for k in range(foreign.sum())]
         yield aligned_by_lsc("digits", f"{share:.0%} foreign", name, strange, verdicts, foreign)
 
 

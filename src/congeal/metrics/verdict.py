@@ -149,7 +149,9 @@ def _size(seen: Evidence) -> str | None:
 def _several_kinds(seen: Evidence) -> bool:
     if seen.kind == "object":
         return (seen.unity < OBJECT_UNITY and seen.group_share >= PART) or seen.crowd < OBJECT_CROWD
-    return seen.unity < PHOTO_UNITY and seen.distinctness > PHOTO_DISTINCTNESS and seen.group_share >= PART
+    low, high = PHOTO_DISTINCTNESS
+    clearly = seen.distinctness > low + (high - low) * seen.unity
+    return seen.unity < PHOTO_UNITY and clearly and seen.group_share >= PART
 
 
 # ---- in sentences

@@ -24,10 +24,9 @@ from congeal import CongealError, Transforms, align, compare
 from congeal.cli import main
 from congeal.comparison.compare import has_nothing_left
 from congeal.comparison.entries import motion_for, read_labels
-from congeal.comparison.frozen import FINER, FrozenStack, finer_sizes, freeze
+from congeal.comparison.frozen import FrozenStack, freeze, sizes_asked_for
 from congeal.images import prepare
 from congeal.images.files import FileSource
-from congeal.methods.deep import finer
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
 from congeal.pipeline.render import Picture
@@ -393,13 +392,13 @@ def test_a_frozen_stack_has_larger_pictures(tmp_path: Path, kind: str) -> None:
     source = open_images(opened.get(kind, lambda: tmp_path / "images.npy")())
     stack = prepare(source, size=10, folder=tmp_path / "stack")
     freeze(stack, tmp_path / "frozen", caps=[50, 5000])
-    assert finer_sizes(stack) == [30, 90, 100]
-    assert finer_sizes(stack, [50, 5000]) == [30, 50, 90, 100]
+    assert sizes_asked_for(stack) == [30, 100]
+    assert sizes_asked_for(stack, [50, 5000]) == [30, 50, 100]
     frozen = FrozenStack(tmp_path / "frozen")
     assert frozen.native_size == stack.native_size == 100
     assert frozen.at(10) is frozen
     assert frozen.at(29) is frozen.at(95) is frozen, "nobody said that they would be asked for"
-    for asked, has in ((30, 30), (50, 50), (90, 90), (100, 100), (5000, 100)):
+    for asked, has in ((30, 30), (50, 50), (100, 100), (5000, 100)):
         larger, wanted = frozen.at(asked), stack.at(has)
         assert max(larger.frame) == has
         assert torch.equal(larger.images(slice(None)), wanted.images(slice(None)))
@@ -410,18 +409,14 @@ def test_a_frozen_stack_has_larger_pictures(tmp_path: Path, kind: str) -> None:
     assert frozen.at(100) is frozen.at(100), "opened once"
 
 
-def test_the_frozen_sizes_are_those_that_are_asked_for() -> None:
-    assert FINER == finer._STEP
-
-
 def test_the_finest_frozen_pictures_are_left_out_where_they_would_take_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = prepare(open_images(blob(4, size=100)), size=10)
-    monkeypatch.setattr("congeal.comparison.frozen.MOST_BYTES", 4 * (30**2 + 90**2) * 2)
+    monkeypatch.setattr("congeal.comparison.frozen.MOST_BYTES", 4 * (30**2 + 90**2))
     freeze(stack, tmp_path / "frozen")
     frozen = FrozenStack(tmp_path / "frozen")
-    assert max(frozen.at(90).frame) == 90
+    assert max(frozen.at(30).frame) == 30
     assert frozen.at(100) is frozen
 
 

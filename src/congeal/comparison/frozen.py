@@ -20,13 +20,13 @@ import torch
 from congeal.files import allocate, replacing, writing
 from congeal.images import Image, ImageSource, Layout, Skipped, Stack
 from congeal.images.arrays import ArraySource, as_slice
+from congeal.images.levels import finer_sizes
 from congeal.images.source import Indices, Subset
 from congeal.images.store import Store, keep_store, open_store
 from congeal.metrics.limits import FINE_SIDE
 
 CHUNK_VALUES = 4_000_000
 ABOUT = "about.npz"
-FINER = 3  # how many times as fine the next level of a method is
 MOST_BYTES = 1 << 30  # of larger pictures; where all would take more, the finest are left out
 
 
@@ -36,7 +36,7 @@ def freeze(stack: Stack, folder: Path, caps: Sequence[int] = ()) -> None:
     caps: sizes beyond which some method will not go.
     """
     levels, room = [], MOST_BYTES
-    for size in finer_sizes(stack, caps):
+    for size in sizes_asked_for(stack, caps):
         room -= _bytes_at(stack, size)
         larger = stack.at(size) if room >= 0 else stack
         if larger is stack:
@@ -46,13 +46,12 @@ def freeze(stack: Stack, folder: Path, caps: Sequence[int] = ()) -> None:
     _freeze_one(stack, folder, levels)
 
 
-def finer_sizes(stack: Stack, caps: Sequence[int] = ()) -> list[int]:
+def sizes_asked_for(stack: Stack, caps: Sequence[int] = ()) -> list[int]:
     """The sizes that methods and measures ask `Stack.at` for, coarse to fine, up to that of the originals."""
     coarsest, native = max(stack.frame), stack.native_size
-    sizes, size = {min(size, native) for size in (FINE_SIDE, *caps)}, coarsest
-    while size < native:
-        size = min(FINER * size, native)
-        sizes.add(size)
+    sizes = {min(FINE_SIDE, native)}
+    for top in (native, *(min(cap, native) for cap in caps)):
+        sizes |= set(finer_sizes(coarsest, top))
     return sorted(size for size in sizes if size > coarsest)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from congeal.geometry import MOTIONS, invert
@@ -84,11 +85,12 @@ class _Trial:
         if not self.done:
             self.noise = tried.level.noise
         witness = Witness(tried.level, motion)
-        shares = [
-            witness.foretold(*details.on_tiles(part, tried.poses[part], tiles), self.keep[part], self.noise)
-            for part in details.parts
-        ]
-        return torch.cat(shares)[self.keep]
+
+        def foretold(part: np.ndarray) -> torch.Tensor:
+            seen, covered = details.on_tiles(part, tried.poses[part], tiles)
+            return witness.foretold(seen, covered, self.keep[part], self.noise)
+
+        return torch.cat([shares for _, shares in details.each(foretold)])[self.keep]
 
 
 def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge, mean_motion
 from congeal.solvers.streaming import chunks
+from congeal.solvers.threads import in_order
 from congeal.solvers.tiles import MOST_TILES, Tiles
 from congeal.solvers.witness import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelSums, Votes, Witness
 
@@ -25,6 +27,8 @@ _FEW = 12  # images
 _STILL = 0.005  # pixels of mean corner motion at which a level has settled
 
 OnPass = Callable[[float, float], None]
+Look = tuple[torch.Tensor, torch.Tensor, Votes]
+Result = TypeVar("Result")
 
 
 class Details:
@@ -47,6 +51,11 @@ class Details:
         if self._room:
             self._kept[first] = made
         return made
+
+    def each(self, work: Callable[[np.ndarray], Result]) -> Iterator[tuple[np.ndarray, Result]]:
+        """work(part) of every run, in order; of large pictures several at a time, as an operation on one is too small
+        to be shared by threads."""
+        yield from zip(self.parts, in_order(work, self.parts, torch.get_num_threads()), strict=True)
 
     def on_tiles(self, part: np.ndarray, poses: torch.Tensor, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
         """What tiles show of a run of images, (B, T, side + 2, side + 2), and which of them they cover, (B, T)."""
@@ -81,8 +90,7 @@ class Details:
     def level(self, poses: torch.Tensor, keep: torch.Tensor, tiles: Tiles) -> Level:
         """What the images that match make where they are."""
         sums = self.sums(tiles)
-        for part in self.parts:
-            seen, covered = self.on_tiles(part, poses[part], tiles)
+        for part, (seen, covered) in self.each(lambda part: self.on_tiles(part, poses[part], tiles)):
             sums.add(seen[keep[part]], covered[keep[part]])
         return sums.level()
 
@@ -133,9 +141,12 @@ def sharpen(
     before = None
     for _ in range(passes):
         witness, sums, answers, moved = Witness(level, motion), details.sums(tiles), [], torch.empty_like(found)
-        for part in details.parts:
-            seen, covered = details.on_tiles(part, found[part], tiles)
-            votes = witness.ask(seen, covered, keep[part])
+
+        def look(part: np.ndarray, at: torch.Tensor = found, witness: Witness = witness) -> Look:
+            seen, covered = details.on_tiles(part, at[part], tiles)
+            return seen, covered, witness.ask(seen, covered, keep[part])
+
+        for part, (seen, covered, votes) in details.each(look):
             moved[part] = witness.newton.compose(found[part], votes.delta)
             answers.append(votes)
             sums.add(seen[keep[part]], covered[keep[part]])

@@ -21,7 +21,7 @@ _LEAST_NOISE = 0.02  # of the mean variance: no tile is quite free of noise
 _LEAST_TILES = 6  # that an image must cover before it is moved or its error is known
 _LEAST_SHARE = 0.25  # of the images must show a tile: where an image is nearly alone, it would be its own witness
 _DAMPING = 1e-4
-SAMPLING_ERROR = 0.003
+SAMPLING_ERROR = 0.005
 """Pixels along an axis: what sampling between pixels costs a pose, however little noise there is …"""
 SHRINKING_ERROR = 0.01
 """… and what it costs if the pictures were made smaller before."""

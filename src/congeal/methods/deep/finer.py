@@ -18,6 +18,7 @@ import torch
 
 from congeal.geometry.matrix import invert, normalise, rescale
 from congeal.images import Stack
+from congeal.images.levels import finer_sizes
 from congeal.methods.job import Job
 from congeal.metrics import scales
 from congeal.solvers.appearance import Appearance
@@ -27,10 +28,10 @@ from congeal.solvers.streaming import chunks
 from congeal.solvers.threads import few_threads
 from congeal.solvers.witness import Level
 
-_STEP = 3  # times larger: poses good to a tenth of a pixel are then good to a third, where steps still converge
-_FINE_ENOUGH = 0.03  # pixels of the originals: a pose this sure is sure enough for every use
+_FINE_ENOUGH = 0.02  # pixels of the originals: a pose this sure is sure enough for every use
 _SHARP = 0.25  # pixels of a level: poses that are surer than this are better than those of a coarser level; others …
 _WORTH = 5.0  # … must move a corner by so many standard errors, in the median, or the coarser level knew better
+_ALL_TILES, _POLISH = 1024, 2  # tiles and passes of the last look: few tiles bring a pose near, all make it sharp
 _LESS_ALIKE = 0.02  # likeness that an image may lose to a finer level before it is put back
 
 
@@ -71,10 +72,19 @@ class _Climb:
     stack: Stack
     poses: torch.Tensor
     levels: list[Level] = field(default_factory=list)
+    last: tuple[Sharpened, Details] | None = None
 
     def at(self, larger: Stack) -> torch.Tensor:
         """The poses between the pictures of a larger stack."""
         return poses_at(self.poses, self.stack, larger)
+
+    def take(self, done: Sharpened, details: Details) -> None:
+        """Take over what a level found, but for images that it made less alike."""
+        larger = details.stack
+        worse = done.after < done.before - _LESS_ALIKE
+        self.poses = poses_at(torch.where(worse[:, None, None], self.at(larger), done.poses), larger, self.stack)
+        self.levels.append(done.level)
+        self.last = done, details
 
 
 @torch.no_grad()
@@ -94,13 +104,11 @@ def go_finer(
     made of one of the larger stacks.
     """
     climb, native, base = _Climb(stack, poses.double()), stack.native_size, max(stack.frame)
-    top = min(native, finest or native)
-    size = base
-    while size < top:
-        larger = stack.at(min(_STEP * size, top))
+    for size in finer_sizes(base, min(native, finest or native)):
+        larger = stack.at(size)
         if larger is stack:  # not to be had
             break
-        entry, size = climb.at(larger), max(larger.frame)
+        entry = climb.at(larger)
         with few_threads(larger.frame):
             details = known if known is not None and known.stack is larger else Details(larger, appearance)
             done = _level(details, entry, motion, keep, job)
@@ -110,14 +118,11 @@ def go_finer(
         if not climb.levels and not known_better:
             why = f"Pictures of {size} pixels would move poses by less than their error; those of {base} decided."
             return _finish(climb, larger, done, why)
-        worse = done.after < done.before - _LESS_ALIKE
-        climb.poses = poses_at(torch.where(worse[:, None, None], entry, done.poses), larger, stack)
-        climb.levels.append(done.level)
-        sure = unsure * native / size
-        if sure <= _FINE_ENOUGH or not known_better or size >= top or stack.at(min(_STEP * size, top)) is stack:
-            sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
-            why = f"Worked at {base} pixels, then {sizes}: poses are known to {sure:.2g} pixels of the originals."
-            return _finish(climb, larger, done, why)
+        climb.take(done, details)
+        if unsure * native / size <= _FINE_ENOUGH or not known_better:
+            break
+    if climb.levels:
+        return _polished(climb, motion, keep, job)
     with few_threads(stack.frame):
 
         def judged(_: float, likeness: float) -> None:
@@ -126,6 +131,26 @@ def go_finer(
         done = sharpen(Details(stack, appearance), climb.poses, motion, keep, passes=1, on_pass=judged)
     why = "as fine as the images are" if base >= native else "larger pictures were not asked for or not to be had"
     return _finish(climb, stack, done, f"Worked at {base} pixels: {why}.")
+
+
+def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer:
+    """The last level once more with every tile there is, if poses are sure enough for that to show."""
+    assert climb.last is not None
+    done, details = climb.last
+    stack, larger = climb.stack, details.stack
+    with few_threads(larger.frame):
+        unsure = float(done.error[keep].nanmedian())
+        tiles = details.tiles(done.poses, keep, most=_ALL_TILES)
+        # More tiles lower what noise adds to the error, not what sampling does.
+        if 2 * done.level.floor < unsure < _SHARP and len(tiles) > len(done.level.tiles):
+            climb.levels.pop()
+            done = sharpen(details, climb.at(larger), motion, keep, passes=_POLISH, tiles=tiles)
+            job.note(size=max(larger.frame), likeness=float(done.after[keep].mean()))
+            climb.take(done, details)
+    sure = float(done.error[keep].nanmedian()) * stack.native_size / max(larger.frame)
+    sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
+    why = f"Worked at {max(stack.frame)} pixels, then {sizes}: poses are known to {sure:.2g} pixels of the originals."
+    return _finish(climb, larger, done, why)
 
 
 def _level(details: Details, entry: torch.Tensor, motion: str, keep: torch.Tensor, job: Job) -> Sharpened:

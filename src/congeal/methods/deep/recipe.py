@@ -24,6 +24,7 @@ import torch
 
 from congeal.geometry import MOTIONS
 from congeal.images import Stack
+from congeal.images.levels import finer_sizes
 from congeal.methods.deep.finer import finer_alone, go_finer, poses_at
 from congeal.methods.deep.kept import guide_from_tensors, guide_tensors
 from congeal.methods.deep.networks import recipe_networks, seeded
@@ -47,8 +48,7 @@ _LEFT = 0.02  # … for those that are left unmatched, if they are more than the
 _UNMATCHED = 0.85  # of the median score: what scores less is not matched
 _ENOUGH = 50  # images: fewer are tried out faster than a net is trained, and teach it little
 _MATCHING = 0.3  # of the images, the worst, say nothing about what a good score is
-_MOTION_IMAGES = 24  # at most, by which the motion is chosen …
-_MOTION_SIZE = 192  # … in pictures this large, which hold what the poses were not fitted to
+_MOTION_IMAGES = 24  # at most, by which the motion is chosen, in pictures that hold what poses were not fitted to
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Recipe:
         matching = torch.nonzero(keep)[:, 0]
         rows = matching[torch.linspace(0, len(matching) - 1, min(len(matching), _MOTION_IMAGES)).long()].numpy()
         some = stack if len(rows) == len(stack) else stack.some(rows)
-        larger = some.at(_MOTION_SIZE)
+        larger = some.at(next(iter(finer_sizes(max(stack.frame), stack.native_size)), 0))
         details = Details(larger, self.appearance)
         self.details = details if some is stack else None
         with few_threads(larger.frame):

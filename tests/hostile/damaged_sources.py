@@ -246,7 +246,7 @@ def matrix_start(cells: str) -> Callable[[World], list[str]]:
 
     def make(world: World) -> list[str]:
         lines = transforms_csv().decode().splitlines()
-        rows = [",".join([*line.split(",")[:6], *cells.split()]) for line in lines[1:]]
+        rows = [",".join([*line.split(",")[:-9], *cells.split()]) for line in lines[1:]]
         return world.align(world.photos(), "--init", str(world.file("start.csv", "\n".join([lines[0], *rows]))))
 
     return make

@@ -24,7 +24,7 @@ def doubles(contrast: torch.Tensor, counts: torch.Tensor | None = None) -> tuple
     some = torch.linspace(0, n - 1, min(n, CHANCE_IMAGES)).round().long()
     shown, seen = contrast[some], None if counts is None else counts[some]
     mean = Common(contrast, counts).mean(shown, seen, torch.ones(len(some), dtype=torch.bool))
-    phases = fft.rfft2(torch.randn(shown.shape, generator=torch.Generator().manual_seed(0)))
+    phases = fft.rfft2(torch.randn(shown.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32))
     spectrum = fft.rfft2(shown).abs() * phases / phases.abs().clamp(min=1e-9)
     made = fft.irfft2(spectrum, s=(height, width))
     match = fft.irfft2(spectrum.conj() * fft.rfft2(mean), s=(height, width))

@@ -50,6 +50,8 @@ class Appearance:
         Huber threshold on differences of what is compared.
     costly : bool
         Features take longer to make than to warp, so they are worth keeping.
+    settled : float
+        Mean corner motion below which a stage of refinement ends, as a share of the frame's longer side.
     needs_prior : bool
         Poses are held to those the set makes likely: single images have too little evidence of their own.
     """
@@ -59,6 +61,7 @@ class Appearance:
     robust: ClassVar[float | None] = None
     costly: ClassVar[bool] = False
     needs_prior: ClassVar[bool] = False
+    settled: ClassVar[float] = 0.01 / 28
 
     @property
     def holds_ink(self) -> bool:
@@ -171,6 +174,7 @@ class PhotoEdges(PhotoPixels):
     robust = _EDGE_NOISE
     costly = True
     needs_prior = True
+    settled = 0.03 / 64  # what is left is far below the error of a photograph's pose
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """(B, 4, H, W): edges to the right, left, down and up."""

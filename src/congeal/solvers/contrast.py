@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import avg_pool2d, conv2d, interpolate, pad
+from torch.nn.functional import avg_pool2d, interpolate, pad
 
 REACH = 1 / 32
 """Of the longer side: standard deviation of the neighbourhood that a pixel is compared with."""
@@ -36,10 +36,22 @@ def _around(images: torch.Tensor, sigma: float) -> torch.Tensor:
 
 
 def _blurred(images: torch.Tensor, sigma: float) -> torch.Tensor:
-    """Gaussian blur along both axes, the edge repeated beyond it."""
+    """Gaussian blur along both axes, the edge repeated beyond it; for so few weights, sums of shifted pictures are
+    several times as fast as a convolution."""
     reach = max(1, min(round(3 * sigma), min(images.shape[-2:]) - 1))
-    steps = torch.arange(-reach, reach + 1, dtype=torch.float32)
-    kernel = torch.exp(-0.5 * (steps / sigma) ** 2)
-    kernel = (kernel / kernel.sum()).to(images)
-    wide = conv2d(pad(images, (reach, reach, 0, 0), mode="replicate"), kernel[None, None, None])
-    return conv2d(pad(wide, (0, 0, reach, reach), mode="replicate"), kernel[None, None, :, None])
+    weights = torch.exp(-0.5 * (torch.arange(reach + 1, dtype=torch.float32) / sigma) ** 2)
+    weights = weights / (2 * weights.sum() - weights[0])
+    height, width = images.shape[-2:]
+    wide = pad(images, (reach, reach, 0, 0), mode="replicate")
+    across = _summed([wide[..., k : k + width] for k in range(2 * reach + 1)], weights)
+    high = pad(across, (0, 0, reach, reach), mode="replicate")
+    return _summed([high[..., k : k + height, :] for k in range(2 * reach + 1)], weights)
+
+
+def _summed(shifted: list[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+    """The middle one and pairs at equal distance from it, by their weights."""
+    middle = len(shifted) // 2
+    total = shifted[middle] * float(weights[0])
+    for distance in range(1, middle + 1):
+        total.add_(shifted[middle - distance] + shifted[middle + distance], alpha=float(weights[distance]))
+    return total

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
 import torch
 
 from congeal.geometry import MOTIONS, invert
@@ -22,6 +21,7 @@ from congeal.solvers.witness import Witness
 _PASSES = 4  # for each motion: enough to see which is best …
 _TILES = 64  # … on so many tiles
 _LEAST_GAIN = 0.002  # of what an image shows: less is not worth a freedom, however sure it is
+_NOTHING = 1e-6  # of an image: less than this is never missed
 _ERRORS = 2.0  # standard errors that a gain must exceed
 
 
@@ -85,12 +85,11 @@ class _Trial:
         if not self.done:
             self.noise = tried.level.noise
         witness = Witness(tried.level, motion)
-
-        def foretold(part: np.ndarray) -> torch.Tensor:
-            seen, covered = details.on_tiles(part, tried.poses[part], tiles)
-            return witness.foretold(seen, covered, self.keep[part], self.noise)
-
-        return torch.cat([shares for _, shares in details.each(foretold)])[self.keep]
+        shares = [
+            witness.foretold(seen, covered, self.keep[part], self.noise)
+            for part, (seen, covered) in details.look(tried.poses, tiles)
+        ]
+        return torch.cat(shares)[self.keep]
 
 
 def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:
@@ -102,10 +101,14 @@ def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Siz
 
 
 def _better(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether one motion foretells more of the images than another, by more than chance."""
-    gain = one - other
-    gain = gain[gain.isfinite()]
-    if len(gain) < 2:
+    """Whether one motion foretells more of the images than another, by more than chance.
+
+    What is missed is compared by its logarithm: of a few images one may need the larger motion far more than the rest.
+    """
+    known = one.isfinite() & other.isfinite()
+    if int(known.sum()) < 2:
         return False
+    one, other = one[known], other[known]
+    gain = (1 - other).clamp(min=_NOTHING).log() - (1 - one).clamp(min=_NOTHING).log()
     error = float(gain.std()) / len(gain) ** 0.5
-    return float(gain.mean()) > max(_LEAST_GAIN, _ERRORS * error)
+    return float((one - other).mean()) > _LEAST_GAIN and float(gain.mean()) > _ERRORS * error

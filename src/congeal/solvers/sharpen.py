@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,12 +22,13 @@ PASSES = 6
 """At most, over a set at one level; two to four are usual."""
 _LOOKED_AT = 8  # images from which tiles are chosen
 _KEPT_BYTES = 512 << 20  # of pictures that are kept between passes
-_FEW = 12  # images
-_STILL = 0.005  # pixels of mean corner motion at which a level has settled
+_FEW = 12  # images, which are looked at once and remembered until all are seen
+_STILL = 0.005  # pixels of mean corner motion at which a level has settled …
+_STILL_ERRORS = 0.1  # … or so many standard errors
 
 OnPass = Callable[[float, float], None]
-Look = tuple[torch.Tensor, torch.Tensor, Votes]
-Result = TypeVar("Result")
+Look = tuple[np.ndarray, tuple[torch.Tensor, torch.Tensor]]
+"""A run of positions, what tiles show of it, and which tiles it covers."""
 
 
 class Details:
@@ -52,10 +52,11 @@ class Details:
             self._kept[first] = made
         return made
 
-    def each(self, work: Callable[[np.ndarray], Result]) -> Iterator[tuple[np.ndarray, Result]]:
-        """work(part) of every run, in order; of large pictures several at a time, as an operation on one is too small
-        to be shared by threads."""
-        yield from zip(self.parts, in_order(work, self.parts, torch.get_num_threads()), strict=True)
+    def look(self, poses: torch.Tensor, tiles: Tiles) -> Iterable[Look]:
+        """Every run, and what tiles show of it: see `on_tiles`. Of large pictures several runs are looked at side by
+        side, as an operation on one is too small to be shared by threads."""
+        seen = in_order(lambda part: self.on_tiles(part, poses[part], tiles), self.parts, torch.get_num_threads())
+        return zip(self.parts, seen, strict=True)
 
     def on_tiles(self, part: np.ndarray, poses: torch.Tensor, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
         """What tiles show of a run of images, (B, T, side + 2, side + 2), and which of them they cover, (B, T)."""
@@ -89,8 +90,12 @@ class Details:
 
     def level(self, poses: torch.Tensor, keep: torch.Tensor, tiles: Tiles) -> Level:
         """What the images that match make where they are."""
+        return self.summed(self.look(poses, tiles), keep, tiles)
+
+    def summed(self, looks: Iterable[Look], keep: torch.Tensor, tiles: Tiles) -> Level:
+        """The same, of images that were looked at already."""
         sums = self.sums(tiles)
-        for part, (seen, covered) in self.each(lambda part: self.on_tiles(part, poses[part], tiles)):
+        for part, (seen, covered) in looks:
             sums.add(seen[keep[part]], covered[keep[part]])
         return sums.level()
 
@@ -134,35 +139,36 @@ def sharpen(
     keep (n,) bool: images that match, which make the template. on_pass(moved, likeness) is told of every pass: mean
     corner motion in frame pixels, and mean likeness of the kept.
     """
-    stack, found = details.stack, poses.double()
-    gauge = Gauge(found[keep], stack.frame, motion)
+    found = poses.double()
+    gauge = Gauge(found[keep], details.stack.frame, motion)
     tiles = tiles or details.tiles(found, keep)
-    level = details.level(found, keep, tiles)
+    # Each of a few images is a large part of the template, and has to be in it where it is now. Of many, the template
+    # may be made of where they were a pass ago: one look at each image and pass does.
+    few = int(keep.sum()) <= _FEW
+    level = None if few else details.level(found, keep, tiles)
     before = None
     for _ in range(passes):
+        looks = details.look(found, tiles)
+        if level is None or few:
+            looks = list(looks)
+            level = details.summed(looks, keep, tiles)
         witness, sums, answers, moved = Witness(level, motion), details.sums(tiles), [], torch.empty_like(found)
-
-        def look(part: np.ndarray, at: torch.Tensor = found, witness: Witness = witness) -> Look:
-            seen, covered = details.on_tiles(part, at[part], tiles)
-            return seen, covered, witness.ask(seen, covered, keep[part])
-
-        for part, (seen, covered, votes) in details.each(look):
+        for part, (seen, covered) in looks:
+            votes = witness.ask(seen, covered, keep[part])
             moved[part] = witness.newton.compose(found[part], votes.delta)
             answers.append(votes)
             sums.add(seen[keep[part]], covered[keep[part]])
         likeness, error = (torch.cat([getattr(one, name) for one in answers]) for name in ("likeness", "error"))
-        before = likeness if before is None else before
+        before, level = likeness if before is None else before, sums.level()
         moved = gauge.fix(moved, None, keep)
-        change = mean_motion(found, moved, stack.frame)
+        change = mean_motion(found, moved, details.stack.frame)
         if on_pass is not None:
             on_pass(change, float(likeness[keep].mean()))
         found = moved
-        # Each of a few images is a large part of the template, and has to be in it where it is now. Of many, the
-        # template may be made of where they were: one look at each image and pass.
-        level = details.level(found, keep, tiles) if int(keep.sum()) <= _FEW else sums.level()
-        if change < _STILL:
+        if change < max(_STILL, _STILL_ERRORS * float(error[keep].nanmedian())):
             break
     assert before is not None
+    assert level is not None
     return Sharpened(found, error, before, likeness, level)
 
 

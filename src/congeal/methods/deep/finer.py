@@ -31,7 +31,7 @@ from congeal.solvers.witness import Level
 _FINE_ENOUGH = 0.02  # pixels of the originals: a pose this sure is sure enough for every use
 _SHARP = 0.25  # pixels of a level: poses that are surer than this are better than those of a coarser level; others …
 _WORTH = 5.0  # … must move a corner by so many standard errors, in the median, or the coarser level knew better
-_ALL_TILES, _POLISH = 1024, 2  # tiles and passes of the last look: few tiles bring a pose near, all make it sharp
+_ALL_TILES, _POLISH = 1024, 1  # tiles and passes of the last look: few tiles bring a pose near, all make it sharp
 _LESS_ALIKE = 0.02  # likeness that an image may lose to a finer level before it is put back
 
 

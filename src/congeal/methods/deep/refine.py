@@ -34,8 +34,6 @@ class RefineSettings:
 
     early_share: int = 4
     """Of the steps: stages before the last take so many times fewer, they only lead up to it."""
-    settled: float = 0.01
-    """Pixels of mean corner motion below which a stage ends."""
 
 
 @torch.no_grad()
@@ -56,7 +54,7 @@ def refine(
         steps = settings.refine_steps if number == len(stages) else settings.refine_steps // settings.early_share
         for _ in range(steps):
             found, moved, _ = passes.step(found)
-            if moved < settings.settled:
+            if moved < appearance.settled * max(stack.frame):
                 break
     prior = passes.prior(found) if appearance.needs_prior else None
     if sigma > 0:  # new images are compared with a sharp mean, and blurred with it

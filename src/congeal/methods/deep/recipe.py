@@ -194,11 +194,12 @@ class Recipe:
         state = replace(state, poses=settled.poses, scores=settled.scores)
         return self._refined(state, guide) if parameters.refine else (state, guide)
 
-    def _refined(self, settled: State, guide: Guide) -> tuple[State, Guide]:
+    def _refined(self, settled: State, guide: Guide, *, near: bool = False) -> tuple[State, Guide]:
         """Refine, unless it spoilt what was there; and the guide with the template that it ended with."""
         settings = settings_of(RefineSettings, self.parameters)
         with few_threads(self.stack.frame):
-            refined = refine(self.stack, settled, self.appearance, guide.bars.doubtful, guide.motion, settings)
+            doubtful, motion = guide.bars.doubtful, guide.motion
+            refined = refine(self.stack, settled, self.appearance, doubtful, motion, settings, near=near)
             kept = last_sound(self.stack, [settled, refined], self.appearance) if self.parameters.guards else refined
         if kept is refined:
             guide = replace(guide, template=refined.template, prior=refined.prior)
@@ -227,7 +228,7 @@ class Recipe:
         guide = replace(guide, motion=choice.motion)
         with few_threads(stack.frame):
             state = replace(state, poses=poses).scored(replace(sample, motion=choice.motion))
-        return self._refined(state, guide)
+        return self._refined(state, guide, near=True)
 
     # ---- a sample that is done, in a checkpoint
 

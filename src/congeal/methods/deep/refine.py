@@ -38,15 +38,22 @@ class RefineSettings:
 
 @torch.no_grad()
 def refine(
-    stack: Stack, state: State, appearance: Appearance, doubtful: float, motion: str, settings: RefineSettings
+    stack: Stack,
+    state: State,
+    appearance: Appearance,
+    doubtful: float,
+    motion: str,
+    settings: RefineSettings,
+    *,
+    near: bool = False,
 ) -> State:
     """Joint steps towards the running mean, in the gauge of the start; doubtful: the score below which an image may be
-    wrong. Gives the poses, that mean, and which poses are likely now."""
+    wrong. Gives the poses, that mean, and which poses are likely now. near: only the last, sharpest stage is needed."""
     gauge = None
     if settings.guards:
         gauge = Gauge.of_stack(stack, motion, holds_ink=appearance.holds_ink, band=REFINED_ENERGY)
     keep, found = appearance.trusted(state.scores, doubtful), state.poses
-    stages = appearance.refinement(motion, stack.frame)
+    stages = appearance.refinement(motion, stack.frame)[-1 if near else 0 :]
     for number, (freedom, sigma) in enumerate(stages, 1):
         newton = GaussNewton(freedom, stack.frame, robust=appearance.robust)
         passes = SetPass(stack, newton, appearance, sigma, gauge=gauge, keep=keep, use_prior=appearance.needs_prior)

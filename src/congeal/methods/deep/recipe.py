@@ -42,7 +42,8 @@ from congeal.solvers.threads import few_threads
 Settings = TypeVar("Settings", TrainSettings, SettleSettings, RefineSettings)
 
 _ALL_MATCH = 0.7  # a score that leaves nothing to look for: copies of one picture, frames of a stack
-_A_FEW = 0.01  # of the images: if tries helped more than these, the better template is worth a second round …
+_ROUNDS = 2  # of settling and refining, at most; a third finds nothing new
+_A_FEW = 0.01  # of the images: if tries helped more than these, the better template is worth another round …
 _MANY = 0.11  # … and if they then still help more than these, a net has something to learn …
 _LEFT = 0.02  # … for those that are left unmatched, if they are more than these
 _UNMATCHED = 0.85  # of the median score: what scores less is not matched
@@ -144,18 +145,17 @@ class Recipe:
         """Settle and refine, twice if tries helped at all; and the share of the images that they helped."""
         guide = Guide.of(state, self.appearance, self.motion, all_match=False)
         quiet, helped = Job(self.job.method, quiet=self.job.quiet), 0.0
-        if float(state.scores.min()) >= _ALL_MATCH:
-            return *self._refined(state, guide), helped
-        for number in range(2):
-            settled = settle(self.stack, guide, settings_of(SettleSettings, self.parameters), quiet)
-            helped = settled.helped
-            state, guide = self._refined(replace(state, poses=settled.poses, scores=settled.scores), guide)
-            if helped <= _A_FEW or number:
+        nothing_to_look_for = float(state.scores.min()) >= _ALL_MATCH
+        for _ in range(_ROUNDS):
+            if not nothing_to_look_for:
+                settled = settle(self.stack, guide, settings_of(SettleSettings, self.parameters), quiet)
+                state, helped = replace(state, poses=settled.poses, scores=settled.scores), settled.helped
+            state, guide = self._refined(state, guide)
+            with few_threads(self.stack.frame):  # scores against the template as it is now
+                state = state.scored(sample)
+            guide = replace(guide, bars=Bars.of(state.scores[state.scores >= state.scores.quantile(_MATCHING)]))
+            if helped <= _A_FEW:
                 break
-            with few_threads(self.stack.frame):
-                scores = state.scored(sample).scores
-            state = replace(state, scores=scores)
-            guide = replace(guide, bars=Bars.of(scores[scores >= scores.quantile(_MATCHING)]))
         return state, guide, helped
 
     # ---- with one
@@ -169,7 +169,7 @@ class Recipe:
         wish, left = self.parameters.train, float((scores < _UNMATCHED * scores.median()).float().mean())
         many = helped > _MANY and left > _LEFT and len(scores) >= _ENOUGH
         will = self.parameters.steps > 0 and (wish == "always" or (wish == "auto" and many))
-        facts = f"further tries found better poses for {helped:.0%} of the images, and {left:.0%} are left unmatched"
+        facts = f"further tries found better poses for {helped:.0%} of the images, and {left:.0%} match less well than most"
         why = f"as asked; {facts}" if wish != "auto" or self.parameters.steps == 0 else facts
         self._decide("training", f"{'A' if will else 'No'} network was trained: {why}.", helped=helped, unmatched=left)
         return will

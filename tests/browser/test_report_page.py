@@ -128,7 +128,7 @@ def test_dark_and_light(report: Page) -> None:
 def test_it_tells_the_whole_story(report: Page) -> None:
     text = report.inner_text("body")
     for words in (
-        *("APSNR", "energy ratio", "mean scale", "Training", "Skipped images", "broken <one>.png"),
+        *("APSNR", "energy ratio", "mean scale", "Step by step", "Skipped images", "broken <one>.png"),
         *("Rotation, clockwise", "Scale", "Skew", "Shift to the right", "congeal align 'my photos' -o run"),
         *("motion = similarity", "torch", "Python"),
     ):

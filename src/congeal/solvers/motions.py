@@ -27,10 +27,23 @@ _ERRORS = 2.0  # standard errors that a gain must exceed
 
 @dataclass(frozen=True)
 class MotionChoice:
-    """What was chosen, and the mean share of an image that the others foretell with every motion tried."""
+    """What was chosen.
+
+    Attributes
+    ----------
+    motion : str
+    foretold : dict
+        Mean share of an image that the others foretell, with every motion that was tried.
+    """
 
     motion: str
     foretold: dict[str, float]
+
+    @property
+    def sure(self) -> bool:
+        """Whether no larger motion seemed to foretell more, be it by chance: then more images will not change it."""
+        larger = [share for name, share in self.foretold.items() if MOTIONS.index(name) > MOTIONS.index(self.motion)]
+        return all(share - self.foretold[self.motion] <= _LEAST_GAIN for share in larger)
 
     def sentence(self) -> str:
         """What was chosen and what the next larger motion would have bought."""

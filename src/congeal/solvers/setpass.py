@@ -18,6 +18,7 @@ from congeal.solvers.gauge import Gauge, mean_motion
 from congeal.solvers.gaussnewton import GaussNewton, steepest_descent
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import chunks
+from congeal.solvers.threads import in_order
 
 _KEPT_BYTES = 512 << 20  # of blurred features kept between steps; a larger set makes them anew every time
 
@@ -44,6 +45,8 @@ class SetPass:
         Which images make the target and the gauge; the others follow.
     use_prior : bool
         Images are held to poses that the kept ones make likely.
+    threads : int
+        Runs of images that are worked on side by side; the result does not depend on it.
     """
 
     def __init__(
@@ -58,11 +61,12 @@ class SetPass:
         pairs: bool = False,
         keep: torch.Tensor | None = None,
         use_prior: bool = False,
+        threads: int = 1,
     ) -> None:
         self.stack, self.newton, self.appearance = stack, newton, appearance
         self.sigma, self.gauge, self.pairs = sigma, gauge, pairs
         self.fixed = None if fixed is None else blur(fixed[None], sigma)[0]
-        self.keep, self.use_prior = keep, use_prior
+        self.keep, self.use_prior, self.threads = keep, use_prior, threads
         self._soft: dict[int, torch.Tensor] = {}
         self._room = appearance.costly and 16 * len(stack) * stack.size[0] * stack.size[1] < _KEPT_BYTES
         self.parts = chunks(stack)
@@ -71,8 +75,9 @@ class SetPass:
     def collect(self, found: torch.Tensor) -> dict[str, Any]:
         """What every image is aligned to, given where they are: the mean, and for `stack` the pairwise sums."""
         total = _Sums(self)
-        for part in self.parts:
-            total.add(part, *self._shown(part, found))
+        shown = in_order(lambda part: self._shown(part, found), self.parts, self.threads)
+        for part, (images, weights) in zip(self.parts, shown, strict=True):
+            total.add(part, images, weights)
         return total.result(self.fixed)
 
     def step(self, found: torch.Tensor) -> tuple[torch.Tensor, float, float]:
@@ -80,16 +85,21 @@ class SetPass:
         moved, total = torch.empty_like(found), _Sums(self)
         line = self.newton.linearise(self.target["mean"])
         likely = self.prior(found) if self.use_prior else None
-        for part in self.parts:
+
+        @torch.no_grad()
+        def one(part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
             shown, weights = self._shown(part, found)
-            # The next target is collected from the images as they are now: one warp per image and iteration.
-            total.add(part, shown, weights)
             prior = None
             if likely is not None:
                 start = torch.as_tensor(self.stack.start[part]).float()
                 prior = likely.pull(start, found[part], self.stack.frame, line.jacobian.shape[1])
             delta = self._pair_delta(shown) if self.pairs else self.newton.delta(shown, line, weights, prior)
-            moved[part] = self.newton.compose(found[part], delta)
+            return shown, weights, self.newton.compose(found[part], delta)
+
+        for part, (shown, weights, poses) in zip(self.parts, in_order(one, self.parts, self.threads), strict=True):
+            # The next target is collected from the images as they are now: one warp per image and iteration.
+            total.add(part, shown, weights)
+            moved[part] = poses
         cost = total.residual(line.template)
         self.target = total.result(self.fixed)
         if self.gauge is not None:

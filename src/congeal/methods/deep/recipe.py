@@ -35,7 +35,7 @@ from congeal.methods.deep.state import Sample, State
 from congeal.methods.deep.train import Trained, TrainSettings, train
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance
-from congeal.solvers.motions import choose_motion, restricted
+from congeal.solvers.motions import MotionChoice, choose_motion, restricted
 from congeal.solvers.sharpen import Details
 from congeal.solvers.threads import few_threads
 
@@ -49,7 +49,7 @@ _LEFT = 0.02  # … for those that are left unmatched, if they are more than the
 _UNMATCHED = 0.85  # of the median score: what scores less is not matched
 _ENOUGH = 50  # images: fewer are tried out faster than a net is trained, and teach it little
 _MATCHING = 0.3  # of the images, the worst, say nothing about what a good score is
-_MOTION_IMAGES = 24  # at most, by which the motion is chosen, in pictures that hold what poses were not fitted to
+_MOTION_IMAGES = (24, 96)  # by which the motion is chosen, and by how many more if those leave it open
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,9 @@ class Recipe:
         wish, left = self.parameters.train, float((scores < _UNMATCHED * scores.median()).float().mean())
         many = helped > _MANY and left > _LEFT and len(scores) >= _ENOUGH
         will = self.parameters.steps > 0 and (wish == "always" or (wish == "auto" and many))
-        facts = f"further tries found better poses for {helped:.0%} of the images, and {left:.0%} match less well than most"
+        facts = (
+            f"further tries found better poses for {helped:.0%} of the images, and {left:.0%} match less well than most"
+        )
         why = f"as asked; {facts}" if wish != "auto" or self.parameters.steps == 0 else facts
         self._decide("training", f"{'A' if will else 'No'} network was trained: {why}.", helped=helped, unmatched=left)
         return will
@@ -197,9 +199,9 @@ class Recipe:
     def _refined(self, settled: State, guide: Guide, *, near: bool = False) -> tuple[State, Guide]:
         """Refine, unless it spoilt what was there; and the guide with the template that it ended with."""
         settings = settings_of(RefineSettings, self.parameters)
-        with few_threads(self.stack.frame):
+        with few_threads(self.stack.frame) as free:
             doubtful, motion = guide.bars.doubtful, guide.motion
-            refined = refine(self.stack, settled, self.appearance, doubtful, motion, settings, near=near)
+            refined = refine(self.stack, settled, self.appearance, doubtful, motion, settings, near=near, threads=free)
             kept = last_sound(self.stack, [settled, refined], self.appearance) if self.parameters.guards else refined
         if kept is refined:
             guide = replace(guide, template=refined.template, prior=refined.prior)
@@ -210,16 +212,10 @@ class Recipe:
     def _choose_motion(self, sample: Sample, state: State, guide: Guide) -> tuple[State, Guide]:
         """The simplest motion that suffices; everything again in it, if it is not the one that was used."""
         stack = self.stack
-        keep = self.appearance.trusted(state.scores, guide.bars.doubtful)
-        matching = torch.nonzero(keep)[:, 0]
-        rows = matching[torch.linspace(0, len(matching) - 1, min(len(matching), _MOTION_IMAGES)).long()].numpy()
-        some = stack if len(rows) == len(stack) else stack.some(rows)
-        larger = some.at(next(iter(finer_sizes(max(stack.frame), stack.native_size)), 0))
-        details = Details(larger, self.appearance)
-        self.details = details if some is stack else None
-        with few_threads(larger.frame):
-            poses, everyone = poses_at(state.poses[rows], stack, larger), torch.ones(len(rows), dtype=torch.bool)
-            choice = choose_motion(details, poses, torch.as_tensor(larger.start), everyone)
+        matching = torch.nonzero(self.appearance.trusted(state.scores, guide.bars.doubtful))[:, 0]
+        choice = self._choice(state, matching, _MOTION_IMAGES[0])
+        if not choice.sure and len(matching) > _MOTION_IMAGES[0]:
+            choice = self._choice(state, matching, _MOTION_IMAGES[1])
         self._decide("motion", choice.sentence(), foretold=choice.foretold)
         if choice.motion == guide.motion:
             return state, guide
@@ -229,6 +225,18 @@ class Recipe:
         with few_threads(stack.frame):
             state = replace(state, poses=poses).scored(replace(sample, motion=choice.motion))
         return self._refined(state, guide, near=True)
+
+    def _choice(self, state: State, matching: torch.Tensor, most: int) -> MotionChoice:
+        """By up to so many of the images that match, in larger pictures: these hold what poses were not fitted to."""
+        stack = self.stack
+        rows = matching[torch.linspace(0, len(matching) - 1, min(len(matching), most)).long()].numpy()
+        some = stack if len(rows) == len(stack) else stack.some(rows)
+        larger = some.at(next(iter(finer_sizes(max(stack.frame), stack.native_size)), 0))
+        details = Details(larger, self.appearance)
+        self.details = details if some is stack else None
+        with few_threads(larger.frame):
+            poses, everyone = poses_at(state.poses[rows], stack, larger), torch.ones(len(rows), dtype=torch.bool)
+            return choose_motion(details, poses, torch.as_tensor(larger.start), everyone)
 
     # ---- a sample that is done, in a checkpoint
 

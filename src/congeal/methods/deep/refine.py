@@ -46,6 +46,7 @@ def refine(
     settings: RefineSettings,
     *,
     near: bool = False,
+    threads: int = 1,
 ) -> State:
     """Joint steps towards the running mean, in the gauge of the start; doubtful: the score below which an image may be
     wrong. Gives the poses, that mean, and which poses are likely now. near: only the last, sharpest stage is needed."""
@@ -56,18 +57,21 @@ def refine(
     stages = appearance.refinement(motion, stack.frame)[-1 if near else 0 :]
     for number, (freedom, sigma) in enumerate(stages, 1):
         newton = GaussNewton(freedom, stack.frame, robust=appearance.robust)
-        passes = SetPass(stack, newton, appearance, sigma, gauge=gauge, keep=keep, use_prior=appearance.needs_prior)
+        prior, side_by_side = appearance.needs_prior, threads if appearance.costly else 1
+        passes = SetPass(
+            stack, newton, appearance, sigma, gauge=gauge, keep=keep, use_prior=prior, threads=side_by_side
+        )
         passes.target = passes.collect(found)
         steps = settings.refine_steps if number == len(stages) else settings.refine_steps // settings.early_share
         for _ in range(steps):
             found, moved, _ = passes.step(found)
             if moved < appearance.settled * max(stack.frame):
                 break
-    prior = passes.prior(found) if appearance.needs_prior else None
+    likely = passes.prior(found) if appearance.needs_prior else None
     if sigma > 0:  # new images are compared with a sharp mean, and blurred with it
         passes = SetPass(stack, newton, appearance, keep=keep)
         passes.target = passes.collect(found)
-    return replace(state, template=passes.target["mean"], poses=found, prior=prior)
+    return replace(state, template=passes.target["mean"], poses=found, prior=likely)
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ class SetPass:
         self.keep, self.use_prior, self.threads = keep, use_prior, threads
         self._soft: dict[int, torch.Tensor] = {}
         self._room = appearance.costly and 16 * len(stack) * stack.size[0] * stack.size[1] < _KEPT_BYTES
-        self.parts = chunks(stack)
+        self.parts = chunks(stack, 2 if appearance.costly else 1)  # few images a run spend their time on overhead
         self.target: dict[str, Any] = {}
 
     def collect(self, found: torch.Tensor) -> dict[str, Any]:

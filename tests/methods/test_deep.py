@@ -537,7 +537,7 @@ def test_a_rejected_stage_leaves_nothing_behind(
 ) -> None:
     shrinking = torch.tensor([[2.0, 0.0, -13.5], [0.0, 2.0, -13.5], [0.0, 0.0, 1.0]])  # a quarter of the ink
 
-    def shrunk(stack: Stack, state: State, *rest: object) -> State:
+    def shrunk(stack: Stack, state: State, *rest: object, **options: object) -> State:
         poses = torch.as_tensor(stack.start.copy()).float() @ shrinking
         return replace(state, poses=poses, template=torch.zeros(1, 28, 28))
 

@@ -94,7 +94,7 @@ def child(options: argparse.Namespace) -> None:
     """One run, in this process; prints its stages as JSON."""
     import torch
 
-    from congeal.cli import parse_settings
+    from congeal.cli.settings import parse_settings
     from congeal.methods.base import Method
     from congeal.pipeline import align as aligning
     from congeal.pipeline import stages

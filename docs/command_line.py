@@ -28,7 +28,7 @@ def commands() -> str:
 
 
 def section(name: str, command: type, words: Any) -> str:
-    documented = words[command.__name__]
+    documented = words[f"{command.__module__.removeprefix('congeal.cli.')}.{command.__name__}"]
     hints = get_type_hints(command, include_extras=True)
     names = {field.name: option(field, hints[field.name]) for field in dataclasses.fields(command)}
     usage = " ".join(["congeal", name, *(n for n in names.values() if not n.startswith("--")), "[OPTIONS]"])

@@ -20,8 +20,7 @@ from PIL import Image
 
 import congeal
 from blobs import blob, save_folder
-from congeal import cli
-from congeal.cli import main
+from congeal.cli import COMMANDS, about, main
 from congeal.methods.job import Job
 from congeal.pipeline.result import Result
 from congeal.transforms import Transforms
@@ -517,7 +516,7 @@ def test_what_the_system_refuses_is_no_bug(
     def refused(command: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "describe_methods", lambda: refused(None))
+    monkeypatch.setattr(about, "describe_methods", lambda: refused(None))
     assert main(["methods"]) == code
     assert says in sentence(capsys)
 
@@ -556,7 +555,7 @@ def test_version_and_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"congeal {congeal.__version__}\n"
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in cli.COMMANDS)
+    assert all(name in out for name in COMMANDS)
 
 
 SLOWLY = """

@@ -1,0 +1,57 @@
+"""Commands around alignment: pack a source, list the methods."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from congeal.cli.flags import Count, Flag, Source, output
+
+
+@dataclasses.dataclass
+class Pack:
+    """Turn any source into one memory-mapped array, once, so that later runs read it fast."""
+
+    source: Source
+    """Anything 'congeal align' takes."""
+    output: Annotated[str, output("FILE")]
+    """The file to write; give it to 'congeal align' as SOURCE."""
+    limit: Count = None
+    """Use only the first N images."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        """Write the array and print where it is."""
+        from congeal.images import pack
+        from congeal.opening import open_images
+
+        packed = pack(open_images(self.source, limit=self.limit), self.output)
+        print(f"packed {len(packed)} images into {Path(self.output).resolve()}")
+
+
+@dataclasses.dataclass
+class Methods:
+    """List the methods, their motions, and which of them can align new images."""
+
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        """Print the list."""
+        print(describe_methods())
+
+
+def describe_methods() -> str:
+    """The methods in lines of text: name, what it does, motions, whether it can align new images."""
+    from congeal.methods.registry import method_class, methods
+    from congeal.pipeline.request import DEFAULT_METHOD
+
+    lines = []
+    for name, sentence in methods().items():
+        cls = method_class(name)
+        default = " (default)" if name == DEFAULT_METHOD else ""
+        new = "also aligns new images" if cls.can_transform() else "this set only, no new images"
+        lines += [f"{name}{default}", f"    {sentence}", f"    motions: {', '.join(cls.motions)}; {new}"]
+    return "\n".join(lines)

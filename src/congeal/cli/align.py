@@ -1,0 +1,154 @@
+"""Commands that align images: align, apply and demo."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import tyro
+
+from congeal.cli.flags import Count, Flag, Run, Settings, Source, Start, output
+from congeal.cli.outcome import exit_code, print_result
+from congeal.cli.settings import parse_settings
+
+
+@dataclasses.dataclass
+class Align:
+    """Align a set of images and write a run folder: transforms, aligned images, numbers, report, model.
+
+    Run the same command again to resume a run that was stopped.
+    """
+
+    source: Source
+    """A folder, a glob, a list file, .npy/.npz, idx(.gz), a TIFF stack, tar shards, Parquet, a URL, or a named set
+    such as digits:3 or mnist:3."""
+    output: Annotated[str, output("RUN")]
+    """The run folder to write, or to resume."""
+    method: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """How to align; 'congeal methods' lists them. deep unless given."""
+    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """paper-mnist or paper-lfw: the paper's own method with the parameters it prints."""
+    motion: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """auto, the default of deep: the simplest that suffices; or translation, rigid, similarity, affine or homography.
+    The method's own unless given."""
+    train: Annotated[str | None, tyro.conf.arg(metavar="auto|always|never", help_behavior_hint="")] = None
+    """Whether deep trains a network: when that helps (auto), always or never; auto unless given."""
+    reference: Annotated[str, tyro.conf.arg(metavar="auto|mean|stack|medoid|PATH|INDEX")] = "auto"
+    """What to align to: the method's own choice (auto), its most typical image (medoid), an image file, or the index of
+    an image of the set; lsc also takes the mean of the set and all its images (stack)."""
+    init: Start = None
+    """Where to start: 'faces' for the face in each photograph ('faces@0.3': box 30% larger), a transforms file, or
+    boxes (columns id,x,y,width,height in source pixels)."""
+    size: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Longer side, in pixels, of the images the method works on; 64 unless given. deep begins there and goes on to
+    finer ones, as fine as the images are; --set finest=N caps them. Results keep the full resolution."""
+    limit: Count = None
+    """Use only the first N images."""
+    seed: Count = None
+    """Seed of everything random, which is the method's parameter random_state; 0 unless given."""
+    no_aligned: Flag = False
+    """Do not write the aligned images, only transforms and pictures of the whole."""
+    output_format: str = "auto"
+    """auto gives back what came in; or files, npy, tiff, shards."""
+    transforms_format: str = "auto"
+    """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
+    set: Settings = dataclasses.field(default_factory=list)
+    """A parameter of the method, for example --set damping=0.1; may be repeated."""
+    strict: Flag = False
+    """Exit with code 3 if the verdict is not good or unchanged."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> int:
+        """Align and print the outcome; gives the exit code."""
+        from congeal.pipeline.align import align
+
+        result = align(
+            self.source,
+            self.output,
+            method=self.method,
+            preset=self.preset,
+            motion=self.motion,
+            train=self.train,
+            params=parse_settings(self.set),
+            reference=self.reference,
+            init=self.init,
+            size=self.size,
+            limit=self.limit,
+            seed=self.seed,
+            write_aligned=not self.no_aligned,
+            output_format=self.output_format,
+            transforms_format=self.transforms_format,
+            quiet=self.quiet,
+            command=command,
+        )
+        print_result(result, self.quiet)
+        return exit_code(result, self.strict)
+
+
+@dataclasses.dataclass
+class Apply:
+    """Align new images with the model of a finished run, without touching the old ones."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align'."""
+    source: Source
+    """The new images; anything 'congeal align' takes."""
+    output: Annotated[str, output("DIR")]
+    """The folder to write, or to resume."""
+    init: Start = None
+    """Where to start, as for 'congeal align'; a run that began at faces looks for faces in new images as well."""
+    limit: Count = None
+    """Use only the first N images."""
+    no_aligned: Flag = False
+    """Do not write the aligned images."""
+    output_format: str = "auto"
+    """auto gives back what came in; or files, npy, tiff, shards."""
+    transforms_format: str = "auto"
+    """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
+    strict: Flag = False
+    """Exit with code 3 if the verdict is not good or unchanged."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> int:
+        """Align the new images and print the outcome; gives the exit code."""
+        from congeal.pipeline.apply import apply
+
+        result = apply(
+            self.run_folder,
+            self.source,
+            self.output,
+            init=self.init,
+            limit=self.limit,
+            write_aligned=not self.no_aligned,
+            output_format=self.output_format,
+            transforms_format=self.transforms_format,
+            quiet=self.quiet,
+            command=command,
+        )
+        print_result(result, self.quiet)
+        return exit_code(result, self.strict)
+
+
+@dataclasses.dataclass
+class Demo:
+    """Align the bundled handwritten threes and show the report; under two minutes."""
+
+    output: Annotated[str, output("RUN")] = "congeal-demo"
+    """The run folder to write, or to resume."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        """Align the bundled digits and print the outcome."""
+        from congeal.pipeline.align import align
+
+        result = align("digits:3", self.output, size=28, quiet=self.quiet, command=command)
+        print_result(result, self.quiet)

@@ -1,0 +1,92 @@
+"""`main`: which command is meant, and running it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tyro
+
+from congeal import __version__
+from congeal.cli.about import Methods, Pack
+from congeal.cli.align import Align, Apply, Demo
+from congeal.cli.compare import Compare, Reproduce
+from congeal.cli.failures import perform
+from congeal.cli.finished import Export, Propagate, Report, Studio
+
+log = logging.getLogger("congeal")
+
+COMMANDS: dict[str, Any] = {
+    "align": Align,
+    "apply": Apply,
+    "compare": Compare,
+    "export": Export,
+    "propagate": Propagate,
+    "studio": Studio,
+    "report": Report,
+    "pack": Pack,
+    "methods": Methods,
+    "demo": Demo,
+    "reproduce": Reproduce,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; gives the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `congeal align … >&-`; else a file of ours would take its place
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the program runs)
+    try:
+        code = read_and_perform(list(sys.argv[1:] if argv is None else argv))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except BrokenPipeError:  # `congeal --help | head` is not a failure
+        for number in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # else the interpreter complains when it flushes at exit
+        return 0
+    return code
+
+
+def read_and_perform(arguments: list[str]) -> int:
+    """Find out which command is meant and run it; gives the exit code."""
+    # Idle threads that spin make a machine that is busy otherwise many times slower, not just twice.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if arguments == ["--version"]:
+        print(f"congeal {__version__}")
+        return 0
+    for flag, argument in zip(["", *arguments], arguments, strict=False):
+        if "\0" in argument:
+            name = flag if flag.startswith("-") else "an argument"
+            print(f"congeal: {name} holds a NUL character, which no name can: {argument!r}", file=sys.stderr)
+            return 2
+    try:
+        command = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="congeal",
+            description="Jointly align a set of images of one kind of object. 'congeal --version' prints the version.",
+            args=arguments or ["--help"],
+        )
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2
+    with messages(quiet=getattr(command, "quiet", False)):
+        return perform(command, shlex.join(["congeal", *arguments]))
+
+
+@contextmanager
+def messages(quiet: bool) -> Iterator[None]:
+    """One-line messages on stderr while a command runs."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING if quiet else logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)

@@ -1,0 +1,141 @@
+"""Commands that use a finished run: export, propagate, studio and report."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from congeal.cli.flags import File, Flag, Run, output
+from congeal.errors import CongealError, first_line
+
+
+@dataclasses.dataclass
+class Export:
+    """Write a run's transforms in another format."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
+    to: Annotated[str, tyro.conf.arg(metavar="FILE")]
+    """transforms.csv, .json, .npz, .parquet, .yml (OpenCV's FileStorage) or .tfm (a folder of ITK files); the suffix
+    chooses."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        """Write the file and print its path."""
+        from congeal.export import export
+
+        print(export(self.run_folder, self.to))
+
+
+@dataclasses.dataclass
+class Propagate:
+    """Mark the mean once, get it on every original: points, a mask or a drawing; or collect points from originals."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
+    output: Annotated[str, output("DIR")]
+    """The folder to write: points.csv and points.json (COCO), masks/, overlays/, collected.csv and spread.csv."""
+    points: File = None
+    """Points to carry to every original: columns x,y[,name] in pixels of mean.png."""
+    mask: File = None
+    """A mask drawn on mean.png, or on an enlarged copy of it."""
+    overlay: File = None
+    """A drawing with transparency made on mean.png, put onto every original."""
+    collect: File = None
+    """Labelled points of the originals (columns id,x,y[,name]) to map into the aligned picture, with their spread."""
+    labels: Flag = False
+    """The values of the mask are numbers of classes, which must not be blended."""
+    exclude: File = None
+    """A table with the column id: images to leave out, such as studio/excluded.csv of the run."""
+    source: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
+    """The original images, if they moved since the run; only --overlay reads them."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        """Carry or collect what was asked for and print what was written."""
+        from congeal import propagate
+
+        if not any((self.points, self.mask, self.overlay, self.collect)):
+            raise CongealError("nothing to do: give --points, --mask, --overlay or --collect with a file")
+        run, to, exclude = self.run_folder, self.output, self.exclude
+        said: list[Any] = []
+        if self.points:
+            carried = propagate.propagate_points(run, self.points, to, exclude=exclude)
+            seen, total = int(carried.visible.sum()), carried.visible.size
+            said.append(f"{Path(to) / 'points.csv'} ({seen} of {total} points fall inside their image)")
+        if self.mask:
+            said.append(
+                propagate.propagate_mask(run, self.mask, to, labels=self.labels, exclude=exclude, quiet=self.quiet)
+            )
+        if self.overlay:
+            said.append(
+                propagate.propagate_overlay(
+                    run, self.overlay, to, source=self.source, exclude=exclude, quiet=self.quiet
+                )
+            )
+        if self.collect:
+            said.append(propagate.collect_points(run, self.collect, to, exclude=exclude).summary())
+        if not self.quiet:
+            print(*said, sep="\n")
+
+
+@dataclasses.dataclass
+class Studio:
+    """Open a local page to click points or paint a mask on the mean, see it on every original, and exclude images."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
+    port: int = 0
+    """Port on this machine; 0 takes a free one."""
+    no_browser: Flag = False
+    """Only print the address."""
+    source: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
+    """The original images, if they moved since the run."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        """Serve the page until Ctrl-C."""
+        from congeal.studio import Studio as Server
+
+        with Server(self.run_folder, source=self.source, port=self.port) as server:
+            print(f"{server.url}\nCtrl-C ends it; what is saved goes to {server.folder}", flush=True)
+            if not self.no_browser:
+                import webbrowser
+
+                webbrowser.open(server.url)
+            server.serve_until_interrupted()
+
+
+@dataclasses.dataclass
+class Report:
+    """Write report.html of a run or a comparison again from what is in its folder."""
+
+    run_folder: Run
+    """The run folder, or the folder of 'congeal compare'."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        """Write the page and print its path."""
+        from jinja2 import UndefinedError
+
+        from congeal.report import write_report
+        from congeal.report.compare import write_comparison
+        from congeal.runs.folder import RunFolder
+
+        run = RunFolder.existing(self.run_folder)
+        table = (run / "table.json").is_file()
+        try:
+            page = write_comparison(run) if table else write_report(run)
+        except (KeyError, TypeError, ValueError, AttributeError, UndefinedError) as error:
+            name = run / ("table.json" if table else "metrics.json")
+            raise CongealError(f"{name}, or a file beside it, is damaged ({first_line(error)})") from error
+        print(page.resolve())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from congeal.cli.flags import Count, Flag, Run, Settings, Source, Start, output
+from congeal.cli.flags import Count, File, Flag, Run, Settings, Source, Start, output
 from congeal.cli.outcome import exit_code, print_result
 from congeal.cli.settings import parse_settings
 
@@ -44,6 +44,8 @@ class Align:
     finer ones, as fine as the images are; --set finest=N caps them. Results keep the full resolution."""
     limit: Count = None
     """Use only the first N images."""
+    exclude: File = None
+    """Images to leave out: a table with the column id, such as RUN/studio/excluded.csv, or one id per line."""
     seed: Count = None
     """Seed of everything random, which is the method's parameter random_state; 0 unless given."""
     no_aligned: Flag = False
@@ -77,6 +79,7 @@ class Align:
             init=self.init,
             size=self.size,
             limit=self.limit,
+            exclude=self.exclude,
             seed=self.seed,
             write_aligned=not self.no_aligned,
             output_format=self.output_format,

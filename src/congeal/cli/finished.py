@@ -50,7 +50,7 @@ class Propagate:
     labels: Flag = False
     """The values of the mask are numbers of classes, which must not be blended."""
     exclude: File = None
-    """A table with the column id: images to leave out, such as studio/excluded.csv of the run."""
+    """Images to leave out: a table with the column id, such as RUN/studio/excluded.csv, or one id per line."""
     source: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
     """The original images, if they moved since the run; only --overlay reads them."""
     quiet: Flag = False

@@ -11,11 +11,13 @@ import numpy as np
 from congeal import __version__
 from congeal.errors import failing_as_run
 from congeal.images import ImageSource
+from congeal.images.excluded import exclude_images
 from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method
 from congeal.opening import open_images
 from congeal.pipeline.repair import check_results, finish_or_repair
 from congeal.pipeline.request import (
+    asked_exclusions,
     asked_format,
     check_formats,
     check_unchanged,
@@ -32,6 +34,7 @@ from congeal.pipeline.stages import Answer, fit_model, keep_fit, log, prepare_st
 from congeal.pipeline.starts import at_faces, init_name, read_start
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
+from congeal.transforms.lists import Listed
 
 
 def align(
@@ -47,6 +50,7 @@ def align(
     init: str | os.PathLike[str] | None = None,
     size: int | None = None,
     limit: int | None = None,
+    exclude: Listed | None = None,
     seed: int | None = None,
     write_aligned: bool = True,
     output_format: str = "auto",
@@ -84,6 +88,9 @@ def align(
         to finer ones, as fine as the images are; its parameter `finest` caps them. Results keep the full resolution.
     limit : int, optional
         Use only the first `limit` images.
+    exclude : list of str, str or path, optional
+        Ids of images to leave out, or a file that lists them: a table with the column id, such as the studio's
+        excluded.csv, or one id per line. They are rows of skipped.csv.
     seed : int, optional
         Seed of everything random; 0 unless given. It is the method's parameter `random_state` under another name.
     write_aligned : bool
@@ -104,7 +111,8 @@ def align(
     """
     params = params or {}
     refuse_twice(params, seed=seed, motion=motion, train=train, reference=None if reference == "auto" else reference)
-    images = at_faces(remember_decoded(open_images(source, limit=limit)), init, quiet=quiet)
+    wanted = exclude_images(open_images(source, limit=limit), exclude, strict=limit is None)
+    images = at_faces(remember_decoded(wanted), init, quiet=quiet)
     check_formats(output_format, transforms_format)
     name, preset_params = choose_method(method, preset)
     given = {"motion": motion, "train": train, "size": size, "random_state": seed}
@@ -118,6 +126,7 @@ def align(
         "params": model.get_params(),
         "init": init_name(init),
         "limit": limit,
+        **asked_exclusions(wanted),
         "seed": model.random_state,
         "write_aligned": write_aligned,
         "output_format": output_format,

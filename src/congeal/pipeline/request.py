@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from congeal.errors import CongealError, require
 from congeal.images import ImageSource, Stack
+from congeal.images.excluded import ExcludingSource
 from congeal.images.remote import without_credentials
 from congeal.images.source import FINGERPRINT
 from congeal.images.writers import FORMATS
@@ -129,6 +131,14 @@ def check_formats(output_format: str, transforms_format: str) -> None:
 def asked_format(transforms_format: str) -> dict[str, str]:
     """For config.json; "auto" is not written, so that runs from before there was a choice can be resumed."""
     return {} if transforms_format == "auto" else {"transforms_format": transforms_format}
+
+
+def asked_exclusions(images: ImageSource) -> dict[str, Any]:
+    """For config.json: how many images are excluded, and which in a few letters; skipped.csv lists them."""
+    if not isinstance(images, ExcludingSource):
+        return {}
+    ids = "\n".join(images.excluded).encode("utf-8", "surrogatepass")
+    return {"exclude": {"images": len(images.excluded), "digest": hashlib.sha256(ids).hexdigest()[:16]}}
 
 
 def source_name(source: Any, images: ImageSource) -> str:

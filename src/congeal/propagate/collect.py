@@ -14,10 +14,11 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import make_folders, sweep, write_rows
 from congeal.geometry.matrix import map_points
-from congeal.propagate.tables import coordinates, kept, meant_ids, read_table
+from congeal.propagate.tables import coordinates, kept
 from congeal.runs.folder import RunFolder, log
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
+from congeal.transforms.lists import meant_ids, read_table
 
 
 @dataclass(frozen=True)

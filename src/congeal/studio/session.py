@@ -19,11 +19,12 @@ from congeal.files import is_plain, make_folders, refuse_links, write_bytes, wri
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import UnreadableImage
 from congeal.pipeline.display import display_range_of, smaller
-from congeal.propagate.tables import read_points, read_table
+from congeal.propagate.tables import read_points
 from congeal.report.page import shown_name
 from congeal.report.pictures import encode
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
+from congeal.transforms.lists import read_table
 
 THUMBNAIL = 224  # longer side of the originals in the gallery, in pixels
 MASK_SIDE = 512  # the mask is painted at a multiple of the aligned size that reaches about this

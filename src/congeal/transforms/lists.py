@@ -1,0 +1,87 @@
+"""Tables and lists of ids that people write by hand: CSV files, and one id per line."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from congeal.errors import CongealError
+
+Listed = Iterable[str] | str | os.PathLike[str]
+"""Ids themselves, or a file that lists them."""
+
+
+def read_table(path: str | os.PathLike[str], columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """The rows of a CSV file that has at least these columns."""
+    file = _existing(path)
+    try:
+        with file.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
+            reader = csv.DictReader(lines, skipinitialspace=True, strict=True)
+            header = [name.strip() for name in reader.fieldnames or []]
+            reader.fieldnames = header
+            rows = [{key: _cell(key, value or "") for key, value in row.items() if key} for row in reader]
+    except (OSError, csv.Error) as error:
+        raise CongealError(f"cannot read '{file}' as a CSV table: {error}") from error
+    if not set(columns) <= set(header):
+        raise CongealError(f"'{file}' needs the columns {','.join(columns)}; its first line is {','.join(header)!r}")
+    return rows
+
+
+def read_ids(path: str | os.PathLike[str]) -> list[str]:
+    """The ids a file lists: the column id of a CSV table, or one id per line where there is no such column."""
+    file = _existing(path)
+    try:
+        with file.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
+            header = [name.strip() for name in next(csv.reader(lines), [])]
+    except (OSError, csv.Error) as error:
+        raise CongealError(f"cannot read '{file}' as a list of ids: {error}") from error
+    if "id" in header:
+        return [row["id"] for row in read_table(file, ("id",))]
+    if len(header) > 1 and file.suffix.lower() == ".csv":
+        raise CongealError(
+            f"'{file}' has no column id; its first line is {','.join(header)!r}: name the column with the ids 'id', or "
+            "give one id per line"
+        )
+    text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def listed_ids(listed: Listed | None, what: str) -> list[str]:
+    """Ids as they are, or those of a file; what: what they are for, in words."""
+    if listed is None:
+        return []
+    if isinstance(listed, str | os.PathLike):
+        return read_ids(listed)
+    try:
+        return [str(id) for id in listed]
+    except TypeError:
+        raise CongealError(f"{what}: give a file, or a list of ids, not {listed!r}") from None
+
+
+def meant_ids(given: Iterable[str], known: Sequence[str]) -> dict[str, str]:
+    """Ids as people write them → the ids of the set: exactly, or else up to blanks around them if that is clear.
+
+    Ids that are not in the set are left out.
+    """
+    exact = set(known)
+    loose: dict[str, list[str]] = {}
+    for id in known:
+        loose.setdefault(id.strip(), []).append(id)
+    meant = {id: [id] if id in exact else loose.get(id.strip(), []) for id in given}
+    return {id: found[0] for id, found in meant.items() if len(found) == 1}
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    file = Path(path)
+    if not os.path.exists(file):
+        raise CongealError(f"there is no file '{file}'")
+    if not file.is_file():
+        raise CongealError(f"'{file}' is not a file")
+    return file
+
+
+def _cell(column: str, text: str) -> str:
+    """A cell without the blanks around it; those of an id may be part of a file's name."""
+    return text if column == "id" else text.strip()

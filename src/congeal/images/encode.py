@@ -86,7 +86,7 @@ def _strategy(rows: np.ndarray, step: int) -> int:
     In photographs nothing repeats, and looking for repeats takes up to twice as long; in drawings and text much does.
     """
     middle = len(rows) // 2
-    sample = _filtered(rows, step, max(0, middle - 16), middle + 16)
+    sample = _filtered(rows, step, max(0, middle - 8), middle + 8)
     sizes = {}
     for strategy in (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE, zlib.Z_DEFAULT_STRATEGY):  # no repeats, runs, all repeats
         deflate = zlib.compressobj(1, strategy=strategy)

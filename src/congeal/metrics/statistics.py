@@ -96,7 +96,7 @@ class RunningStats:
     def _merge(self, part: Any, weight: Array, mean: Array, squares: Array) -> None:
         """Put the moments of new images into this part of the totals; the total weight is left to the caller."""
         assert self._mean is not None
-        known = self._weight if self._weight.shape[:1] in ((), (1,)) else self._weight[part]
+        known = self._weight_of(part)
         share = weight / np.maximum(known + weight, _TINY)
         delta = mean - self._mean[part]
         self._squares[part] += squares
@@ -116,6 +116,18 @@ class RunningStats:
         shape = self.mean.shape
         weight = np.broadcast_to(self._weight, shape)
         return np.divide(self._squares, weight, out=np.zeros(shape), where=weight > 0)
+
+    def rows(self, part: slice) -> RunningStats:
+        """The statistics of some rows of the arrays."""
+        some = RunningStats()
+        some.count = self.count
+        some._mean, some._squares = self.mean[part], self._squares[part]
+        some._weight = self._weight_of(part)
+        return some
+
+    def _weight_of(self, part: Any) -> Array:
+        """The total weight of a part of the arrays; one for all rows stays one for all."""
+        return self._weight if self._weight.shape[:1] in ((), (1,)) else self._weight[part]
 
     @property
     def mse(self) -> float:

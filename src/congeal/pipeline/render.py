@@ -13,7 +13,7 @@ import json
 import time
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -37,6 +37,7 @@ Size = tuple[int, int]
 START_PICTURES = ("mean_before.png", "variance_before.png")  # under .work
 GROUP_VALUES = 32_000_000  # values of large pictures that go into the statistics at a time …
 GROUP_IMAGES = 256  # … and of small ones at most so many
+BAND_ROWS = 64  # of a picture that become grey levels at a time
 NOTES = 2  # version of what is noted
 SAVE_EVERY = 20.0  # seconds
 SHOWN = 720  # longer side of the pictures that only the report shows
@@ -56,12 +57,22 @@ class Picture:
             levels, weights = zip(*alike, strict=True)
             self.stats.update(np.concatenate(levels), None if weights[0] is None else np.concatenate(weights))
 
-    def png(self) -> tuple[bytes, bytes]:
-        """The mean, and the standard deviation on a fixed scale: white is the largest possible one, half the range."""
-        # What lies half-way between two grey levels must not go one way or the other by its sixteenth digit.
-        both = self.stats.mean + 1e-6, 2 * np.sqrt(self.stats.variance) + 1e-6
-        mean, spread = in_order(png, [values.swapaxes(1, 2) for values in both], usable_cores())
-        return mean, spread
+    def mean_png(self) -> bytes:
+        """The mean."""
+        return self._png(lambda part: part.mean)
+
+    def spread_png(self) -> bytes:
+        """The standard deviation on a fixed scale: white is the largest possible one, half the range."""
+        return self._png(lambda part: 2 * np.sqrt(part.variance))
+
+    def _png(self, values: Callable[[RunningStats], np.ndarray]) -> bytes:
+        rows, _, columns = self.stats.mean.shape
+        levels = np.empty((rows, columns, self.stats.mean.shape[1]), np.uint8)
+        for first in range(0, rows, BAND_ROWS):  # a few rows at a time stay in the cache
+            band = slice(first, first + BAND_ROWS)
+            # What lies half-way between two grey levels must not go one way or the other by its sixteenth digit.
+            levels[band] = np.rint(np.clip(values(self.stats.rows(band)) + 1e-6, 0, 255)).swapaxes(1, 2)
+        return png(levels)
 
 
 @dataclass
@@ -78,8 +89,14 @@ class Rendered:
 
     def take(self, group: Sequence[Drawn], seconds: float) -> None:
         """Take in the images that come next; seconds: how long it took until now."""
-        self.after.add([drawn.after for drawn in group if drawn.after is not None])
-        self.before.add([drawn.before for drawn in group if drawn.before is not None])
+        after = [drawn.after for drawn in group if drawn.after is not None]
+        before = [drawn.before for drawn in group if drawn.before is not None]
+        # Side by side: nobody else is at work when the last images are taken in.
+        list(
+            in_order(
+                lambda add: add(), [partial(self.after.add, after), partial(self.before.add, before)], usable_cores()
+            )
+        )
         self.lost += [drawn.lost for drawn in group if drawn.lost is not None]
         self.n_rotated += sum(drawn.n_rotated for drawn in group)
         self.position += sum(drawn.n_rows for drawn in group)
@@ -234,17 +251,16 @@ def write_again(writer: Writer, source: ImageSource, found: Transforms, rows: np
 
 def write_pictures(run: RunFolder, rendered: Rendered, start_pictures: Path | None) -> None:
     """mean.png and variance.png, and the same of the start under .work, drawn here or copied."""
+    made: dict[Path, Callable[[], bytes]] = {}
     if rendered.after.stats.count:
-        for name, data in zip(("mean.png", "variance.png"), rendered.after.png(), strict=True):
-            write_bytes(run / name, data)
-    if start_pictures is not None:
-        before = [(start_pictures / name).read_bytes() for name in START_PICTURES]
-    elif rendered.before.stats.count:
-        before = [*rendered.before.png()]
-    else:
-        return
-    for name, data in zip(START_PICTURES, before, strict=True):
-        write_bytes(run.work / name, data)
+        made |= {run / "mean.png": rendered.after.mean_png, run / "variance.png": rendered.after.spread_png}
+    for name, draw in zip(START_PICTURES, (rendered.before.mean_png, rendered.before.spread_png), strict=True):
+        if start_pictures is not None:
+            made[run.work / name] = (start_pictures / name).read_bytes
+        elif rendered.before.stats.count:
+            made[run.work / name] = draw
+    for path, data in zip(made, in_order(lambda draw: draw(), made.values(), usable_cores()), strict=True):
+        write_bytes(path, data)
 
 
 def choose_samples(run: RunFolder, found: Transforms) -> set[int]:

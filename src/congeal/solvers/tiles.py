@@ -35,9 +35,12 @@ class Tiles:
         """Of aligned pictures (B, 1, h, w) of one thing: squares where their mean has structure and they agree."""
         frame = (pictures.shape[-2], pictures.shape[-1])
         side = tile_side(frame)
-        dx, dy = gradient(pictures.mean(0, keepdim=True))
+        mean = pictures.mean(0, keepdim=True)
+        dx, dy = gradient(mean)
         structure = avg_pool2d(dx.square() + dy.square(), side)[0, 0]
-        noise = avg_pool2d(pictures.var(0, unbiased=False)[None], side)[0, 0]
+        noise = avg_pool2d((pictures - mean).square_().mean(0), side)[
+            0
+        ]  # `var` along the first axis takes ten times as long
         worth = structure / (noise + _LEAST_NOISE * noise.mean() + 1e-9)
         rows, columns = torch.meshgrid(*(torch.arange(n) for n in worth.shape), indexing="ij")
         cell = (rows * _CELLS // worth.shape[0]) * _CELLS + columns * _CELLS // worth.shape[1]

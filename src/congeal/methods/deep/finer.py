@@ -140,9 +140,10 @@ def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer
     stack, larger = climb.stack, details.stack
     with few_threads(larger.frame):
         unsure = float(done.error[keep].nanmedian())
-        tiles = details.tiles(done.poses, keep, most=_ALL_TILES)
         # More tiles lower what noise adds to the error, not what sampling does.
-        if 2 * done.level.floor < unsure < _SHARP and len(tiles) > len(done.level.tiles):
+        helps = 2 * done.level.floor < unsure < _SHARP
+        tiles = details.tiles(done.poses, keep, most=_ALL_TILES) if helps else done.level.tiles
+        if len(tiles) > len(done.level.tiles):
             climb.levels.pop()
             done = sharpen(details, climb.at(larger), motion, keep, passes=_POLISH, tiles=tiles)
             job.note(size=max(larger.frame), likeness=float(done.after[keep].mean()))

@@ -29,7 +29,7 @@ from congeal.methods.deep.finer import finer_alone, go_finer, poses_at
 from congeal.methods.deep.kept import guide_from_tensors, guide_tensors
 from congeal.methods.deep.networks import recipe_networks, seeded
 from congeal.methods.deep.refine import RefineSettings, last_sound, refine
-from congeal.methods.deep.seed import reference_features, seed
+from congeal.methods.deep.seed import ALL_MATCH, reference_features, seed
 from congeal.methods.deep.settle import Bars, Guide, SettleSettings, settle
 from congeal.methods.deep.state import Sample, State
 from congeal.methods.deep.train import Trained, TrainSettings, train
@@ -41,7 +41,6 @@ from congeal.solvers.threads import few_threads
 
 Settings = TypeVar("Settings", TrainSettings, SettleSettings, RefineSettings)
 
-_ALL_MATCH = 0.7  # a score that leaves nothing to look for: copies of one picture, frames of a stack
 _ROUNDS = 2  # of settling and refining, at most; a third finds nothing new
 _A_FEW = 0.01  # of the images: if tries helped more than these, the better template is worth another round …
 _MANY = 0.11  # … and if they then still help more than these, a net has something to learn …
@@ -145,7 +144,7 @@ class Recipe:
         """Settle and refine, twice if tries helped at all; and the share of the images that they helped."""
         guide = Guide.of(state, self.appearance, self.motion, all_match=False)
         quiet, helped = Job(self.job.method, quiet=self.job.quiet), 0.0
-        nothing_to_look_for = float(state.scores.min()) >= _ALL_MATCH
+        nothing_to_look_for = float(state.scores.min()) >= ALL_MATCH
         for _ in range(_ROUNDS):
             if not nothing_to_look_for:
                 settled = settle(self.stack, guide, settings_of(SettleSettings, self.parameters), quiet)

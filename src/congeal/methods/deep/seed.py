@@ -20,6 +20,9 @@ from congeal.solvers.appearance import Appearance, at_most
 from congeal.solvers.filters import frame_unit
 from congeal.solvers.reference import medoid, reference_image
 
+ALL_MATCH = 0.7
+"""A score of every image that leaves nothing to look for: copies of one picture, frames of a stack."""
+
 
 @dataclass(frozen=True)
 class SeedSettings:
@@ -51,6 +54,8 @@ def seed(sample: Sample, reference: torch.Tensor, settings: SeedSettings | None 
     for _ in range(settings.rounds):
         poses = step_towards(sample, state, state.poses, settings.round_steps, "affine", settings.round_blur * unit)
         state = state.moved_to(sample, poses, share=settings.share)
+        if float(state.scores.min()) >= ALL_MATCH:
+            break
     return state.median_bar(settings.slack)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
@@ -23,6 +24,13 @@ class MissingExtra(CongealError):
 def first_line(error: BaseException) -> str:
     """The error's message without what follows its first line; its kind if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """What to put behind a word that nobody knows: " (did you mean 'align'?)", or nothing if it resembles none."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    return f" (did you mean '{by_lower[close[0]]}'?)" if close else ""
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from congeal.cli.flags import Count, File, Flag, Run, Settings, Source, Start, output
+from congeal.cli.flags import Count, Device, File, Flag, Run, Settings, Source, Start, output
 from congeal.cli.outcome import exit_code, print_result
 from congeal.cli.settings import parse_settings
 
@@ -48,6 +48,8 @@ class Align:
     """Images to leave out: a table with the column id, such as RUN/studio/excluded.csv, or one id per line."""
     seed: Count = None
     """Seed of everything random, which is the method's parameter random_state; 0 unless given."""
+    device: Device = None
+    """Where deep trains its network; auto, which is a GPU if there is one, unless given. The rest is the CPU's."""
     no_aligned: Flag = False
     """Do not write the aligned images, only transforms and pictures of the whole."""
     output_format: str = "auto"
@@ -81,6 +83,7 @@ class Align:
             limit=self.limit,
             exclude=self.exclude,
             seed=self.seed,
+            device=self.device,
             write_aligned=not self.no_aligned,
             output_format=self.output_format,
             transforms_format=self.transforms_format,
@@ -105,6 +108,8 @@ class Apply:
     """Where to start, as for 'congeal align'; a run that began at faces looks for faces in new images as well."""
     limit: Count = None
     """Use only the first N images."""
+    device: Device = None
+    """auto or cpu: new images are aligned on the CPU."""
     no_aligned: Flag = False
     """Do not write the aligned images."""
     output_format: str = "auto"
@@ -128,6 +133,7 @@ class Apply:
             self.output,
             init=self.init,
             limit=self.limit,
+            device=self.device,
             write_aligned=not self.no_aligned,
             output_format=self.output_format,
             transforms_format=self.transforms_format,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from congeal.cli.flags import Count, Flag, Settings, Source, Start, output
+from congeal.cli.flags import Count, Device, Flag, Settings, Source, Start, output
 from congeal.cli.settings import parse_settings, settings_by_method
 
 
@@ -38,6 +38,8 @@ class Compare:
     """End a method that fits for longer; a row says so."""
     seed: int = 0
     """Seed of everything random: the parameter random_state of every method."""
+    device: Device = None
+    """Where deep trains its network; auto, which is a GPU if there is one, unless given. The rest is the CPU's."""
     set: Annotated[Settings, tyro.conf.arg(name="set", metavar="METHOD.KEY=VALUE", help_behavior_hint="")] = (
         dataclasses.field(default_factory=list)
     )
@@ -64,6 +66,7 @@ class Compare:
             limit=self.limit,
             time_limit=self.time_limit,
             seed=self.seed,
+            device=self.device,
             quiet=self.quiet,
             command=command,
         )

@@ -6,8 +6,8 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import tyro
@@ -18,8 +18,8 @@ from congeal.cli.align import Align, Apply, Demo
 from congeal.cli.compare import Compare, Reproduce
 from congeal.cli.failures import perform
 from congeal.cli.finished import Export, Propagate, Report, Studio
-
-log = logging.getLogger("congeal")
+from congeal.cli.words import misspelt, no_completion
+from congeal.progress import messages
 
 COMMANDS: dict[str, Any] = {
     "align": Align,
@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by `congeal align … >&-`; else a file of ours would take its place
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the program runs)
+    if argv is None:  # the process is ours
+        silence_libraries()
     try:
         code = read_and_perform(list(sys.argv[1:] if argv is None else argv))
         for stream in (sys.stdout, sys.stderr):
@@ -64,6 +66,10 @@ def read_and_perform(arguments: list[str]) -> int:
             name = flag if flag.startswith("-") else "an argument"
             print(f"congeal: {name} holds a NUL character, which no name can: {argument!r}", file=sys.stderr)
             return 2
+    wrong = misspelt(arguments, COMMANDS) or no_completion(arguments)
+    if wrong is not None:
+        print(f"congeal: {wrong}", file=sys.stderr)
+        return 2
     try:
         command = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
@@ -72,21 +78,15 @@ def read_and_perform(arguments: list[str]) -> int:
             args=arguments or ["--help"],
         )
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 2
-    with messages(quiet=getattr(command, "quiet", False)):
+        return stop.code if isinstance(stop.code, int) else 2 if stop.code else 0
+    level = logging.WARNING if getattr(command, "quiet", False) else logging.INFO
+    with messages(level):
         return perform(command, shlex.join(["congeal", *arguments]))
 
 
-@contextmanager
-def messages(quiet: bool) -> Iterator[None]:
-    """One-line messages on stderr while a command runs."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    before = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.WARNING if quiet else logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before)
+def silence_libraries() -> None:
+    """What torch and others warn of is for programmers, who ask Python for it (python -W default -m congeal.cli)."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for processes of their own, as methods of `compare` have
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -14,13 +14,13 @@ from congeal.errors import CongealError, first_line
 
 @dataclasses.dataclass
 class Export:
-    """Write a run's transforms in another format."""
+    """Write a run's transforms in another format, or its network as ONNX."""
 
     run_folder: Run
     """The run folder of an earlier 'congeal align' or 'congeal apply'."""
     to: Annotated[str, tyro.conf.arg(metavar="FILE")]
-    """transforms.csv, .json, .npz, .parquet, .yml (OpenCV's FileStorage) or .tfm (a folder of ITK files); the suffix
-    chooses."""
+    """transforms.csv, .json, .npz, .parquet, .yml (OpenCV's FileStorage) or .tfm (a folder of ITK files); model.onnx is
+    the network of a run of deep that trained one. The suffix chooses."""
     debug: Flag = False
     """Print the traceback of an unexpected error."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +24,17 @@ def print_result(result: Result, quiet: bool) -> None:
     elif verdict not in SOUND:
         log.warning("WARNING: the result is %s: %s", verdict, advice)
     if not quiet:
-        print(result.summary())
+        print(f"{result.summary()}\nnext          {next_command(result)}")
+
+
+def next_command(result: Result) -> str:
+    """What to type now: a sound result is used, any other is looked at."""
+    from congeal.methods.registry import method_class
+
+    run = shlex.quote(str(result.folder))
+    if result.metrics["verdict"] in SOUND and method_class(result.metrics["method"]).can_transform():
+        return f"congeal apply {run} NEW_IMAGES -o DIR"
+    return f"congeal studio {run}"
 
 
 def exit_code(result: Result, strict: bool) -> int:

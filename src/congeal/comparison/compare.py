@@ -17,7 +17,7 @@ import numpy as np
 
 from congeal import __version__
 from congeal.comparison.child import fit_in_child
-from congeal.comparison.entries import Entry, make_entries, read_labels
+from congeal.comparison.entries import Entry, make_entries, plain_label, read_labels
 from congeal.comparison.frozen import freeze
 from congeal.comparison.worker import in_words
 from congeal.errors import CongealError, RunFailed, failing_as_run
@@ -28,7 +28,7 @@ from congeal.images.source import ImageSource
 from congeal.metrics import corner_error
 from congeal.opening import open_images
 from congeal.pipeline.repair import check_results
-from congeal.pipeline.request import check_unchanged, command_name, source_name, use_stack_position
+from congeal.pipeline.request import check_unchanged, command_name, need_two, source_name, use_stack_position
 from congeal.pipeline.stages import finish, prepare_stack
 from congeal.pipeline.starts import at_faces, init_name, read_start
 from congeal.report.compare import write_comparison
@@ -51,6 +51,7 @@ def compare(
     limit: int | None = None,
     time_limit: float | None = None,
     seed: int = 0,
+    device: str | None = None,
     quiet: bool = False,
     command: str | None = None,
 ) -> list[Row]:
@@ -79,6 +80,8 @@ def compare(
         Seconds of fitting per method.
     seed : int
         Seed of everything random: the parameter `random_state` of every method.
+    device : str, optional
+        As for `congeal.align`, for those methods that can use another than the CPU.
 
     Returns
     -------
@@ -86,10 +89,12 @@ def compare(
         The rows of table.json, in the order of `methods`.
     """
     images = at_faces(remember_decoded(open_images(source, limit=limit)), init, quiet=quiet)
+    need_two(images, limit)
     labels = read_labels(methods)
     if time_limit is not None and not time_limit > 0:
         raise CongealError(f"the time limit is a number of seconds above 0, not {time_limit}")
-    entries = make_entries(labels, motion, params or {}, size, seed)
+    params = {plain_label(str(label)): settings for label, settings in (params or {}).items()}
+    entries = make_entries(labels, motion, params, size, seed, device)
     start = read_start(init, images)
     shared = {
         "task": "compare",
@@ -103,7 +108,7 @@ def compare(
     free = {
         "methods": labels,
         "motion": motion,
-        "params": params or {},
+        "params": params,
         "time_limit": time_limit,
         "command": command_name(command),
     }

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from congeal.comparison.worker import in_words
-from congeal.errors import CongealError
+from congeal.errors import CongealError, meant
 from congeal.geometry import MOTIONS
 from congeal.methods.base import Method
-from congeal.methods.registry import method_class
+from congeal.methods.device import find_device
+from congeal.methods.registry import method_class, method_name
 from congeal.methods.registry import methods as known_methods
-from congeal.pipeline.request import chooses_motion, make_method
+from congeal.pipeline.request import chooses_motion, make_method, takes_device
 from congeal.report.compare import LABEL
 
 # What all methods of a comparison share, and the option that sets it.
@@ -54,7 +55,7 @@ class Entry:
 def read_labels(methods: str | Sequence[str]) -> list[str]:
     """ "all", "lsc,rasl" or a list → labels, each known and given once."""
     given = methods.split(",") if isinstance(methods, str) else methods
-    labels = [label.strip() for label in given if label.strip()]
+    labels = [plain_label(label.strip()) for label in given if label.strip()]
     if labels == ["all"]:
         return list(known_methods())
     if not labels:
@@ -62,26 +63,38 @@ def read_labels(methods: str | Sequence[str]) -> list[str]:
     for label in labels:
         if not LABEL.fullmatch(label):
             raise CongealError(f"'{label}' is not a method: write its name, or name@variant, for example lsc@stack")
-        method_known(label)
+        refuse_unknown(label)
     twice = [label for label in labels if labels.count(label) > 1]
     if twice:
         raise CongealError(f"'{twice[0]}' is given twice: call variants of a method {twice[0]}@one,{twice[0]}@two")
     return labels
 
 
-def method_known(label: str) -> None:
-    """Refuse a label of no method."""
+def plain_label(label: str) -> str:
+    """A label with the method's name as it is listed: "LSC@stack" is "lsc@stack"."""
+    name, at, variant = label.partition("@")
+    return f"{name.lower()}{at}{variant}"
+
+
+def refuse_unknown(label: str) -> None:
+    """Refuse a label of no method, or of one that is not compared."""
     name = label.partition("@")[0]
-    if name not in known_methods():
-        raise CongealError(f"unknown method '{name}': choose from {', '.join(known_methods())}")
+    if method_name(name) not in known_methods():
+        raise CongealError(f"the method '{name}' is not compared: choose from {', '.join(known_methods())}")
 
 
 def make_entries(
-    labels: Sequence[str], motion: str | None, params: Mapping[str, Mapping[str, Any]], size: int, seed: int
+    labels: Sequence[str],
+    motion: str | None,
+    params: Mapping[str, Mapping[str, Any]],
+    size: int,
+    seed: int,
+    device: str | None = None,
 ) -> list[Entry]:
     """One entry per label. Wrong names are an error; values a method refuses are a problem of its row."""
     if motion not in (None, "auto", *MOTIONS):
-        raise CongealError(f"unknown motion '{motion}': choose auto or one of {', '.join(MOTIONS)}")
+        hint = meant(str(motion), ("auto", *MOTIONS))
+        raise CongealError(f"unknown motion '{motion}'{hint}: choose auto or one of {', '.join(MOTIONS)}")
     for label, settings in params.items():
         if label not in labels:
             raise CongealError(f"there are settings for '{label}', which is not compared: {', '.join(labels)} are")
@@ -90,14 +103,20 @@ def make_entries(
     for label in labels:
         for key, value in (("size", size), ("random_state", seed)):  # what all share is not the problem of one
             method_class(label.partition("@")[0]).check_value(key, value)
-    return [make_entry(label, motion, params.get(label, {}), size, seed) for label in labels]
+    if device is not None:
+        find_device(device)
+    return [make_entry(label, motion, params.get(label, {}), size, seed, device) for label in labels]
 
 
-def make_entry(label: str, motion: str | None, params: Mapping[str, Any], size: int, seed: int) -> Entry:
+def make_entry(
+    label: str, motion: str | None, params: Mapping[str, Any], size: int, seed: int, device: str | None = None
+) -> Entry:
     """One entry; whatever is wrong with its settings is noted as its problem."""
     entry = Entry(label, params, motion)
     try:
         settings = {"motion": motion_for(entry.method, motion), "size": size, "random_state": seed}
+        if device is not None and takes_device(entry.method):
+            settings["device"] = device
         model = make_method(entry.method, settings, params)
         json.dumps(model.get_params())
         entry.model = model

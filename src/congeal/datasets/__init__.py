@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, meant
 from congeal.images.source import ImageSource
 
 
@@ -95,5 +95,5 @@ def open_named(name: str) -> ImageSource:
     """Open `digits:3` and the like."""
     family, _, rest = name.partition(":")
     if family not in _FAMILIES:
-        raise CongealError(f"there is no data set '{name}': there are {', '.join(names())}")
+        raise CongealError(f"there is no data set '{name}'{meant(family, _FAMILIES)}: there are {', '.join(names())}")
     return _FAMILIES[family][1](rest)

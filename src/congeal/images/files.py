@@ -5,8 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from congeal.images.source import Header, Image, ImageSource, UnreadableImage, u
 from congeal.transforms.ids import Ids
 
 _HEADER_BYTES = 1 << 16
+_LOOKED_AT = 100  # files of a folder without a known extension
 
 
 class FileSource(ImageSource):
@@ -70,8 +73,22 @@ def open_folder(folder: Path) -> FileSource:
     links: list[str] = []
     relative = sorted([*list_files(folder, EXTENSIONS, links), *links], key=natural_key)
     if not relative:
-        raise CongealError(f"the folder {folder} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
+        hint = _glob_that_works(folder) or f"; these are read: {' '.join(sorted(EXTENSIONS))}"
+        raise CongealError(f"the folder {folder} has no images by their names{hint}")
     return FileSource(folder, relative, name=folder.resolve().name or str(folder), links=links)
+
+
+def _glob_that_works(folder: Path) -> str | None:
+    """For a folder whose files are images under other names: how to say which ones are meant. None if none is."""
+    named = sorted(islice((path for path in folder.rglob("[!.]*") if path.is_file()), _LOOKED_AT))
+    for path in named:
+        try:
+            decode(read_regular(path), path.name)
+        except UnreadableImage:
+            continue
+        below = "" if path.parent == folder else "**/"
+        return f", but {path.name} is one: give the glob {shlex.quote(str(folder / f'{below}*{path.suffix}'))}"
+    return None
 
 
 def open_paths(paths: Sequence[Path], *, name: str) -> FileSource:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Self, get_type_hints
 import numpy as np
 import torch
 
-from congeal.errors import CongealError, MissingExtra, first_line
+from congeal.errors import CongealError, MissingExtra, first_line, meant
 from congeal.files import write_bytes
 from congeal.geometry import MOTIONS
 from congeal.images import Layout, Stack, open_writer, prepare, warp_image
@@ -32,6 +32,7 @@ from congeal.methods.job import Callback, Job, StateFile
 from congeal.methods.measure import measure
 from congeal.metrics import Quality
 from congeal.opening import open_images
+from congeal.progress import telling
 from congeal.solvers.appearance import Appearance, plain_appearance
 from congeal.solvers.gauge import on_motion
 from congeal.solvers.streaming import chunks
@@ -159,7 +160,8 @@ class Method:
         for name, value in params.items():
             if name not in self._parameter_names():
                 known = ", ".join(self._parameter_names())
-                raise CongealError(f"{self.name} has no parameter '{name}': it has {known}")
+                hint = meant(name, self._parameter_names())
+                raise CongealError(f"{self.name} has no parameter '{name}'{hint}: it has {known}")
             setattr(self, name, value)
         return self
 
@@ -182,72 +184,78 @@ class Method:
         checkpoint: StateFile | None = None,
         save_every: float = 20.0,
         callbacks: Iterable[Callback] = (),
-        quiet: bool = True,
+        verbose: bool = False,
     ) -> Self:
         """Align a set: anything `open_images` takes, or a prepared Stack.
 
         init: aligned_from_source matrices (N, 3, 3) to start from. checkpoint: where the state is kept, every
         `save_every` seconds, so that the same call continues an interrupted one. callbacks: called with an Event after
-        every step.
+        every step. verbose: show progress, as a bar on a terminal and as lines elsewhere.
         """
         self.check_parameters()
-        stack = images if isinstance(images, Stack) else self._prepare(images, init)
+        stack = images if isinstance(images, Stack) else self._prepare(images, init, verbose=verbose)
         if len(stack) < 2:
             raise CongealError(f"{stack.source.name} has {len(stack)} usable image: aligning a set needs at least two")
         kind = stack.kind if self.kind == "auto" else self.kind
-        job = Job(self.name, callbacks, checkpoint, quiet, save_every)
+        job = Job(self.name, callbacks, checkpoint, not verbose, save_every)
         job.random_state = _seed(self.random_state, job)
         worker = self._worker(job.random_state)
-        try:
-            # Whatever the caller is in the middle of. Nothing made in inference mode could be kept and learnt with.
-            with torch.inference_mode(False), torch.enable_grad():
-                found = worker._align(stack, worker._appearance(kind), job)
-        finally:
-            job.close()
+        with telling(verbose):
+            try:
+                # Whatever the caller is in the middle of. Nothing made in inference mode could be kept and learnt with.
+                with torch.inference_mode(False), torch.enable_grad():
+                    found = worker._align(stack, worker._appearance(kind), job)
+            finally:
+                job.close()
         self.__dict__ |= {name: value for name, value in worker.__dict__.items() if name not in self.get_params()}
         self.history_, self.random_state_ = job.history, job.random_state
         self.layout_ = replace(stack.layout, kind=kind)
-        result = self._measured(stack, found, kind, quiet)
+        result = self._measured(stack, found, kind, verbose=verbose)
         self.transforms_, self.quality_ = result.transforms, result.quality
         self.stack_from_frame_ = result.stack_from_frame
         self.motion_, self.levels_, self.trained_ = result.found.motion, result.found.levels, result.found.trained
         self.decisions_ = dict(result.found.decisions)
         return self
 
-    def transform(self, images: Any, *, init: np.ndarray | Transforms | None = None, output: Any = None) -> Any:
+    def transform(
+        self, images: Any, *, init: np.ndarray | Transforms | None = None, output: Any = None, verbose: bool = False
+    ) -> Any:
         """Align images the fit has not seen, with no change to the model. Gives what `fit_transform` gives.
 
         An image's result does not depend on the others it comes with; several threads may ask at once.
+        verbose: as for `fit`.
         """
         self._check_fitted()
         self.check_parameters()
-        stack = images if isinstance(images, Stack) else self._prepare(images, init, self.layout_)
-        return _output(stack, self.align_new(stack).transforms, images, output)
+        stack = images if isinstance(images, Stack) else self._prepare(images, init, self.layout_, verbose=verbose)
+        return _output(stack, self.align_new(stack, verbose=verbose).transforms, images, output)
 
     def align_new(
-        self, stack: Stack, *, checkpoint: StateFile | None = None, save_every: float = 20.0, quiet: bool = True
+        self, stack: Stack, *, checkpoint: StateFile | None = None, save_every: float = 20.0, verbose: bool = False
     ) -> Alignment:
         """`transform` without the pixels: what is found for a stack that was prepared with this model's `layout_`.
 
-        checkpoint, save_every: as for `fit`, so that a long pass can be interrupted.
+        checkpoint, save_every, verbose: as for `fit`, so that a long pass can be interrupted.
         """
         self._check_fitted()
         self.check_parameters()
         kind = self.layout_.kind or stack.kind
-        job = Job(self.name, (), checkpoint, quiet, save_every)
+        job = Job(self.name, (), checkpoint, not verbose, save_every)
         worker = self._worker(self.random_state_)
-        try:
-            with torch.inference_mode(False):
-                found = worker._align_new(stack, worker._appearance(kind), job)
-        finally:
-            job.close()
-        return self._measured(stack, found, kind, quiet)
+        with telling(verbose):
+            try:
+                with torch.inference_mode(False):
+                    found = worker._align_new(stack, worker._appearance(kind), job)
+            finally:
+                job.close()
+        return self._measured(stack, found, kind, verbose=verbose)
 
     def fit_transform(self, images: Any, y: None = None, *, output: Any = None, **options: Any) -> Any:
         """Fit, and give the aligned images: an array for an array, of the same dtype; a list of arrays for anything
-        else, or with `output` a folder of files (its path is returned)."""
+        else, or with `output` a folder of files (its path is returned). options: those of `fit`."""
         self.check_parameters()
-        stack = images if isinstance(images, Stack) else self._prepare(images, options.pop("init", None))
+        init, verbose = options.pop("init", None), options.get("verbose", False)
+        stack = images if isinstance(images, Stack) else self._prepare(images, init, verbose=verbose)
         self.fit(stack, **options)
         return _output(stack, self.transforms_, images, output)
 
@@ -268,7 +276,8 @@ class Method:
         for name, value in self.get_params().items():
             self.check_value(name, value)
         if self.motion not in self.motions:
-            raise CongealError(f"{self.name} has no motion '{self.motion}': choose one of {', '.join(self.motions)}")
+            hint, known = meant(self.motion, self.motions), ", ".join(self.motions)
+            raise CongealError(f"{self.name} has no motion '{self.motion}'{hint}: choose one of {known}")
         if self.kind not in KINDS:
             raise CongealError(f"unknown kind '{self.kind}': choose one of {', '.join(KINDS)}")
         self._check_parameters()
@@ -285,10 +294,11 @@ class Method:
         if not hasattr(self, "layout_"):
             raise CongealError(f"this {type(self).__name__} is not fitted yet: call fit first, or congeal.load a model")
 
-    def _prepare(self, images: Any, init: Any, layout: Layout | None = None) -> Stack:
-        return prepare(open_images(images), size=self.size, init=init, align_on=self.align_on, layout=layout)
+    def _prepare(self, images: Any, init: Any, layout: Layout | None = None, *, verbose: bool = False) -> Stack:
+        options: dict[str, Any] = {"size": self.size, "align_on": self.align_on, "layout": layout, "quiet": not verbose}
+        return prepare(open_images(images), init=init, **options)
 
-    def _measured(self, stack: Stack, answer: torch.Tensor | Found, kind: str, quiet: bool) -> Alignment:
+    def _measured(self, stack: Stack, answer: torch.Tensor | Found, kind: str, *, verbose: bool) -> Alignment:
         if isinstance(answer, torch.Tensor):
             answer = Found(answer, self.motion, (max(stack.frame),))
         # As precise as the method is: a million poses in float64 are 72 MB.
@@ -296,7 +306,7 @@ class Method:
         for part in chunks(stack) if answer.motion != "homography" else ():
             poses[part] = on_motion(stack.start[part], answer.poses[part].cpu().numpy(), answer.motion, stack.frame)
         with torch.inference_mode(False):
-            result = measure(stack, poses, kind, motion=answer.motion, quiet=quiet)
+            result = measure(stack, poses, kind, motion=answer.motion, quiet=not verbose)
         error = None if answer.error is None else answer.error.double().cpu().numpy() * stack.source_pixels()
         transforms = stack.to_transforms(poses, result.score, result.status, result.out_of_frame, error)
         return Alignment(transforms, result.quality, poses, answer)

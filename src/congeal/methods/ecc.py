@@ -112,6 +112,7 @@ class ECC(Method):
             target = _collect(stack, found, appearance)
             for i in range(int(state["round"]), self.rounds):
                 if moved < self.tolerance:
+                    job.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
                     break
                 stepped, failures, correlation = self._round(stack, found, target.mean, appearance, i)
                 if gauge is not None:

@@ -116,6 +116,7 @@ class FunnelMethod(Method):
                     funnel = {"learnt": self._learnt, "fields": self._fields, "gauges": self._gauges}
                     job.save({"found": found, **where, **funnel, "best": best.state()})
                 if settled:
+                    job.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
                     break
         if gauge is None:
             return found

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from congeal.errors import require
-from congeal.progress import Progress
+from congeal.progress import Progress, log
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Job:
     random_state: int = 0
     """The seed of the work, kept with its state."""
     _progress: Progress | None = None
+    _why: str = ""
     _saved: float = field(default_factory=time.monotonic)
 
     def step(self, step: int, total: int, **values: float) -> None:
@@ -83,6 +84,10 @@ class Job:
         self.history.append({"step": step, **values})
         for callback in self.callbacks:
             callback(Event(self.method, step, step, values))
+
+    def ends_early(self, why: str) -> None:
+        """Say why not all steps are taken: "a step moved the images by less than 0.01 px"."""
+        self._why = why
 
     def load(self) -> dict[str, Any] | None:
         """The state an earlier, interrupted run saved, or None. Its history continues."""
@@ -154,9 +159,14 @@ class Job:
                 self.save({**(beside or {}), name: (done, [output[:done].clone() for output in outputs])})
 
     def close(self) -> None:
-        """End the progress bar."""
-        if self._progress is not None:
-            self._progress.__exit__(None, None, None)
+        """End the progress bar, and say why it did not reach its end."""
+        if self._progress is None:
+            return
+        self._progress.close()
+        if self._why and not self.quiet:
+            steps, most = len(self.history), self._progress.total
+            log.info("%s stopped early, after %d of at most %d steps: %s", self.method, steps, most, self._why)
+        self._progress, self._why = None, ""
 
 
 class TensorBoard:

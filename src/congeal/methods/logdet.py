@@ -135,6 +135,7 @@ class LogDet(Method):
                     where = {"level": at, "iteration": next_one, "zoom": zoom, "basis": basis}
                     job.save({"found": found, **where, "best": best.state(), "codebooks": codebooks})
                 if moved < self.tolerance:
+                    job.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
                     break
             codebooks.append(level.learn(found, basis).tensors())
         self._codebooks: list[dict[str, torch.Tensor]] = codebooks

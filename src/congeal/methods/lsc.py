@@ -121,6 +121,7 @@ class LSC(Method):
                         else:
                             job.save({**at, "level": level, "iteration": iteration + 1, "target": solver.target})
                     if converged:
+                        job.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
                         break
             last = self._pass(stack, appearance, 0.0).collect(found)["mean"] if fixed is None else fixed
         self._template: torch.Tensor = last

@@ -143,6 +143,7 @@ class RASL(Method):
                         zoom = 1.0 if gauge is None else gauge.zoom
                         job.save({"found": found, "zoom": zoom, "best": best.state(), **at})
                     if ended:
+                        job.ends_early("a step lowered the objective by next to nothing")
                         break
                 last = math.inf
         return found if gauge is None else best.found

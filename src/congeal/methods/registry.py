@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, meant
 
 if TYPE_CHECKING:
     from congeal.methods.base import Method
@@ -81,20 +81,24 @@ def classes() -> dict[str, str]:
     return {cls: f"{module}.{cls}" for module, cls, _ in _METHODS.values()}
 
 
+def method_name(word: str) -> str:
+    """A method's own name, however it is written: "LSC" is "lsc"."""
+    name = word.lower()
+    if name in _METHODS or name in _PRINTED:
+        return name
+    raise CongealError(f"unknown method '{word}'{meant(word, _METHODS)}: choose one of {', '.join(_METHODS)}")
+
+
 def method_class(name: str) -> type[Method]:
     """The class behind a method's name."""
-    if name in _PRINTED:
-        module, cls = _PRINTED[name]
-    elif name in _METHODS:
-        module, cls, _ = _METHODS[name]
-    else:
-        raise CongealError(f"unknown method '{name}': choose one of {', '.join(_METHODS)}")
+    name = method_name(name)
+    module, cls = _PRINTED[name] if name in _PRINTED else _METHODS[name][:2]
     return getattr(importlib.import_module(module), cls)
 
 
 def preset(name: str) -> tuple[str, dict[str, Any]]:
     """The method and the parameters behind a preset: "paper-mnist" or "paper-lfw"."""
     if name not in PRESETS:
-        raise CongealError(f"unknown preset '{name}': choose one of {', '.join(PRESETS)}")
+        raise CongealError(f"unknown preset '{name}'{meant(name, PRESETS)}: choose one of {', '.join(PRESETS)}")
     method, parameters = PRESETS[name]
     return method, dict(getattr(importlib.import_module("congeal.methods.deep.congealing"), parameters))

@@ -23,7 +23,9 @@ from congeal.pipeline.request import (
     check_unchanged,
     choose_method,
     command_name,
+    device_setting,
     make_method,
+    need_two,
     refuse_twice,
     set_reference,
     source_name,
@@ -52,6 +54,7 @@ def align(
     limit: int | None = None,
     exclude: Listed | None = None,
     seed: int | None = None,
+    device: str | None = None,
     write_aligned: bool = True,
     output_format: str = "auto",
     transforms_format: str = "auto",
@@ -93,6 +96,8 @@ def align(
         excluded.csv, or one id per line. They are rows of skipped.csv.
     seed : int, optional
         Seed of everything random; 0 unless given. It is the method's parameter `random_state` under another name.
+    device : str, optional
+        Where "deep" trains its network: "auto" (a GPU if there is one), "cpu", "cuda" or "mps"; "auto" unless given.
     write_aligned : bool
         Write the aligned images, not only transforms and pictures of the whole.
     output_format : str
@@ -110,12 +115,14 @@ def align(
         Numbers, transforms and folder of the run.
     """
     params = params or {}
-    refuse_twice(params, seed=seed, motion=motion, train=train, reference=None if reference == "auto" else reference)
+    asked = None if reference == "auto" else reference
+    refuse_twice(params, seed=seed, motion=motion, train=train, device=device, reference=asked)
     wanted = exclude_images(open_images(source, limit=limit), exclude, strict=limit is None)
     images = at_faces(remember_decoded(wanted), init, quiet=quiet)
+    need_two(images, limit)
     check_formats(output_format, transforms_format)
     name, preset_params = choose_method(method, preset)
-    given = {"motion": motion, "train": train, "size": size, "random_state": seed}
+    given = {"motion": motion, "train": train, "size": size, "random_state": seed, **device_setting(name, device)}
     model = make_method(name, {**preset_params, **{k: v for k, v in given.items() if v is not None}}, params)
     set_reference(model, reference, images)
     start = read_start(init, images)

@@ -31,6 +31,7 @@ def apply(
     *,
     init: str | os.PathLike[str] | None = None,
     limit: int | None = None,
+    device: str | None = None,
     write_aligned: bool = True,
     output_format: str = "auto",
     transforms_format: str = "auto",
@@ -53,6 +54,8 @@ def apply(
         As for `align`; a run that began at faces looks for faces in new images as well unless told otherwise.
     limit : int, optional
         Use only the first `limit` images.
+    device : str, optional
+        "auto" or "cpu": new images are aligned on the CPU.
     write_aligned, output_format, transforms_format, quiet, command
         As for `align`.
 
@@ -61,6 +64,8 @@ def apply(
     Result
         Numbers, transforms and folder of the new images.
     """
+    if device not in (None, "auto", "cpu"):
+        raise CongealError(f"new images are aligned on the CPU, not on '{device}': leave --device out")
     trained = RunFolder.existing(run)
     name = str(trained.config.get("method"))
     if not method_class(name).can_transform():
@@ -120,7 +125,7 @@ def align_new_images(
     log.info("aligning %d new images with the model of %s", len(stack), run.config["run"])
     checkpoint = run.checkpoint
     # `transform` would hold every aligned image.
-    aligned = model.align_new(stack, checkpoint=checkpoint, quiet=quiet)
+    aligned = model.align_new(stack, checkpoint=checkpoint, verbose=not quiet)
     seconds = checkpoint.seconds
     found = aligned.found
     how = {

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from congeal.errors import CongealError, require
+from congeal.errors import CongealError, RunFailed, meant, require
 from congeal.images import ImageSource, Stack
 from congeal.images.excluded import ExcludingSource
 from congeal.images.remote import without_credentials
 from congeal.images.source import FINGERPRINT
 from congeal.images.writers import FORMATS
 from congeal.methods.base import Method
-from congeal.methods.registry import method_class
+from congeal.methods.device import find_device
+from congeal.methods.registry import method_class, method_name
 from congeal.runs.folder import RunFolder
 
 DEFAULT_METHOD = "deep"
@@ -29,11 +30,11 @@ REFERENCES = ("mean", "stack", "medoid")
 def choose_method(method: str | None, preset: str | None) -> tuple[str, dict[str, Any]]:
     """The name of the method that runs, and the parameters that the preset, if one is asked for, gives it."""
     if preset is None:
-        return method or DEFAULT_METHOD, {}
+        return method_name(method or DEFAULT_METHOD), {}
     from congeal.methods import registry
 
     name, params = registry.preset(preset)
-    if method not in (None, DEFAULT_METHOD, name):
+    if method is not None and method_name(method) not in (DEFAULT_METHOD, name):
         raise CongealError(
             f"the preset '{preset}' belongs to the method '{name}', not to '{method}'; leave one of them out"
         )
@@ -72,6 +73,30 @@ def make_method(name: str, settings: Mapping[str, Any], params: Mapping[str, Any
     model.set_params(**{key: coerce(value, known.get(key)) for key, value in params.items()})
     model.check_parameters()
     return model
+
+
+def device_setting(name: str, device: str | None) -> dict[str, str]:
+    """The parameter `device` of a method that has it; the others compute on the CPU, and nothing else can be asked."""
+    if device is None:
+        return {}
+    if takes_device(name):
+        return {"device": device}
+    if find_device(device).type != "cpu" and device != "auto":
+        raise CongealError(f"{name} computes on the CPU, not on '{device}': --device {device} is for {DEFAULT_METHOD}")
+    return {}
+
+
+def takes_device(name: str) -> bool:
+    """Whether the method of this name can compute elsewhere than on the CPU."""
+    return "device" in method_class(name)().get_params()
+
+
+def need_two(images: ImageSource, limit: int | None) -> None:
+    """Refuse a set of one image before anything is written."""
+    if limit is not None and limit < 2:
+        raise CongealError(f"--limit {limit} leaves {len(images)} image: aligning a set needs at least two")
+    if len(images) < 2:
+        raise RunFailed(f"{images.name} has {len(images)} image: aligning a set needs at least two")
 
 
 def chooses_motion(name: str) -> bool:
@@ -121,7 +146,9 @@ def use_stack_position(model: Method, stack: Stack) -> None:
 def check_formats(output_format: str, transforms_format: str) -> None:
     """Refuse formats there are none of, and those whose package is missing."""
     if output_format not in FORMATS:
-        raise CongealError(f"unknown output format '{output_format}': use {', '.join(FORMATS)}")
+        raise CongealError(
+            f"unknown output format '{output_format}'{meant(output_format, FORMATS)}: use {', '.join(FORMATS)}"
+        )
     if transforms_format not in TABLES:
         raise CongealError(f"unknown format of transforms '{transforms_format}': use {', '.join(TABLES)}")
     if transforms_format == "parquet":

@@ -25,6 +25,8 @@ class Result:
         The run folder.
     report : Path
         Its report.html.
+    aligned : Path
+        The folder of its aligned images.
     """
 
     metrics: dict[str, Any]
@@ -35,6 +37,11 @@ class Result:
     def report(self) -> Path:
         """The page that shows the run."""
         return self.folder / "report.html"
+
+    @property
+    def aligned(self) -> Path:
+        """The folder of the aligned images; it is not there if they were not asked for."""
+        return self.folder / "aligned"
 
     def __fspath__(self) -> str:
         return str(self.folder)
@@ -59,6 +66,8 @@ class Result:
             f"verdict       {'COLLAPSED, ' if m['collapsed'] else ''}{m['verdict']}: {m['advice']}",
             f"report        {self.report.resolve()}",
         ]
+        if self.aligned.is_dir():
+            lines.append(f"aligned       {self.aligned.resolve()}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -120,7 +120,7 @@ def warn_of_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
 def fit_model(run: RunFolder, stack: Stack, model: Method, *, quiet: bool) -> float:
     """Fit the method, resuming from the run's checkpoint; gives the seconds it took, those before a stop included."""
     checkpoint, history = run.checkpoint, History(run)
-    model.fit(stack, checkpoint=checkpoint, callbacks=[history], quiet=quiet)
+    model.fit(stack, checkpoint=checkpoint, callbacks=[history], verbose=not quiet)
     seconds = checkpoint.seconds
     history.finish(model.history_)
     return seconds
@@ -208,6 +208,7 @@ def finish(
     if they have been drawn already.
     """
     if run.reached("reported"):
+        run.checkpoint.delete()  # of a run that was finished by an earlier version, or ended right here
         return Result(run.read_json("metrics.json"), Transforms.load(run.work / "found.npz"), run.path)
     if answer is None:
         answer = load_answer(run)
@@ -240,6 +241,7 @@ def finish(
     write_report(run)
     run.discard("stack")
     run.finish("reported", [run / "metrics.json", run / "report.html"])
+    run.checkpoint.delete()  # it can be ten times as large as the answer, which is on the disk
     return Result(plain(metrics), answer.found, run.path)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, meant
 from congeal.methods.checks import Seed, accepts, describe
 from congeal.reproduce import EXPERIMENTS
 
@@ -124,6 +124,8 @@ class Experiment:
 def load_experiment(name: str) -> Experiment:
     """The experiment of that name."""
     if name not in EXPERIMENTS:
-        raise CongealError(f"there is no experiment '{name}': choose one of {', '.join(EXPERIMENTS)}")
+        raise CongealError(
+            f"there is no experiment '{name}'{meant(name, EXPERIMENTS)}: choose one of {', '.join(EXPERIMENTS)}"
+        )
     experiment: Experiment = importlib.import_module(EXPERIMENTS[name][0]).EXPERIMENT
     return experiment

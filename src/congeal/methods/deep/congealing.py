@@ -18,6 +18,7 @@ from congeal.methods.deep.networks import load_networks, recipe_networks
 from congeal.methods.deep.paper import PaperCongealing
 from congeal.methods.deep.recipe import follow_recipe, place, settings_of
 from congeal.methods.deep.settle import SettleSettings
+from congeal.methods.device import find_device
 from congeal.methods.found import Found
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance, lasting_appearance
@@ -133,13 +134,13 @@ class DeepCongealing(Method):
         if self.train not in TRAIN:
             raise CongealError(f"{self.name}: train must be one of {', '.join(TRAIN)}, not {self.train!r}")
         check_one_image(self.reference, self.name)
-        _device(self.device)
+        find_device(self.device)
 
     def _appearance(self, kind: str) -> Appearance:
         return lasting_appearance(kind)
 
     def _align(self, stack: Stack, appearance: Appearance, job: Job) -> Found:
-        learnt = follow_recipe(stack, appearance, self, job, _device(self.device))
+        learnt = follow_recipe(stack, appearance, self, job, find_device(self.device))
         self._guide, trained = learnt.guide, learnt.trained
         self.aligner_ = None if trained is None else trained.aligner
         self.autoencoder_ = None if trained is None else trained.autoencoder
@@ -183,14 +184,3 @@ TRAIN = ("auto", "always", "never")
 PAPER_MNIST: dict[str, Any] = {"networks": "mnist", "size": 28}
 PAPER_LFW: dict[str, Any] = {"networks": "lfw", "size": 250, "batch_size": 16}
 """What the paper prints for each data set, where it differs from `PaperCongealing`'s own parameters."""
-
-
-def _device(name: str) -> torch.device:
-    if name != "auto":
-        try:
-            return torch.empty(0, device=name).device
-        except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-            raise CongealError(f"there is no device '{name}' here: use auto, cpu, cuda or mps") from error
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

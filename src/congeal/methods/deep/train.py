@@ -163,6 +163,7 @@ class Trainer:
         every = max(1, settings.steps // (settings.refreshes + 1))
         for _ in range(self.done, settings.steps):
             if self.unchanged >= settings.patience:  # also where a checkpoint says so
+                job.ends_early(f"the images matched no better at {settings.patience} looks in a row")
                 break
             values = self.step()
             self.done += 1

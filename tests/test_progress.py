@@ -57,7 +57,7 @@ def test_the_bar_keeps_its_width(columns: int) -> None:
     assert all(len(line) <= columns for line in drawn), "no line is broken in two"
     bars = {(line.index("|"), line.rindex("|")) for line in drawn}
     assert len(bars) == 1, "the bar stays where it is, and as wide"
-    values = {tuple(re.findall(r" ([a-z_]+) [-+.e0-9]+ ", line)) for line in drawn if " left, " in line}
+    values = {tuple(re.findall(r" ([a-z_]+) [-+.e0-9]+(?= )", line)) for line in drawn if " left, " in line}
     assert values == {80: {("loss",)}, 120: {("loss", "self_supervision")}}.get(columns, set()), "as many as fit, whole"
 
 

@@ -16,9 +16,10 @@ from congeal import __version__
 from congeal.cli.about import Methods, Pack
 from congeal.cli.align import Align, Apply, Demo
 from congeal.cli.compare import Compare, Reproduce
+from congeal.cli.completion import no_completion, one_line_each
 from congeal.cli.failures import perform
 from congeal.cli.finished import Export, Propagate, Report, Studio
-from congeal.cli.words import misspelt, no_completion
+from congeal.cli.words import misspelt
 from congeal.progress import messages
 
 COMMANDS: dict[str, Any] = {
@@ -78,7 +79,10 @@ def read_and_perform(arguments: list[str]) -> int:
             args=arguments or ["--help"],
         )
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 2 if stop.code else 0
+        if stop.code in (None, 0):
+            one_line_each(arguments)
+            return 0
+        return stop.code if isinstance(stop.code, int) else 2
     level = logging.WARNING if getattr(command, "quiet", False) else logging.INFO
     with messages(level):
         return perform(command, shlex.join(["congeal", *arguments]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any, get_type_hints
 
 import tyro
@@ -12,10 +11,6 @@ import tyro
 from congeal.errors import meant
 
 ALWAYS = ("--help", "--version")
-# tyro's own flags, and how many words follow each
-COMPLETION = {"--tyro-write-completion": 2, "--tyro-print-completion": 1}
-SHELLS = ("bash", "zsh", "fish")
-FISH = (1, 0, 14)  # the first tyro that writes it
 
 
 def misspelt(arguments: Sequence[str], commands: Mapping[str, Any]) -> str | None:
@@ -41,17 +36,3 @@ def options(command: type) -> list[str]:
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
     flags = [field.name for field in dataclasses.fields(command) if tyro.conf.Positional not in marks[field.name]]
     return [*(f"--{name.replace('_', '-')}" for name in flags), *ALWAYS]
-
-
-def no_completion(arguments: Sequence[str]) -> str | None:
-    """One sentence about a completion script that cannot be written; None if it can, or if none is asked for."""
-    if not arguments or arguments[0] not in COMPLETION:
-        return None
-    given = arguments[1:]
-    if len(given) < COMPLETION[arguments[0]]:
-        return "write 'congeal --tyro-write-completion SHELL FILE'"
-    if given[0] not in SHELLS:
-        return f"there is no completion for '{given[0]}'{meant(given[0], SHELLS)}: choose one of {', '.join(SHELLS)}"
-    if given[0] == "fish" and tuple(int(part) for part in version("tyro").split(".")[:3]) < FISH:
-        return f"completion for fish needs tyro {'.'.join(map(str, FISH))} or newer: pip install -U tyro"
-    return None

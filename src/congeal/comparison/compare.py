@@ -89,7 +89,7 @@ def compare(
         The rows of table.json, in the order of `methods`.
     """
     images = at_faces(remember_decoded(open_images(source, limit=limit)), init, quiet=quiet)
-    need_two(images, limit)
+    need_two(limit)
     labels = read_labels(methods)
     if time_limit is not None and not time_limit > 0:
         raise CongealError(f"the time limit is a number of seconds above 0, not {time_limit}")

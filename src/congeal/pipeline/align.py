@@ -119,7 +119,7 @@ def align(
     refuse_twice(params, seed=seed, motion=motion, train=train, device=device, reference=asked)
     wanted = exclude_images(open_images(source, limit=limit), exclude, strict=limit is None)
     images = at_faces(remember_decoded(wanted), init, quiet=quiet)
-    need_two(images, limit)
+    need_two(limit)
     check_formats(output_format, transforms_format)
     name, preset_params = choose_method(method, preset)
     given = {"motion": motion, "train": train, "size": size, "random_state": seed, **device_setting(name, device)}

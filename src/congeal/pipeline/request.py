@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from congeal.errors import CongealError, RunFailed, meant, require
+from congeal.errors import CongealError, meant, require
 from congeal.images import ImageSource, Stack
 from congeal.images.excluded import ExcludingSource
 from congeal.images.remote import without_credentials
@@ -91,12 +91,10 @@ def takes_device(name: str) -> bool:
     return "device" in method_class(name)().get_params()
 
 
-def need_two(images: ImageSource, limit: int | None) -> None:
-    """Refuse a set of one image before anything is written."""
+def need_two(limit: int | None) -> None:
+    """Refuse a limit that leaves nothing to align, before anything is written; a set of one image may be unreadable."""
     if limit is not None and limit < 2:
-        raise CongealError(f"--limit {limit} leaves {len(images)} image: aligning a set needs at least two")
-    if len(images) < 2:
-        raise RunFailed(f"{images.name} has {len(images)} image: aligning a set needs at least two")
+        raise CongealError(f"--limit {limit} leaves too few images: aligning a set needs at least two")
 
 
 def chooses_motion(name: str) -> bool:

@@ -329,7 +329,7 @@ def test_a_comparison_does_everything_once(tmp_path: Path, monkeypatch: pytest.M
     starts = [(tmp_path / "out" / name / ".work" / "mean_before.png").read_bytes() for name in ("lsc", "lsc@loose")]
     assert starts[0] == starts[1]
     pages = [(tmp_path / "out" / name / "report.html").read_text() for name in ("lsc", "lsc@loose")]
-    assert [page.count("data:image/png") for page in pages] == [4 + 2 * 12] * 2
+    assert [page.count("data:image/png") for page in pages] == [4 + 2 * (12 + 5)] * 2
 
 
 # ---- the stack as files

@@ -528,7 +528,7 @@ def test_what_is_gone_or_damaged_is_done_again(spoiled: Path, whole: Path, photo
         path.write_bytes(path.read_bytes()[: 0 if how == "emptied" else path.stat().st_size // 2])
     align(photos, spoiled, motion="translation", **OPTIONS)
     assert results(spoiled) == results(whole)
-    assert (spoiled / "report.html").read_text().count("data:image/png") == 4 + 2 * 8
+    assert (spoiled / "report.html").read_text().count("data:image/png") == 4 + 2 * (8 + 5)
 
 
 def test_a_whole_run_is_left_alone(spoiled: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -627,4 +627,4 @@ def test_damage_between_a_stop_and_going_on_leaves_no_trace(
     path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
     align(photos, tmp_path / "run", motion="translation", **OPTIONS)
     assert results(tmp_path / "run") == results(whole)
-    assert (tmp_path / "run" / "report.html").read_text().count("data:image/png") == 4 + 2 * 8
+    assert (tmp_path / "run" / "report.html").read_text().count("data:image/png") == 4 + 2 * (8 + 5)

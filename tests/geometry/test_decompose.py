@@ -66,3 +66,18 @@ def test_matrices_without_meaning_give_no_number(bad: np.ndarray) -> None:
     with np.errstate(all="ignore"):
         assert not np.isfinite(decompose(np.stack([np.eye(3), bad]), SIZE).rotation[1]) or not bad.any()
         assert decompose(np.stack([np.eye(3), bad]), SIZE).scale[0] == 1
+
+
+def test_corners_and_perspective() -> None:
+    shift = about_centre(np.eye(2), (3, 4))
+    tilt = np.eye(3)
+    tilt[2, 0] = 1e-2  # depth grows to the right
+    behind = np.eye(3)
+    behind[2, 0] = -1.0  # the horizon runs through the picture
+    parts = decompose(np.stack([np.eye(3), shift, tilt, behind]), SIZE)
+    assert np.allclose(parts.corners[:2], [0, 5])
+    assert np.allclose(parts.perspective[:2], 1)
+    left, right = 1 - 0.5e-2, 1 + 1e-2 * (SIZE[1] - 0.5)
+    assert np.isclose(parts.perspective[2], right / left)
+    assert np.isnan(parts.perspective[3])
+    assert np.allclose(decompose(-tilt[None], SIZE).perspective, parts.perspective[2]), "the same up to a factor"

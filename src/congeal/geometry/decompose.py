@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from congeal.geometry.matrix import Size, map_points
+from congeal.geometry.matrix import Size, corners, map_points
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,9 @@ class Parts:
     scale             of lengths: the square root of the scale of areas; negative for a mirror image
     stretch           scale along x over scale along y
     skew              degrees by which the angle between the axes is less than a right angle
+    corners           how far the corners of the frame go, in pixels: the mean of the four
+    perspective       how many times larger the nearest corner is drawn than the farthest; 1 for affine matrices, NaN
+                      where the horizon runs through the frame
     """
 
     shift_x: np.ndarray
@@ -26,6 +29,8 @@ class Parts:
     scale: np.ndarray
     stretch: np.ndarray
     skew: np.ndarray
+    corners: np.ndarray
+    perspective: np.ndarray
 
 
 def decompose(matrices: np.ndarray, size: Size) -> Parts:
@@ -41,7 +46,10 @@ def decompose(matrices: np.ndarray, size: Size) -> Parts:
     # d/dx of (row · p) / (row₂ · p), with the point itself put in for the quotient
     jacobian = (m[:, :2, :2] - landed[:, :, None] * m[:, 2:, :2]) / depth[:, None, None]
     (a, b), (c, d) = np.moveaxis(jacobian, 0, -1)
+    outer = corners(size)
+    depths = np.concatenate([outer, np.ones((4, 1))], axis=1) @ m[:, 2].T * np.sign(depth)  # (4, N)
     with np.errstate(divide="ignore", invalid="ignore"):
+        ahead = depths.min(0) > 0
         along = np.hypot(a, c)
         determinant = a * d - b * c
         across = determinant / along
@@ -52,4 +60,6 @@ def decompose(matrices: np.ndarray, size: Size) -> Parts:
             scale=np.sign(determinant) * np.sqrt(np.abs(determinant)),
             stretch=along / np.abs(across),
             skew=np.degrees(np.arctan((a * b + c * d) / np.abs(determinant))),
+            corners=np.hypot(*np.moveaxis(map_points(m, outer) - outer, -1, 0)).mean(1),
+            perspective=np.where(ahead, depths.max(0) / depths.min(0), np.nan),
         )

@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from PIL import Image as Pillow
 
+from congeal.images import Stack
 from congeal.images.encode import png_bytes
 from congeal.images.intensity import range_name
 from congeal.runs.folder import RunFolder
 
 Size = tuple[int, int]
+LOOKED_AT = 32  # images from which the range of a set is chosen
+ENDS = 0.002  # share of the pixels of an image that may be darker than black, and as many brighter than white
+NARROW = 0.6  # where the rest takes up less than this of the range, that part is shown from black to white
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,37 @@ class DisplayRange:
         if values.shape[-1] == self.channels:
             return values
         return np.repeat(values.mean(-1, keepdims=True, dtype=np.float32), self.channels, axis=-1)
+
+
+def seen_range(stack: Stack) -> dict[str, Any]:
+    """How the images of a stack are shown: `DisplayRange` as a dict.
+
+    What is not 8-bit is shown from black to white of the stack, or closer where nearly all of its values lie in a small
+    part of that range: one hot pixel must not leave everything else black. 8-bit images stay as they are.
+    """
+    black, white = stack.intensity
+    low, high = _crowded(stack) if set(stack.layout.ranges or {"uint8"}) - {"uint8", "bool"} else (0.0, 1.0)
+
+    def closer(ends: tuple[float, float]) -> tuple[float, float]:
+        span = ends[1] - ends[0]
+        return (ends[0] + low * span, ends[0] + high * span)
+
+    black, white = closer((black, white))
+    colours = 3 if 3 in stack.source_channels else 1
+    ranges = {name: ends if name in ("uint8", "bool") else closer(ends) for name, ends in stack.layout.ranges.items()}
+    return {"black": black, "white": white, "channels": colours, "ranges": ranges}
+
+
+def _crowded(stack: Stack) -> tuple[float, float]:
+    """The part of [0, 1] that nearly all values of a few images lie in; all of it where that is most of it."""
+    some = np.unique(np.linspace(0, len(stack) - 1, min(len(stack), LOOKED_AT)).round().astype(int))
+    ends = np.array([np.quantile(stack.images([int(i)]).numpy(), [ENDS, 1 - ENDS]) for i in some])
+    low, high = (float(value) for value in np.median(ends, axis=0))
+    low = 0.0 if stack.kind == "object" else low
+    if not 1e-6 < high - low < NARROW:
+        return 0.0, 1.0
+    margin = 0.1 * (high - low)
+    return max(0.0, low - margin), min(1.0, high + margin)
 
 
 def display_range_of(run: RunFolder) -> DisplayRange:

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 CHUNK_VALUES = 1_000_000  # pixel values read at a time
 THREAD_VALUES = 128_000_000  # pixel values of the images all threads work on: beyond that there are fewer threads
-THUMBNAIL = 160
+THUMBNAIL = 256  # longer side of the pictures that the report enlarges
 SAMPLES = ".work/samples"  # where the small pictures of a run are
 
 

@@ -29,6 +29,7 @@ from congeal.metrics import RunningStats
 from congeal.pipeline.display import DisplayRange, png, smaller
 from congeal.pipeline.draw import SAMPLES, Drawing, Drawn, View, chunk_size, side_by_side, write_some
 from congeal.progress import Progress
+from congeal.report.moves import QUANTITIES, moves
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
@@ -43,6 +44,8 @@ SAVE_EVERY = 20.0  # seconds
 SHOWN = 720  # longer side of the pictures that only the report shows
 # How many images of each kind the report shows at most, so that its size does not grow with the set.
 FLAGGED, WORST, BEST, DRAWN = 24, 24, 12, 36
+MOST_MOVED = 2 * len(QUANTITIES)
+MOVED_AT_ONCE = 50_000  # images whose motion is looked at together
 
 
 @dataclass
@@ -183,7 +186,7 @@ def render_originals(
         raise ValueError("rendering needs the aligned size")
     shown_size = smaller(size, SHOWN)
     result, notes = Rendered(), run.work / "rendering.npz"
-    samples = np.array(sorted(choose_samples(run, found)))
+    samples = np.array(sorted(choose_samples(run, found, start)))
     rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
     sweep(make_folders(run.path, SAMPLES))
     result.load(notes, needs_before=start_pictures is None)
@@ -263,22 +266,38 @@ def write_pictures(run: RunFolder, rendered: Rendered, start_pictures: Path | No
         write_bytes(path, data)
 
 
-def choose_samples(run: RunFolder, found: Transforms) -> set[int]:
-    """The images the report shows: flagged ones, those least and most like the mean, and some drawn with the run's
-    seed. Their list goes to .work/samples.json."""
+def choose_samples(run: RunFolder, found: Transforms, start: np.ndarray | None = None) -> set[int]:
+    """The images the report shows: flagged ones, those least and most like the mean, those that moved most from their
+    start in any respect, and some drawn with the run's seed. Their list goes to .work/samples.json."""
     known = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
     order = known[np.argsort(found.score[known], kind="stable")]  # NaN, a score nobody knows, comes last
     flagged = order[~found.ok[order]][:FLAGGED]
     generator = np.random.default_rng(run.config.get("seed") or 0)
     drawn = known[generator.choice(len(known), min(DRAWN, len(known)), replace=False)]
-    chosen = np.unique(np.concatenate([flagged, order[:WORST], order[::-1][:BEST], drawn]))
-    if len(known) <= FLAGGED + WORST + BEST + DRAWN:
+    far = known[:0] if start is None else moved_most(found, start, known)
+    chosen = np.unique(np.concatenate([flagged, order[:WORST], order[::-1][:BEST], far, drawn]))
+    if len(known) <= FLAGGED + WORST + BEST + DRAWN + MOST_MOVED:
         chosen = known
     some = found[chosen]
     columns = zip(chosen.tolist(), some.ids, some.score.tolist(), some.status.tolist(), strict=True)
     listing = [{"index": i, "id": id, "score": score, "status": status} for i, id, score, status in columns]
     write_json(run.work / "samples.json", listing)
     return set(chosen.tolist())
+
+
+def moved_most(found: Transforms, start: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Of images with a pose, the two at the ends of each quantity of `congeal.report.moves`: what is in the outermost
+    bars of its histograms."""
+    extremes: dict[tuple[str, int], tuple[float, int]] = {}
+    for first in range(0, len(known), MOVED_AT_ONCE):
+        rows = known[first : first + MOVED_AT_ONCE]
+        for key, values in moves(found.matrices[rows], start[rows], found.aligned_size or (1, 1)).items():
+            for sign in (-1, 1):
+                reach = np.where(np.isfinite(values), sign * values, -np.inf)
+                best = int(reach.argmax())
+                if np.isfinite(reach[best]) and reach[best] > extremes.get((key, sign), (-np.inf, 0))[0]:
+                    extremes[key, sign] = (float(reach[best]), int(rows[best]))
+    return np.unique(np.array([row for _, row in extremes.values()], dtype=known.dtype))
 
 
 def has_thumbnails(run: RunFolder, index: int) -> bool:

@@ -30,7 +30,7 @@ from congeal.files import plain
 from congeal.images import ImageSource, Skipped, Stack, prepare
 from congeal.methods.base import Method
 from congeal.metrics import Quality
-from congeal.pipeline.display import display_range_of
+from congeal.pipeline.display import display_range_of, seen_range
 from congeal.pipeline.render import START_PICTURES, render_originals
 from congeal.pipeline.result import Result
 from congeal.pipeline.starts import note_faces
@@ -153,8 +153,6 @@ def keep_answer(
     run.discard("rendering.npz")  # of another answer, if there is one, and so are aligned images
     shutil.rmtree(run / "aligned", ignore_errors=True)
     run.state.pop("align_seconds", None)
-    black, white = stack.intensity
-    colours = 3 if 3 in stack.source_channels else 1
     run.finish(
         "fitted",
         [table, *(run / name for name in FITTED), *(run.work / name for name in ("found.npz", "start.npz"))],
@@ -162,7 +160,7 @@ def keep_answer(
         quality=quality.as_dict(),
         fit_seconds=seconds,
         **{name: how[name] for name in HOW},
-        look={"black": black, "white": white, "channels": colours, "ranges": stack.layout.ranges},
+        look=seen_range(stack),
         versions=versions(),
     )
     return Answer(found, start.matrices)

@@ -1,16 +1,19 @@
-"""Numbers → the geometry of small charts, in the 260 × 130 units the templates draw in."""
+"""Numbers → the geometry of small charts, in the units the templates draw in: 260 wide (360 for `lines`), 142 high."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 256.0, 8.0, 108.0
+WIDE = 356.0  # right edge of charts over the order of the images
 MOST_POINTS = 240  # of a curve: about one per pixel
 MOST_CURVES = 12
 BINS = 25
+WILD = 4.0  # times the width of the middle 68% of the values, from the median: bars end there
 
 
 def curves(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -59,42 +62,150 @@ def _unit(values: np.ndarray) -> np.ndarray:
     return (values - values.min()) / span if span > 0 else np.full(len(values), 0.5)
 
 
-def histogram(name: str, values: np.ndarray, unit: str = "", neutral: float | None = None) -> dict[str, Any] | None:
-    """Bars over the middle 99% of the values; the first and last bar also hold all that lies beyond.
+# ---- values of the images, as bars
 
-    neutral is the value of "no change", marked with a dashed line where it falls inside.
+
+def histogram(name: str, values: np.ndarray, unit: str = "", neutral: float | None = None) -> dict[str, Any] | None:
+    """Bars over the middle 99% of the values, and no farther out than `WILD` says; the first and last bar also hold all
+    that lies beyond.
+
+    neutral is the value of "no change", marked with a dashed line where it falls inside. `range` of the result is what
+    `bin_of` goes by.
     """
     known = values[np.isfinite(values)]
     if len(known) == 0:
         return None
-    low, high = (float(v) for v in np.quantile(known, [0.005, 0.995]))
+    # the middle 68%: one standard deviation where values are normal, and untouched by a few wild ones
+    low, below, middle, above, high = (float(v) for v in np.quantile(known, [0.005, 0.16, 0.5, 0.84, 0.995]))
+    if above > below:  # one image gone wild must not squeeze all others into one bar
+        low, high = max(low, middle - WILD * (above - below)), min(high, middle + WILD * (above - below))
     if high - low < 1e-6 * max(1.0, abs(low)):  # all the same: one bar in the middle
         low, high = low - 0.5, high + 0.5
     counts, edges = np.histogram(np.clip(known, low, high), bins=BINS, range=(low, high))
-    width = (RIGHT - 4.0) / BINS
+    width = (RIGHT - LEFT) / BINS
     top = max(int(counts.max()), 1)
     bars = [
         {
-            "x": f"{4 + k * width:.1f}",
+            "bin": k,
+            "count": count,
+            "x": f"{LEFT + k * width:.1f}",
             "y": f"{BOTTOM - 100 * count / top:.1f}",
             "width": f"{width - 1:.1f}",
             "height": f"{100 * count / top:.1f}",
-            "title": f"{count:,} between {short(edges[k])} and {short(edges[k + 1])} {unit}".rstrip(),
+            "title": f"{count:,} {'image' if count == 1 else 'images'} {_span(k, edges, unit)}",
+            "span": _span(k, edges, unit),
         }
         for k, count in enumerate(counts.tolist())
         if count
     ]
-    # the middle 68%: one standard deviation where values are normal, and untouched by a few wild ones
-    below, middle, above = (float(v) for v in np.quantile(known, [0.16, 0.5, 0.84]))
+
+    def place(value: float) -> str:
+        return f"{LEFT + (value - low) / (high - low) * (RIGHT - LEFT):.1f}"
+
     inside = neutral is not None and low <= neutral <= high
     return {
         "name": name,
+        "unit": unit,
         "bars": bars,
-        "mark": f"{4 + (neutral - low) / (high - low) * (RIGHT - 4):.1f}" if inside and neutral is not None else None,
+        "range": (low, high),
+        "mark": place(neutral) if inside and neutral is not None else None,
         "summary": f"median {short(middle)}, spread ±{short((above - below) / 2)} {unit}".rstrip(),
-        "low": f"{short(low)} {unit}".rstrip(),
-        "high": f"{short(high)} {unit}".rstrip(),
+        "ticks": [{"x": place(value), "text": short(value)} for value in ticks(low, high, 4)],
+        "top": f"{top:,}",
+        "axis": unit_words(unit) or "likeness",
     }
+
+
+def _span(k: int, edges: np.ndarray, unit: str) -> str:
+    """Which values a bar holds, in words."""
+    low, high = _few_digits(float(edges[k]), float(edges[k + 1]))
+    if k == 0 and len(edges) > 2:
+        return f"of {high}{_joined(unit)} or less"
+    if k == len(edges) - 2:
+        return f"of {low}{_joined(unit)} or more"
+    return f"between {low} and {high}{_joined(unit)}"
+
+
+def _few_digits(low: float, high: float) -> tuple[str, str]:
+    """Both with as many digits as it takes to tell them apart, and one more."""
+    digits = max(0, 1 - math.floor(math.log10(max(high - low, 1e-12))))
+    return f"{low:,.{min(digits, 9)}f}", f"{high:,.{min(digits, 9)}f}"
+
+
+def _joined(unit: str) -> str:
+    return unit if unit in ("", "°", "×") else f" {unit}"
+
+
+def unit_words(unit: str) -> str:
+    """A unit as the title of an axis."""
+    words = {"px": "pixels", "°": "degrees", "×": "times (1 = as before)", "%": "per cent"}
+    return words.get(unit, unit)
+
+
+def bin_of(chart: Mapping[str, Any], value: float) -> int | None:
+    """Which bar of a histogram holds this value; None for one that is not known."""
+    if not math.isfinite(value):
+        return None
+    low, high = chart["range"]
+    return min(BINS - 1, int((min(max(value, low), high) - low) / (high - low) * BINS))
+
+
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """At most about `most` round numbers between low and high, at least one."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / most
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    values = [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [round(value, 12) for value in values] or [low]
+
+
+# ---- values of the images, in their order
+
+
+def lines(name: str, unit: str, numbers: np.ndarray, series: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
+    """Lines over the numbers of the images; None where there are not two values. Of many images each stretch is drawn
+    by its lowest and highest one, so that no jump is lost."""
+    known = {label: np.isfinite(values) for label, values in series.items()}
+    if not any(mask.sum() > 1 for mask in known.values()):
+        return None
+    every = np.concatenate([values[known[label]] for label, values in series.items()])
+    low, high = float(every.min()), float(every.max())
+    if high - low < 1e-9 * max(1.0, abs(low)):
+        low, high = low - 0.5, high + 0.5
+    first, last = float(numbers[0]), float(numbers[-1])
+
+    def across(value: float) -> float:
+        return LEFT + (value - first) / max(last - first, 1e-9) * (WIDE - LEFT)
+
+    def up(value: float) -> float:
+        return BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
+
+    drawn = []
+    for label, values in series.items():
+        rows = _extremes(np.flatnonzero(known[label]), values)
+        points = " ".join(f"{across(float(numbers[i])):.1f},{up(float(values[i])):.1f}" for i in rows)
+        ends = f"{short(values[rows[0]])} → {short(values[rows[-1]])}" if len(rows) else "not known"
+        drawn.append({"label": label, "points": points, "ends": ends + _joined(unit)})
+    return {
+        "name": name,
+        "series": drawn,
+        "axis": unit_words(unit),
+        "across": [{"x": f"{across(v):.1f}", "text": f"{v:,.0f}"} for v in ticks(first, last, 5) if v == int(v)],
+        "up": [{"y": f"{up(v):.1f}", "text": short(v)} for v in ticks(low, high, 4)],
+    }
+
+
+def _extremes(rows: np.ndarray, values: np.ndarray) -> list[int]:
+    """All rows, or of many the lowest and highest of each stretch, in order."""
+    if len(rows) <= MOST_POINTS:
+        return [int(i) for i in rows]
+    chosen: set[int] = {int(rows[0]), int(rows[-1])}
+    for part in np.array_split(rows, MOST_POINTS // 2):
+        chosen |= {int(part[values[part].argmin()]), int(part[values[part].argmax()])}
+    return sorted(chosen)
 
 
 def two_figures(value: float) -> str:
@@ -108,4 +219,6 @@ def short(value: float) -> str:
         return "0"
     if float(value).is_integer() and abs(value) < 1e6:
         return f"{value:,.0f}"
-    return f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.1e}"
+    if 1e3 <= abs(value) < 1e5:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if 1e-3 <= abs(value) < 1e3 else f"{value:.1e}"

@@ -56,8 +56,10 @@ def shown_confidence(run: RunFolder, confidence: Confidence | None) -> dict[str,
     order = np.argsort(-np.nan_to_num(values, nan=-1.0), kind="stable")[:MOST_LISTED]
     least = [int(i) for i in order if values[i] > confidence.limit]
     names = load_ids(run.work / "found.npz", least)
+    chart = histogram("Uncertainty of the pose", values, "px")
+    assert chart is not None  # at least one is known
     return {
-        "chart": histogram("Uncertainty of the pose", values, "px"),
+        "chart": {**chart, "key": "uncertainty"},
         "limit": confidence.limit,
         "n_unsure": int((values > confidence.limit).sum()),
         "least": [{"id": name, "px": float(values[i])} for name, i in zip(names, least, strict=True)],

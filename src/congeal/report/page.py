@@ -26,7 +26,7 @@ def fill_template(template: str, *, folder: Path | None = None, **data: Any) -> 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=number, percent=percent, two_figures=two_figures)
+    environment.filters.update(number=number, percent=percent, duration=duration, two_figures=two_figures)
     return shown_name(environment.get_template(template).render(**data))
 
 
@@ -45,6 +45,18 @@ def number(value: Any, digits: int = 2, unit: str = "") -> str:
     return f"{text} {unit}".rstrip()
 
 
-def percent(share: float | None) -> str:
+def percent(share: float | None, digits: int = 1) -> str:
     """A share of 1 for people."""
-    return "–" if share is None else f"{100 * share:.1f} %"
+    return "–" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """A time for people: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    if seconds is None or seconds != seconds:
+        return "–"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"

@@ -93,11 +93,16 @@ def load_numbers(path: str | os.PathLike[str], name: str) -> NDArray[np.float64]
 
 def load_ids(path: str | os.PathLike[str], rows: Sequence[int]) -> list[str]:
     """The ids of a few rows of an .npz file, without those of all others."""
-    found: dict[int, str] = {}
+    return [str(name) for name in load_some(path, "ids", rows)]
+
+
+def load_some(path: str | os.PathLike[str], name: str, rows: Sequence[int]) -> list[Any]:
+    """A few rows of one array of an .npz file (ids, status, matrices, … ), without holding the others."""
+    found: dict[int, Any] = {}
     first = 0
     with _reading(Path(path)), zipfile.ZipFile(path) as archive:
-        for part in _read_member(archive, "ids", 1):
-            found |= {row: str(part[row - first]) for row in rows if first <= row < first + len(part)}
+        for part in _read_member(archive, name, 1):
+            found |= {row: part[row - first].copy() for row in rows if first <= row < first + len(part)}
             first += len(part)
     return [found[row] for row in rows]
 

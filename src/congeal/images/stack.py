@@ -250,13 +250,17 @@ class Stack:
         status: np.ndarray | list[str] | None = None,
         out_of_frame: np.ndarray | None = None,
         uncertainty_px: np.ndarray | None = None,
+        *,
+        group: np.ndarray | None = None,
+        margin: np.ndarray | None = None,
     ) -> Transforms:
         """One row per image of the source; skipped ones have a matrix of NaN and source size 0."""
         from congeal.transforms import Transforms
 
         matrices, ids = self.aligned_from_source(stack_from_frame), self.ids
         columns = (status, score, out_of_frame, uncertainty_px)
-        found = Transforms(ids, matrices, self.source_sizes, self.aligned_size, *columns, copy=False)
+        groups = {"group": group, "margin": margin}
+        found = Transforms(ids, matrices, self.source_sizes, self.aligned_size, *columns, **groups, copy=False)
         return found if len(self) == len(self.source) else found.spread(self.kept, self.source.ids())
 
 

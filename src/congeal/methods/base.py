@@ -351,7 +351,7 @@ class Method:
 
     def _plain_params(self) -> dict[str, Any]:
         """Hyper-parameters as JSON can hold them; an array given as reference lives on in the learnt state."""
-        plain = str | int | float | bool | list | tuple | None
+        plain = str | int | float | bool | list | tuple | dict | None
         params = {k: plain_number(v) for k, v in self.get_params().items()}
         return {k: v if isinstance(v, plain) else None for k, v in params.items()}
 

@@ -67,6 +67,9 @@ _METHODS = {
 # Known by name, but not among the methods that are listed and compared: it trains for hours, and collapses.
 _PRINTED = {"paper": ("congeal.methods.deep.paper", "PaperCongealing")}
 
+# Neither: it sorts a pile, and another method aligns each group. The command line asks for it by --groups.
+_GROUPS = {"groups": ("congeal.methods.groups.estimator", "CongealGroups")}
+
 # name on the command line: (method, name of its parameters in congeal.methods.deep.congealing)
 PRESETS = {"paper-mnist": ("paper", "PAPER_MNIST"), "paper-lfw": ("paper", "PAPER_LFW")}
 
@@ -84,7 +87,7 @@ def classes() -> dict[str, str]:
 def method_name(word: str) -> str:
     """A method's own name, however it is written: "LSC" is "lsc"."""
     name = word.lower()
-    if name in _METHODS or name in _PRINTED:
+    if name in _METHODS or name in _PRINTED or name in _GROUPS:
         return name
     raise CongealError(f"unknown method '{word}'{meant(word, _METHODS)}: choose one of {', '.join(_METHODS)}")
 
@@ -92,7 +95,8 @@ def method_name(word: str) -> str:
 def method_class(name: str) -> type[Method]:
     """The class behind a method's name."""
     name = method_name(name)
-    module, cls = _PRINTED[name] if name in _PRINTED else _METHODS[name][:2]
+    unlisted = _PRINTED | _GROUPS
+    module, cls = unlisted[name] if name in unlisted else _METHODS[name][:2]
     return getattr(importlib.import_module(module), cls)
 
 

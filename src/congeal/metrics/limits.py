@@ -146,3 +146,18 @@ LEAST_FALL_SHARE = 0.08
 """… where images are hardly alike, as in noisy stacks, one of a smaller share of their likeness."""
 SURE = 3.0
 """A change of likeness counts when it is so many standard errors, over images, away from none."""
+
+# ---- groups
+
+LEAK = 0.08
+"""Share of a group's neighbours that may be in other groups, at most, where the number of groups is found. MNIST
+training digits: three digits 0.003 to 0.022, cut into four 0.09 and more; one digit cut into two 0.10 and more, but
+0.075 for twos, with and without a loop; ten digits 0.06, cut into eleven 0.09."""
+SURE_LEAK = 0.75
+"""The number of groups is clear where the leaks lie this factor below the limit, and above it for one group more."""
+LEAST_GROUP = 5
+"""Images in a group that is found, not asked for, at least."""
+FOREIGN_TIMES = 4.0
+"""An image that is unlike its nearest ones by so many times the usual is in no group …"""
+FOREIGN_LEAST = 0.12
+"""… and by at least so much. Of MNIST training threes and sevens 0.5 % are, of noise as sparse as ink all."""

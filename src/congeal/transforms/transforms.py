@@ -25,6 +25,9 @@ STATUSES = ("ok", "blank", "outlier", "failed", "skipped")
 MATRIX_COLUMNS = tuple(f"m{row}{column}" for row in range(3) for column in range(3))
 NUMBERS = ("score", "out_of_frame", "uncertainty_px")
 COLUMNS = ("id", "status", *NUMBERS, "source_width", "source_height", *MATRIX_COLUMNS)
+GROUP_COLUMNS = ("group", "margin")
+"""Columns of a pile that was sorted into groups; other sets have none."""
+NO_GROUP = -1
 
 _WORDS = np.array(STATUSES)
 FAILED, SKIPPED = STATUSES.index("failed"), STATUSES.index("skipped")
@@ -55,6 +58,10 @@ class Transforms:
         Share of the aligned frame that lies outside the original image; NaN unknown.
     uncertainty_px : array_like, shape (N,), optional
         Standard error of the pose: of where a corner of the frame lies, in source pixels; NaN unknown.
+    group : array_like of int, shape (N,), optional
+        The group of each image where a pile was sorted into groups, from 0; −1 for none.
+    margin : array_like, shape (N,), optional
+        Likeness to the own group less that to the next best one; NaN unknown.
     copy : bool
         False keeps arrays of the right type as they are instead of copying them.
 
@@ -66,6 +73,8 @@ class Transforms:
     source_sizes : ndarray of int32, shape (N, 2)
     aligned_size : tuple of int or None
     score, out_of_frame, uncertainty_px : ndarray of float64, shape (N,)
+    group : ndarray of int32, shape (N,), or None
+    margin : ndarray of float64, shape (N,), or None
     """
 
     def __init__(
@@ -79,6 +88,8 @@ class Transforms:
         out_of_frame: ArrayLike | None = None,
         uncertainty_px: ArrayLike | None = None,
         *,
+        group: ArrayLike | None = None,
+        margin: ArrayLike | None = None,
         copy: bool = True,
     ) -> None:
         self.ids = Ids(ids)
@@ -91,6 +102,8 @@ class Transforms:
         self.score = _numbers(score, n, "score", copy)
         self.out_of_frame = _numbers(out_of_frame, n, "out_of_frame", copy)
         self.uncertainty_px = _numbers(uncertainty_px, n, "uncertainty_px", copy)
+        self.group = None if group is None else _shaped(group, (n,), np.int32, "group", copy)
+        self.margin = None if group is None else _numbers(margin, n, "margin", copy)
         self._check_rows(missing)
 
     def _check_rows(self, missing: NDArray[np.bool_]) -> None:
@@ -139,6 +152,8 @@ class Transforms:
             and np.array_equal(self.score, other.score, equal_nan=True)
             and np.array_equal(self.out_of_frame, other.out_of_frame, equal_nan=True)
             and np.array_equal(self.uncertainty_px, other.uncertainty_px, equal_nan=True)
+            and _same(self.group, other.group)
+            and _same(self.margin, other.margin)
         )
 
     __hash__ = None  # type: ignore[assignment]  # holds arrays
@@ -184,6 +199,8 @@ class Transforms:
             self.score[rows],
             self.out_of_frame[rows],
             self.uncertainty_px[rows],
+            group=None if self.group is None else self.group[rows],
+            margin=None if self.margin is None else self.margin[rows],
             copy=False,
         )
 
@@ -212,7 +229,11 @@ class Transforms:
         matrices[rows], sizes[rows], status[rows] = self.matrices, self.source_sizes, self._status
         for column, values in zip(numbers, (self.score, self.out_of_frame, self.uncertainty_px), strict=True):
             column[rows] = values
-        return Transforms(names, matrices, sizes, self.aligned_size, status, *numbers, copy=False)
+        groups: dict[str, NDArray[Any]] = {}
+        if self.group is not None and self.margin is not None:
+            groups = {"group": np.full(n, NO_GROUP, dtype=np.int32), "margin": np.full(n, np.nan)}
+            groups["group"][rows], groups["margin"][rows] = self.group, self.margin
+        return Transforms(names, matrices, sizes, self.aligned_size, status, *numbers, **groups, copy=False)
 
     # ---- geometry
 
@@ -290,6 +311,13 @@ class Transforms:
         from congeal.transforms.files import load
 
         return load(path, step)
+
+
+def _same(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
+    """Equal, NaN equal to NaN, or both not there."""
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other, equal_nan=True)
 
 
 def _shaped(values: ArrayLike, shape: tuple[int, ...], dtype: Any, name: str, copy: bool) -> NDArray[Any]:

@@ -1,0 +1,250 @@
+"""Which image belongs to which group.
+
+A sample of the set, the *witnesses*, are compared with each other: every image is aligned to those that look most
+like it, and the nearest of them under alignment become its neighbours. Where few images have neighbours on the other
+side, the set is cut. Every other image is aligned to a few witnesses of each group that it may belong to, and goes
+where it finds the most likeness. An image that is far less like its neighbours than usual belongs nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
+
+from congeal.errors import CongealError
+from congeal.geometry import warp
+from congeal.images import Stack
+from congeal.metrics.limits import (
+    FOREIGN_LEAST,
+    FOREIGN_TIMES,
+    LEAK,
+    LEAST_GROUP,
+    SURE_LEAK,
+)
+from congeal.solvers.appearance import Appearance
+from congeal.solvers.cuts import Graph, cut, merges
+from congeal.solvers.filters import blur
+from congeal.solvers.threads import few_threads, in_order
+from congeal.solvers.upright import frame_from_view
+from congeal.solvers.witnesses import NO_MATCH, Witnesses
+
+OBJECT_VIEW, PHOTO_VIEW = 20, 32
+"""Longer side of what is compared: a digit keeps its strokes at 20 pixels (1-NN of 2,000 MNIST digits 97.6 %, at 14
+pixels 96 %, at 28 pixels 98 % in twice the time)."""
+_SOFT = 0.7  # pixels of the view: strokes that lie side by side should still touch
+_WITNESS_VALUES = 4_000_000  # values of all witnesses together; what a step towards them needs is six times as much
+_CANDIDATES = 30  # witnesses that an image is aligned to, of those that look most like it
+_NEIGHBOURS = (3, 10)  # of these, at least and at most; a small set has few
+_PER_NEIGHBOUR = 20  # images of the set for each of them
+_NEAR = 3  # witnesses whose likeness counts as likeness to a group …
+_TRIED = 6  # … of those that a new image is aligned to …
+_RIVALS = 4  # … in each of so many groups; the others cannot win
+_STARTS = 4
+_AT_ONCE = 256
+
+
+@dataclass
+class Sorter:
+    """What was learnt about the groups of a set, and the way into them for any image.
+
+    witnesses : views (S, C, h, w), those of a group side by side. bounds (K + 1,): where each group's begin and end.
+    limit: an image that is less like its nearest witnesses belongs nowhere.
+    """
+
+    witnesses: Witnesses
+    bounds: torch.Tensor
+    limit: float
+
+    @property
+    def n_groups(self) -> int:
+        """How many groups there are."""
+        return len(self.bounds) - 1
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """As tensors, for a file."""
+        numbers = torch.tensor([self.limit], dtype=torch.float64)
+        return {"witnesses": self.witnesses.views, "bounds": self.bounds, "limit": numbers}
+
+    @classmethod
+    def restore(cls, state: dict[str, torch.Tensor]) -> Sorter:
+        """The inverse of `state`."""
+        return cls(Witnesses(state["witnesses"]), state["bounds"], float(state["limit"]))
+
+    def place(self, views: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Group, likeness to it and margin to the next best one, (B,) each, of images (B, C, h, w).
+
+        own (B,): the witness that an image is itself, −1 for none. A group that even its most similar witness does not
+        bring among the best few is not tried.
+        """
+        alike = torch.as_tensor(self.witnesses.correlations(views))
+        rows = torch.nonzero(own >= 0)[:, 0]
+        alike[rows, own[rows]] = -2
+        edges = self.bounds.tolist()
+        best, which = [], []
+        for low, high in zip(edges, edges[1:], strict=False):
+            top = alike[:, low:high].topk(min(_TRIED, high - low), 1)
+            lack = _TRIED - top.values.shape[1]
+            best.append(torch.nn.functional.pad(top.values, (0, lack), value=-2))
+            which.append(torch.nn.functional.pad(top.indices + low, (0, lack), value=0))
+        first = torch.stack([values[:, 0] for values in best], 1)
+        rivals = first.topk(min(_RIVALS, self.n_groups), 1).indices
+        take = rivals[:, :, None].expand(-1, -1, _TRIED)
+        values, witness = torch.stack(best, 1).gather(1, take), torch.stack(which, 1).gather(1, take)
+        likeness, _ = self.witnesses.aligned(views, witness.flatten(1))
+        likeness = likeness.view(witness.shape).masked_fill(values <= -2, NO_MATCH)
+        near = likeness.topk(_NEAR, 2).values
+        known = near > NO_MATCH
+        score = (near * known).sum(2) / known.sum(2).clamp(min=1)
+        score = torch.where(known.any(2), score, NO_MATCH)
+        top = score.topk(min(2, score.shape[1]), 1)
+        margin = top.values[:, 0] - top.values[:, 1] if score.shape[1] > 1 else torch.full((len(views),), float("nan"))
+        return rivals.gather(1, top.indices[:, :1])[:, 0], top.values[:, 0], margin
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Groups of a set's sample: the sorter, the rows it was learnt from, in its order, and how clear it all is.
+
+    rows (S,): positions of the witnesses in the set. cost: the mean leak of the groups. curve: for each number of
+    groups the largest leak. tree: as `merges` gives it. outside: sample rows that belong nowhere.
+    """
+
+    sorter: Sorter
+    rows: np.ndarray
+    outside: np.ndarray
+    cost: float
+    leaks: list[float]
+    curve: list[tuple[int, float]]
+    tree: list[tuple[int, int, float]]
+
+
+def make_views(stack: Stack, rows: np.ndarray, appearance: Appearance) -> torch.Tensor:
+    """(B, C, h, w) what is compared of some images: objects upright at one size, edges of photographs as they lie."""
+    images, start = stack.images(rows), torch.as_tensor(stack.start[rows]).float()
+    masks = stack.masks(rows)
+    if appearance.empty_ground:
+        images = images if masks is None else images * masks
+        shown = warp(images, start, stack.frame)
+        twice = (2 * OBJECT_VIEW, 2 * OBJECT_VIEW)  # so that a large object is averaged, not picked at
+        pose = start @ frame_from_view(shown, twice).float()
+        return blur(avg_pool2d(warp(images, pose, twice), 2), _SOFT)
+    shown = warp(images, start, stack.frame, padding=appearance.padding)
+    soft = appearance.blurred(appearance.features(shown), appearance.last_blur(stack.frame))
+    shrink = min(1.0, PHOTO_VIEW / max(stack.frame))
+    return adaptive_avg_pool2d(soft, tuple(max(1, round(side * shrink)) for side in stack.frame))
+
+
+def sort_sample(
+    stack: Stack, appearance: Appearance, n_groups: int | str, *, sample: int, most_groups: int, random_state: int
+) -> Sorted:
+    """Find the groups of a set, from a sample of it."""
+    generator = torch.Generator().manual_seed(random_state)
+    values = make_views(stack, np.arange(1), appearance)[0].numel()
+    most = max(2, min(sample, _WITNESS_VALUES // values))
+    rows = np.sort(torch.randperm(len(stack), generator=generator)[:most].numpy())
+    views = torch.cat([make_views(stack, part, appearance) for part in np.array_split(rows, -(-len(rows) // _AT_ONCE))])
+    witnesses = Witnesses(views)
+    neighbours, likeness = _neighbours(witnesses)
+    near = 1 - likeness[:, :_NEAR].double().mean(1)
+    limit = max(FOREIGN_TIMES * float(near.median()), FOREIGN_LEAST)
+    inside = near <= limit
+    if inside.sum() < 2:
+        inside[:] = True
+    kept = torch.nonzero(inside)[:, 0]
+    if isinstance(n_groups, int) and n_groups > len(kept):
+        raise CongealError(
+            f"{stack.source.name} has {len(kept)} images that can be sorted, which cannot make {n_groups} groups: "
+            f"ask for fewer"
+        )
+    if isinstance(n_groups, int) and n_groups > 1 and float(near[kept].max()) < 1e-6:
+        raise CongealError(f"the images of {stack.source.name} are all alike, which makes one group, not {n_groups}")
+    place = torch.full((len(rows) + 1,), -1, dtype=torch.long)  # the last is nobody
+    place[kept] = torch.arange(len(kept))
+    graph = Graph.of_neighbours(place[neighbours[kept]], torch.ones(len(kept), neighbours.shape[1]))
+    most = min(len(kept), most_groups + 1 if n_groups == "auto" else int(n_groups) + 1)
+    _, vectors = graph.embedding(most)
+    groups, curve = _groups(graph, vectors, n_groups, generator)
+    count = int(groups.max()) + 1
+    order = torch.bincount(groups, minlength=count).argsort(descending=True, stable=True)
+    groups = order.argsort()[groups]  # the largest first
+    turn = groups.argsort(stable=True)
+    bounds = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(groups, minlength=count).cumsum(0)])
+    leaks = graph.leaks(groups, count)
+    return Sorted(
+        Sorter(Witnesses(views[kept[turn]].contiguous()), bounds, 1 - limit),
+        rows[kept[turn].numpy()],
+        rows[~inside.numpy()],
+        float(leaks.mean()),
+        leaks.tolist(),
+        curve,
+        merges(graph.between(groups, count)),
+    )
+
+
+def _neighbours(witnesses: Witnesses) -> tuple[torch.Tensor, torch.Tensor]:
+    """(S, k) the nearest of every witness once aligned, nearest first, and their likeness."""
+    n = len(witnesses)
+    count = min(_NEIGHBOURS[1], max(_NEIGHBOURS[0], n // _PER_NEIGHBOUR), n - 1)
+
+    def of(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        views = witnesses.views[part]
+        which = witnesses.nearest(views, max(_CANDIDATES, count), without=part)
+        top = witnesses.aligned(views, which)[0].topk(count, 1)
+        return which.gather(1, top.indices), top.values
+
+    with few_threads(witnesses.size) as threads:
+        _ = witnesses.directions, witnesses.steps  # made once, before threads ask for them
+        found = list(in_order(of, torch.arange(n).split(_AT_ONCE), threads))
+    neighbours, likeness = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return torch.where(likeness > NO_MATCH, neighbours, n), likeness
+
+
+def _groups(
+    graph: Graph, vectors: torch.Tensor, n_groups: int | str, generator: torch.Generator
+) -> tuple[torch.Tensor, list[tuple[int, float]]]:
+    """Groups of the graph, as many as asked for; "auto": as many as can be without one that leaks."""
+    if isinstance(n_groups, int):
+        return cut(graph, vectors[:, :n_groups], generator, _STARTS), []
+    best, curve = torch.zeros(len(graph), dtype=torch.long), [(1, 0.0)]
+    least = max(LEAST_GROUP, round(len(graph) / 200))
+    for count in range(2, vectors.shape[1]):
+        groups = cut(graph, vectors[:, :count], generator, 1)
+        worst = float(graph.leaks(groups, count).max())
+        curve.append((count, worst))
+        if worst <= LEAK and int(torch.bincount(groups, minlength=count).min()) >= least:
+            best = groups
+    return best, curve
+
+
+def choice(count: int, curve: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """How the number of groups was found, in a sentence and in numbers."""
+    leak = dict(curve)
+    later = [value for number, value in curve if number > count]
+    here, after = leak.get(count, 0.0), min(later, default=1.0)
+    sure = here <= SURE_LEAK * LEAK and after >= LEAK / SURE_LEAK
+    words = "clear" if sure else "close"
+    kinds = "1 group" if count == 1 else f"{count} groups"
+    sentence = (
+        f"{kinds}: at most {here:.1%} of an image's neighbours are in another one; with more groups it would be "
+        f"{after:.1%} or more (the limit is {LEAK:.0%}). The choice is {words}."
+    )
+    return {"sentence": sentence, "n_groups": count, "sure": sure, "limit": LEAK, "curve": [list(one) for one in curve]}
+
+
+def placing(
+    stack: Stack, appearance: Appearance, sorter: Sorter, own: np.ndarray, parts: Iterable[np.ndarray]
+) -> Iterable[tuple[torch.Tensor, ...]]:
+    """`Sorter.place` of runs of images, and how much ink each has, side by side; own (n,): witness or −1."""
+
+    def of(part: np.ndarray) -> tuple[torch.Tensor, ...]:
+        ink = stack.images(part).flatten(1).double().sum(1)
+        return (*sorter.place(make_views(stack, part, appearance), torch.as_tensor(own[part])), ink)
+
+    with few_threads(sorter.witnesses.size) as threads, torch.no_grad():
+        _ = sorter.witnesses.directions, sorter.witnesses.steps
+        yield from in_order(of, parts, threads)

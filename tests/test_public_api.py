@@ -16,6 +16,7 @@ PUBLIC = [
     "propagate_mask",
     "collect_points",
     "CongealError",
+    "CongealGroups",
     "PaperCongealing",
     "Transforms",
     "__version__",

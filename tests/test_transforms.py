@@ -47,6 +47,20 @@ def test_round_trip_is_exact(tmp_path: Path, suffix: str, n: int) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [path.name], "no temporary file is left"
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_groups_are_kept_by_every_format(tmp_path: Path, suffix: str) -> None:
+    plain = some()
+    rows = (plain.ids, plain.matrices, plain.source_sizes, plain.aligned_size, plain.status)
+    grouped = Transforms(*rows, group=[0, -1, 1, 2, 0, 1], margin=[0.5, np.nan, -0.1, 0.0, 0.25, np.nan])
+    grouped.save(tmp_path / f"t{suffix}")
+    after = Transforms.load(tmp_path / f"t{suffix}")
+    after.aligned_size = (40, 30)
+    assert after == grouped
+    assert after != Transforms(*rows)
+    assert (plain.group, plain.margin) == (None, None)
+    assert grouped[[0, 2]].group.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".json"])
 @pytest.mark.parametrize("n", [3, 4, 7])
 def test_round_trip_over_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, n: int) -> None:

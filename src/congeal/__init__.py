@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from congeal.methods.deepfeatures import DeepFeatures
     from congeal.methods.ecc import ECC
     from congeal.methods.entropy import Entropy
+    from congeal.methods.groups.estimator import CongealGroups
     from congeal.methods.logdet import LogDet
     from congeal.methods.lsc import LSC
     from congeal.methods.pssv import PSSV
@@ -43,6 +44,7 @@ __all__ = [
     "SIFT",
     "TGRASTA",
     "CongealError",
+    "CongealGroups",
     "DeepCongealing",
     "DeepFeatures",
     "Entropy",
@@ -65,6 +67,7 @@ __all__ = [
 
 # public name: where it is defined
 _HOME = classes() | {
+    "CongealGroups": "congeal.methods.groups.estimator.CongealGroups",
     "PaperCongealing": "congeal.methods.deep.paper.PaperCongealing",
     "Transforms": "congeal.transforms.Transforms",
     "align": "congeal.pipeline.align.align",

@@ -157,7 +157,7 @@ SURE_LEAK = 0.75
 """The number of groups is clear where the leaks lie this factor below the limit, and above it for one group more."""
 LEAST_GROUP = 5
 """Images in a group that is found, not asked for, at least."""
-FOREIGN_TIMES = 4.0
+FOREIGN_TIMES = 3.0
 """An image that is unlike its nearest ones by so many times the usual is in no group …"""
 FOREIGN_LEAST = 0.12
 """… and by at least so much. Of MNIST training threes and sevens 0.5 % are, of noise as sparse as ink all."""

@@ -174,7 +174,9 @@ def merges(between: torch.Tensor) -> list[tuple[int, int, float]]:
         rows = list(alive)
         volume = weight[rows][:, rows].sum(1)
         pairs = [(a, b) for a in range(len(rows)) for b in range(a + 1, len(rows))]
-        shares = [float(weight[rows[a], rows[b]] / torch.minimum(volume[a], volume[b]).clamp(min=1e-12)) for a, b in pairs]
+        shares = [
+            float(weight[rows[a], rows[b]] / torch.minimum(volume[a], volume[b]).clamp(min=1e-12)) for a, b in pairs
+        ]
         best = max(range(len(pairs)), key=shares.__getitem__)
         one, other = (rows[i] for i in pairs[best])
         found.append((alive[one], alive[other], shares[best]))
@@ -183,7 +185,3 @@ def merges(between: torch.Tensor) -> list[tuple[int, int, float]]:
         alive[one] = len(between) + len(found) - 1
         del alive[other]
     return found
-
-
-def _sparse(index: torch.Tensor, values: torch.Tensor, n: int) -> torch.Tensor:
-    return torch.sparse_coo_tensor(index, values, (n, n), check_invariants=False).coalesce()

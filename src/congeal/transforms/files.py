@@ -1,6 +1,7 @@
 """`Transforms` as files: CSV and JSON for people, NPZ and Parquet for millions of rows.
 
 All are written and read a few thousand rows at a time: as Python objects a million rows would take gigabytes.
+A pile that was sorted into groups has the columns `group` and `margin` at the end; no other set has them.
 Files from before there were error bars lack the column `uncertainty_px`, and are read as if it were empty.
 """
 
@@ -24,7 +25,15 @@ from numpy.typing import NDArray
 from congeal.errors import CongealError, require
 from congeal.files import CsvWriter, replacing
 from congeal.transforms.ids import Ids
-from congeal.transforms.transforms import COLUMNS, MATRIX_COLUMNS, NUMBERS, STATUSES, Transforms
+from congeal.transforms.transforms import (
+    COLUMNS,
+    GROUP_COLUMNS,
+    MATRIX_COLUMNS,
+    NO_GROUP,
+    NUMBERS,
+    STATUSES,
+    Transforms,
+)
 
 # What readers raise, depending on where a file is damaged.
 DAMAGE = (
@@ -33,6 +42,7 @@ DAMAGE = (
 )
 NEWER = "uncertainty_px"
 OLD_COLUMNS = tuple(name for name in COLUMNS if name != NEWER)
+HEADERS = (COLUMNS, (*COLUMNS, *GROUP_COLUMNS), OLD_COLUMNS)
 _ROWS_AT_ONCE = 10_000
 _ROWS_OF_A_GROUP = 50_000  # of Parquet, which compresses and reads by groups
 
@@ -119,7 +129,15 @@ def _columns(t: Transforms) -> dict[str, list[Any]]:
     cells = {name: [None if v != v else v for v in column.tolist()] for name, column in numbers.items()}
     cells["id"], cells["status"] = list(t.ids), t.status.tolist()
     cells["source_height"], cells["source_width"] = t.source_sizes[:, 0].tolist(), t.source_sizes[:, 1].tolist()
-    return {name: cells[name] for name in COLUMNS}
+    if t.group is not None and t.margin is not None:
+        cells["group"] = [None if v == NO_GROUP else v for v in t.group.tolist()]
+        cells["margin"] = [None if v != v else v for v in t.margin.tolist()]
+    return {name: cells[name] for name in names_of(t)}
+
+
+def names_of(t: Transforms) -> tuple[str, ...]:
+    """The columns of its table."""
+    return COLUMNS if t.group is None else (*COLUMNS, *GROUP_COLUMNS)
 
 
 def _from_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
@@ -138,7 +156,15 @@ def _from_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
         "source_sizes": np.array([ints("source_height"), ints("source_width")], dtype=np.int32).T,
         "status": np.array(columns["status"], dtype=np.str_),
         **{name: floats(name) for name in NUMBERS},
+        **({"group": _group_codes(floats("group")), "margin": floats("margin")} if "group" in columns else {}),
     }
+
+
+def _group_codes(numbers: NDArray[np.float64]) -> NDArray[np.int32]:
+    """Groups as they are kept, from cells that are empty for none."""
+    if not np.array_equal(np.nan_to_num(numbers), np.floor(np.nan_to_num(numbers))):
+        raise ValueError("a group is a whole number, or nothing")
+    return np.where(np.isnan(numbers), NO_GROUP, np.nan_to_num(numbers)).astype(np.int32)
 
 
 def _joined(parts: list[dict[str, Any]], aligned_size: Any = None) -> Transforms:
@@ -153,7 +179,7 @@ def _joined(parts: list[dict[str, Any]], aligned_size: Any = None) -> Transforms
 
 def _write_csv(t: Transforms, file: IO[bytes]) -> None:
     writer = CsvWriter(file)
-    writer.writerow(COLUMNS)
+    writer.writerow(names_of(t))
     for part in _parts(t):
         writer.writerows(zip(*_columns(part).values(), strict=True))
 
@@ -162,11 +188,11 @@ def _read_csv(path: Path, step: int) -> Transforms:
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         rows = csv.reader(file, strict=True)
         header = tuple(next(rows, []))
-        if header not in (COLUMNS, OLD_COLUMNS):
+        if header not in HEADERS:
             raise ValueError(f"the first line must be {','.join(COLUMNS)}")
         numbered = ((number, row) for number, row in enumerate(rows, start=1) if row)
         chosen = islice(numbered, 0, None, step)
-        parts = [_from_columns({name: [] for name in COLUMNS})]
+        parts = [_from_columns({name: [] for name in header})]
         while part := list(islice(chosen, _ROWS_AT_ONCE)):
             for number, row in part:
                 if len(row) != len(header):
@@ -199,6 +225,8 @@ def _read_json(path: Path, step: int) -> Transforms:
     kept = [name for name in OLD_COLUMNS if name not in MATRIX_COLUMNS]
     columns: dict[str, list[Any]] = {name: [row[name] for row in images] for name in kept}
     columns[NEWER] = [row.get(NEWER) for row in images]
+    if images and "group" in images[0]:
+        columns |= {name: [row[name] for row in images] for name in GROUP_COLUMNS}
     matrices = np.array([np.full((3, 3), np.nan) if row["matrix"] is None else row["matrix"] for row in images])
     flat = matrices.astype(np.float64).reshape(len(images), 9)
     columns |= {name: flat[:, k].tolist() for k, name in enumerate(MATRIX_COLUMNS)}
@@ -216,7 +244,7 @@ def _write_npz(t: Transforms, file: IO[bytes]) -> None:
         _write_member(archive, "aligned_size", size.shape, size.dtype, [size])
         _write_member(archive, "ids", (len(t),), text, (np.array(p.ids, dtype=text) for p in _parts(t)))
         _write_member(archive, "status", (len(t),), word, (p.status for p in _parts(t)))
-        for name in ("matrices", "source_sizes", *NUMBERS):
+        for name in ("matrices", "source_sizes", *NUMBERS, *(GROUP_COLUMNS if t.group is not None else ())):
             array: NDArray[Any] = getattr(t, name)
             parts = (array[start : start + _ROWS_AT_ONCE] for start in range(0, len(t), _ROWS_AT_ONCE))
             _write_member(archive, name, array.shape, array.dtype, parts)
@@ -235,7 +263,8 @@ def _read_npz(path: Path, step: int) -> Transforms:
         ids = Ids(chain.from_iterable(part.tolist() for part in _read_member(archive, "ids", step)))
         size = [int(v) for part in _read_member(archive, "aligned_size", 1) for v in part]
         status = np.concatenate([_code(part) for part in _read_member(archive, "status", step)])
-        names = [name for name in ("matrices", "source_sizes", *NUMBERS) if name != NEWER or _has(archive, name)]
+        known = ("matrices", "source_sizes", *NUMBERS, *GROUP_COLUMNS)
+        names = [name for name in known if name not in (NEWER, *GROUP_COLUMNS) or _has(archive, name)]
         columns = {name: _collect(_read_member(archive, name, step)) for name in names}
     return Transforms(ids, aligned_size=tuple(size) or None, status=status, copy=False, **columns)  # type: ignore[arg-type]
 
@@ -292,8 +321,9 @@ def _write_parquet(t: Transforms, file: IO[bytes]) -> None:
         "status": arrow.string(),
         "source_width": arrow.int64(),
         "source_height": arrow.int64(),
+        "group": arrow.int64(),
     }
-    schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in COLUMNS])
+    schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in names_of(t)])
     schema = schema.with_metadata({"congeal": json.dumps({"aligned_size": t.aligned_size})})
     with parquet.ParquetWriter(file, schema) as writer:
         for start in range(0, max(1, len(t)), _ROWS_OF_A_GROUP):
@@ -303,6 +333,9 @@ def _write_parquet(t: Transforms, file: IO[bytes]) -> None:
             cells |= {"source_height": part.source_sizes[:, 0], "source_width": part.source_sizes[:, 1]}
             cells |= {name: getattr(part, name) for name in NUMBERS}
             cells |= {name: np.ascontiguousarray(flat[:, k]) for k, name in enumerate(MATRIX_COLUMNS)}
+            if part.group is not None:
+                cells["group"] = [None if v == NO_GROUP else v for v in part.group.tolist()]
+                cells["margin"] = part.margin
             # from_pandas: NaN becomes an empty cell
             arrays = [arrow.array(cells[field.name], type=field.type, from_pandas=True) for field in schema]
             writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
@@ -311,10 +344,10 @@ def _write_parquet(t: Transforms, file: IO[bytes]) -> None:
 def _read_parquet(path: Path, step: int) -> Transforms:
     with require("pyarrow.parquet", "parquet").ParquetFile(path) as file:
         schema = file.schema_arrow
-        if tuple(schema.names) not in (COLUMNS, OLD_COLUMNS) or b"congeal" not in (schema.metadata or {}):
+        if tuple(schema.names) not in HEADERS or b"congeal" not in (schema.metadata or {}):
             raise ValueError(f"its columns must be {','.join(COLUMNS)}")
         aligned_size = json.loads(schema.metadata[b"congeal"])["aligned_size"]
-        parts, done = [_from_columns({name: [] for name in COLUMNS})], 0
+        parts, done = [_from_columns({name: [] for name in schema.names})], 0
         parts[0]["status"] = np.zeros(0, dtype=np.uint8)
         for batch in file.iter_batches(_ROWS_OF_A_GROUP):
             parts.append(_from_batch(batch, slice(-done % step, None, step)))
@@ -331,6 +364,7 @@ def _from_batch(batch: Any, rows: slice) -> dict[str, Any]:
     def optional(name: str) -> NDArray[np.float64]:
         return numbers(name) if name in batch.schema.names else np.full(len(ids), np.nan)
 
+    grouped = "group" in batch.schema.names
     ids = batch.column("id").to_pylist()[rows]
     sizes = [batch.column(name).to_numpy(zero_copy_only=False)[rows] for name in ("source_height", "source_width")]
     return {
@@ -339,6 +373,7 @@ def _from_batch(batch: Any, rows: slice) -> dict[str, Any]:
         "source_sizes": np.stack(sizes, axis=1).astype(np.int32),
         "status": _code(np.array(batch.column("status").to_pylist()[rows], dtype=np.str_)),
         **{name: optional(name) for name in NUMBERS},
+        **({"group": _group_codes(numbers("group")), "margin": numbers("margin")} if grouped else {}),
     }
 
 

@@ -160,16 +160,20 @@ class CongealGroups(Method):
         )
 
     def _placed(
-        self, stack: Stack, appearance: Appearance, sorter: Sorter, rows: np.ndarray, job: Job, beside: Mapping[str, Any]
+        self,
+        stack: Stack,
+        appearance: Appearance,
+        sorter: Sorter,
+        rows: np.ndarray,
+        job: Job,
+        beside: Mapping[str, Any],
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Group, likeness to it, margin and ink of every image; rows: positions of the witnesses."""
         n = len(stack)
         own = np.full(n, -1)
         own[rows] = np.arange(len(rows))
         outputs = torch.zeros(n, dtype=torch.long), torch.zeros(n), torch.zeros(n), torch.zeros(n, dtype=torch.float64)
-        job.place(
-            chunks(stack), lambda parts: placing(stack, appearance, sorter, own, parts), *outputs, beside=beside
-        )
+        job.place(chunks(stack), lambda parts: placing(stack, appearance, sorter, own, parts), *outputs, beside=beside)
         group, likeness, margin, ink = (output.numpy() for output in outputs)
         return group, likeness, margin, ink
 
@@ -190,7 +194,9 @@ class CongealGroups(Method):
             rows, model = np.flatnonzero(group == number), self._inside(appearance.kind)
             if number in done:
                 part = Part(**done[number]["part"])
-                self._models.append(self._restored(model, done[number]["model"], replace(stack.layout, kind=model.kind)))
+                self._models.append(
+                    self._restored(model, done[number]["model"], replace(stack.layout, kind=model.kind))
+                )
             elif len(rows) < 2:
                 part = Part.alone(rows, stack, MOTIONS[0], OK)
                 self._models.append(None)
@@ -241,7 +247,8 @@ class CongealGroups(Method):
         )
 
     def _measured(self, stack: Stack, answer: torch.Tensor | Found, kind: str, quiet: bool) -> Alignment:
-        assert isinstance(answer, GroupsFound) and answer.outside is not None
+        assert isinstance(answer, GroupsFound)
+        assert answer.outside is not None
         numbers = torch.empty(4, len(stack), dtype=torch.float64)
         for part in (*answer.parts, answer.outside):
             numbers[:, part.rows] = part.numbers
@@ -336,9 +343,23 @@ class CongealGroups(Method):
 def _about(number: int, part: Part, leak: float) -> dict[str, Any]:
     """What metrics.json says of a group."""
     quality = part.about["quality"] or {}
-    names = ("likeness_before", "likeness_after", "apsnr_before", "apsnr_after", "energy_ratio", "mean_scale", "verdict")
+    names = (
+        "likeness_before",
+        "likeness_after",
+        "apsnr_before",
+        "apsnr_after",
+        "energy_ratio",
+        "mean_scale",
+        "verdict",
+    )
     numbers = {name: quality.get(name) for name in names}
-    return {"group": number, "name": str(number), "n_images": len(part.rows), "motion": part.about["motion"], "leak": leak} | numbers
+    return {
+        "group": number,
+        "name": str(number),
+        "n_images": len(part.rows),
+        "motion": part.about["motion"],
+        "leak": leak,
+    } | numbers
 
 
 def _likeness(part: Part) -> float:

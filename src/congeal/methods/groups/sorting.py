@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class Sorter:
         alike[rows, own[rows]] = -2
         edges = self.bounds.tolist()
         best, which = [], []
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in pairwise(edges):
             top = alike[:, low:high].topk(min(_TRIED, high - low), 1)
             lack = _TRIED - top.values.shape[1]
             best.append(torch.nn.functional.pad(top.values, (0, lack), value=-2))
@@ -136,7 +137,8 @@ def make_views(stack: Stack, rows: np.ndarray, appearance: Appearance) -> torch.
     shown = warp(images, start, stack.frame, padding=appearance.padding)
     soft = appearance.blurred(appearance.features(shown), appearance.last_blur(stack.frame))
     shrink = min(1.0, PHOTO_VIEW / max(stack.frame))
-    return adaptive_avg_pool2d(soft, tuple(max(1, round(side * shrink)) for side in stack.frame))
+    height, width = (max(1, round(side * shrink)) for side in stack.frame)
+    return adaptive_avg_pool2d(soft, (height, width))
 
 
 def sort_sample(

@@ -246,7 +246,7 @@ class CongealGroups(Method):
             outside=outside,
         )
 
-    def _measured(self, stack: Stack, answer: torch.Tensor | Found, kind: str, quiet: bool) -> Alignment:
+    def _measured(self, stack: Stack, answer: torch.Tensor | Found, kind: str, *, verbose: bool) -> Alignment:
         assert isinstance(answer, GroupsFound)
         assert answer.outside is not None
         numbers = torch.empty(4, len(stack), dtype=torch.float64)

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError
+from congeal.images.animation import ANIMATION, open_animation
 from congeal.images.arrays import ArraySource, ListSource, from_tensor, open_npy, open_npz
 from congeal.images.decode import EXTENSIONS
 from congeal.images.files import list_files, matches, natural_key, open_folder, open_list, open_paths
 from congeal.images.packing import packed_files
+from congeal.images.selection import choose, chosen
 from congeal.images.source import ImageSource
+from congeal.images.video import VIDEO, open_video
 
 _NAMED = re.compile(r"[a-z]+(-[a-z]+)*:[^/\\]")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
@@ -76,6 +79,8 @@ def _open_text(text: str) -> ImageSource:
         return open_url(text, lambda path: _open_text(str(path)))
     if os.path.exists(text):
         return open_path(Path(text))
+    if (part := chosen(text)) is not None:
+        return choose(open_path(part.path), part.choice)
     if _NAMED.match(text):
         from congeal.datasets import open_named
 
@@ -114,8 +119,10 @@ def _open_found(paths: list[Path], what: str) -> ImageSource:
         from congeal.images.parquet import open_parquet
 
         return _held_by(open_parquet(paths, name=what), *paths)
-    if len(paths) == 1 and not suffixes <= EXTENSIONS:
+    if len(paths) == 1 and not suffixes <= EXTENSIONS - ANIMATION:
         return open_path(paths[0])
+    if suffixes <= VIDEO:
+        raise CongealError(f"{what} is {len(paths)} videos: align one at a time, such as {paths[0]}")
     return open_paths(paths, name=what)
 
 
@@ -145,13 +152,19 @@ def open_path(path: Path) -> ImageSource:
         from congeal.images.mat import open_mat
 
         return _held_by(open_mat(path), path)
+    if suffix in VIDEO:
+        return _held_by(open_video(path), path)
+    if suffix in ANIMATION:
+        animation = open_animation(path)
+        if animation is not None:
+            return _held_by(animation, path)
     if suffix in EXTENSIONS:
         return open_paths([path], name=path.name)
     from congeal.images.idx import is_idx, open_idx
 
     if is_idx(path):
         return _held_by(open_idx(path), path)
-    known = "an image, .npy, .npz, .txt, .lst, .tar, .parquet, .mat (affNIST), idx or idx.gz"
+    known = "an image, a video, .npy, .npz, .txt, .lst, .tar, .parquet, .mat (affNIST), idx or idx.gz"
     raise CongealError(f"{path} is not a known kind of file: give a folder, {known}")
 
 
@@ -167,4 +180,7 @@ def _open_directory(folder: Path) -> ImageSource:
             found = sorted(list_files(folder, frozenset((suffix,))), key=natural_key)
             if found:
                 return _open_found([folder / name for name in found], str(folder))
+    videos = None if next(list_files(folder, EXTENSIONS), None) else list(list_files(folder, VIDEO))
+    if videos and len(videos) == 1:
+        return open_path(folder / videos[0])
     return open_folder(folder)

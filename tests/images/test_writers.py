@@ -304,7 +304,7 @@ def test_different_images_do_not_fit_one_array(tmp_path: Path) -> None:
     with pytest.raises(CongealError, match="write files"):
         writer.write(1, np.zeros((4, 4, 3), np.uint8))
     with pytest.raises(CongealError, match="unknown output format"):
-        open_writer(tmp_path, open_images(np.zeros((1, 4, 4))), (4, 4), "gif")
+        open_writer(tmp_path, open_images(np.zeros((1, 4, 4))), (4, 4), "jpeg2000")
 
 
 def test_refusals_of_the_disk_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ class Align:
     no_aligned: Flag = False
     """Do not write the aligned images, only transforms and pictures of the whole."""
     output_format: str = "auto"
-    """auto gives back what came in; or files, npy, tiff, shards."""
+    """auto gives back what came in; or files, npy, tiff, shards, mp4 or gif."""
     transforms_format: str = "auto"
     """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
     set: Settings = dataclasses.field(default_factory=list)
@@ -113,7 +113,7 @@ class Apply:
     no_aligned: Flag = False
     """Do not write the aligned images."""
     output_format: str = "auto"
-    """auto gives back what came in; or files, npy, tiff, shards."""
+    """auto gives back what came in; or files, npy, tiff, shards, mp4 or gif."""
     transforms_format: str = "auto"
     """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
     strict: Flag = False

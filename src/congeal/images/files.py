@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
 import shlex
@@ -16,7 +17,10 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.images.decode import EXTENSIONS, decode, probe, read_regular
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage, unique_ids
+from congeal.images.video import VIDEO
 from congeal.transforms.ids import Ids
+
+log = logging.getLogger("congeal")
 
 _HEADER_BYTES = 1 << 16
 _LOOKED_AT = 100  # files of a folder without a known extension
@@ -65,13 +69,27 @@ class FileSource(ImageSource):
     def _bytes(self, i: int, count: int = -1) -> bytes:
         if i in self._links:
             raise UnreadableImage("is a link to a folder, which is not followed: give that folder by itself")
+        if _is_video(self.relative[i]):
+            raise UnreadableImage("is a video, not an image: align it by itself")
         return read_regular(self.path(i), count)
 
 
 def open_folder(folder: Path) -> FileSource:
     """All image files below a folder, hidden ones left out, in natural order."""
     links: list[str] = []
-    relative = sorted([*list_files(folder, EXTENSIONS, links), *links], key=natural_key)
+    found = [*list_files(folder, EXTENSIONS | VIDEO, links)]
+    videos = sorted(filter(_is_video, found), key=natural_key)
+    relative = sorted([*(path for path in found if not _is_video(path)), *links], key=natural_key)
+    if videos and not relative:
+        first = folder / videos[0]
+        raise CongealError(f"the folder {folder} has {len(videos)} videos: align one at a time, such as {first}")
+    if videos:
+        log.warning(
+            "%s: %d video(s) beside the images are left out, such as %s; align a video by itself",
+            folder,
+            len(videos),
+            videos[0],
+        )
     if not relative:
         hint = _glob_that_works(folder) or f"; these are read: {' '.join(sorted(EXTENSIONS))}"
         raise CongealError(f"the folder {folder} has no images by their names{hint}")
@@ -89,6 +107,10 @@ def _glob_that_works(folder: Path) -> str | None:
         below = "" if path.parent == folder else "**/"
         return f", but {path.name} is one: give the glob {shlex.quote(str(folder / f'{below}*{path.suffix}'))}"
     return None
+
+
+def _is_video(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in VIDEO
 
 
 def open_paths(paths: Sequence[Path], *, name: str) -> FileSource:

@@ -74,7 +74,7 @@ def open_url(url: str, open_path: Callable[[Path], ImageSource]) -> ImageSource:
             return _files(system, [name for name in below if _is_image(name)], base=path, name=shown)
         if not system.exists(path):
             raise CongealError(f"no such file or folder: {shown}")
-        if _is_image(path) and not path.lower().endswith((".tif", ".tiff")):
+        if _is_image(path) and not path.lower().endswith((".tif", ".tiff", ".gif", ".webp")):
             return _files(system, [path], base=os.path.dirname(path), name=shown)
         return _fetched(system, path, open_path)
     except CongealError:

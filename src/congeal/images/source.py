@@ -64,7 +64,7 @@ class ImageSource(ABC):
     """A numbered set of images. `read` raises UnreadableImage for a bad one; it never returns half an image."""
 
     name: str = "images"
-    # What a writer gives back for it: "files", "array", "tiff" or "shards".
+    # What a writer gives back for it: "files", "array", "tiff", "shards", "video" or "gif".
     layout: str = "files"
     # "object" on empty ground, "photo", or None where nobody knows.
     kind: str | None = None
@@ -78,6 +78,8 @@ class ImageSource(ABC):
     # The arrays behind the source have no channel axis: (N, H, W).
     grey: bool = False
     has_masks: bool = False
+    # Frames a second, where the images are those of a film and say so.
+    frame_rate: float | None = None
     # The local files that hold all the images together, if there are such; their size and time belong to the set.
     files: tuple[Path, ...] = ()
     # Reading all images costs next to nothing: their pixels belong to the set.
@@ -196,6 +198,7 @@ class Subset(ImageSource):
         self.name, self.layout, self.kind, self.grey = source.name, source.layout, source.kind, source.grey
         self.intensity, self.has_masks, self.in_memory = source.intensity, source.has_masks, source.in_memory
         self.truth = None if source.truth is None else source.truth[indices]
+        self.frame_rate = source.frame_rate
 
     # A start may take long to find (see `congeal.images.faces`), so it is not asked for before it is needed.
     @cached_property

@@ -1,4 +1,4 @@
-"""Aligned images out, the way they came in: files, one array, one TIFF stack, or shards."""
+"""Aligned images out, the way they came in: files, one array, one TIFF stack, shards, or a film (see `film`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from congeal.images.source import ImageSource
 from congeal.transforms.ids import Ids
 
 Size = tuple[int, int]
-FORMATS = ("auto", "files", "npy", "tiff", "shards")
+FORMATS = ("auto", "files", "npy", "tiff", "shards", "mp4", "gif")
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 SHARD_IMAGES = 10_000  # in a shard of images that do not come from shards
@@ -98,11 +98,21 @@ def open_writer(folder: Path | str, source: ImageSource, size: Size, format: str
     if format not in FORMATS:
         raise CongealError(f"unknown output format '{format}': use {', '.join(FORMATS)}")
     if format == "auto":
-        format = {"array": "npy", "tiff": "tiff", "shards": "shards"}.get(source.layout, "files")
+        format = usual_format(source)
         if format in ("npy", "tiff") and source.has_masks:
             format = "files"  # an array has no place for alpha
+    if format in ("mp4", "gif"):
+        from congeal.images.film import GifWriter, Mp4Writer
+
+        return (Mp4Writer if format == "mp4" else GifWriter)(Path(folder), source, size)
     kinds: dict[str, type[Writer]] = {"files": FileWriter, "npy": NpyWriter, "tiff": TiffWriter, "shards": ShardWriter}
     return kinds[format](Path(folder), source, size)
+
+
+def usual_format(source: ImageSource) -> str:
+    """The format that gives back what came in."""
+    by_layout = {"array": "npy", "tiff": "tiff", "shards": "shards", "video": "mp4", "gif": "gif"}
+    return by_layout.get(source.layout, "files")
 
 
 class FileWriter(Writer):

@@ -101,7 +101,7 @@ def align(
     write_aligned : bool
         Write the aligned images, not only transforms and pictures of the whole.
     output_format : str
-        "auto" gives back what came in; or "files", "npy", "tiff", "shards".
+        "auto" gives back what came in; or "files", "npy", "tiff", "shards", "mp4", "gif".
     transforms_format : str
         "csv", "npz" or "parquet"; "auto" is CSV for up to 200,000 images and NPZ for more.
     quiet : bool
@@ -120,7 +120,7 @@ def align(
     wanted = exclude_images(open_images(source, limit=limit), exclude, strict=limit is None)
     images = at_faces(remember_decoded(wanted), init, quiet=quiet)
     need_two(limit)
-    check_formats(output_format, transforms_format)
+    check_formats(images, output_format, transforms_format)
     name, preset_params = choose_method(method, preset)
     given = {"motion": motion, "train": train, "size": size, "random_state": seed, **device_setting(name, device)}
     model = make_method(name, {**preset_params, **{k: v for k, v in given.items() if v is not None}}, params)

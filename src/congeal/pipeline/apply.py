@@ -78,7 +78,7 @@ def apply(
         raise CongealError(f"{trained} has no model yet; run its 'congeal align' command again to finish it")
     model = load(trained / "model.safetensors")
     images = remember_decoded(open_images(source, limit=limit))
-    check_formats(output_format, transforms_format)
+    check_formats(images, output_format, transforms_format)
     if init is None and not isinstance(images, FaceSource):
         init = inherited(trained.config)
     images = at_faces(images, init, quiet=quiet)

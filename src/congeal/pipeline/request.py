@@ -13,7 +13,9 @@ import numpy as np
 from congeal.errors import CongealError, meant, require
 from congeal.images import ImageSource, Stack
 from congeal.images.excluded import ExcludingSource
+from congeal.images.film import check_film
 from congeal.images.remote import without_credentials
+from congeal.images.selection import chosen
 from congeal.images.source import FINGERPRINT
 from congeal.images.writers import FORMATS
 from congeal.methods.base import Method
@@ -141,12 +143,13 @@ def use_stack_position(model: Method, stack: Stack) -> None:
     model.set_params(reference=position)
 
 
-def check_formats(output_format: str, transforms_format: str) -> None:
-    """Refuse formats there are none of, and those whose package is missing."""
+def check_formats(images: ImageSource, output_format: str, transforms_format: str) -> None:
+    """Refuse formats there are none of, those that cannot hold the images, and those whose package is missing."""
     if output_format not in FORMATS:
         raise CongealError(
             f"unknown output format '{output_format}'{meant(output_format, FORMATS)}: use {', '.join(FORMATS)}"
         )
+    check_film(output_format, images)
     if transforms_format not in TABLES:
         raise CongealError(f"unknown format of transforms '{transforms_format}': use {', '.join(TABLES)}")
     if transforms_format == "parquet":
@@ -170,6 +173,8 @@ def source_name(source: Any, images: ImageSource) -> str:
     """What to call the source in config.json: a path in full, so that it means the same from anywhere."""
     if isinstance(source, str | os.PathLike):
         # Not with its password: an address in a run folder is not opened again, so nobody needs it.
+        if (part := chosen(str(source))) is not None:
+            return part.full_name
         return str(Path(source).resolve()) if Path(source).exists() else without_credentials(str(source))
     return f"{images.name}: {len(images)} images"
 

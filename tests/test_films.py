@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import congeal
+from congeal.runs.folder import RunFolder
 from films import RATE, read_film, windows, write_film
-from killed import count_moments, outputs, run_killed
+from killed import outputs
 
 pytest.importorskip("av")
 OPTIONS = {"method": "lsc", "params": {"iterations": (1,), "blurs": (0.0,)}, "size": 16, "quiet": True}
+# Ends itself while the fourth frame is added to the film.
+KILLED = """
+import os, signal, sys
+import congeal
+from congeal.images import film
+added, left = film.FilmWriter._add, [3]
+def add(self, index, frame):
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    added(self, index, frame)
+film.FilmWriter._add = add
+congeal.align(sys.argv[1], sys.argv[2], output_format=sys.argv[3], **eval(sys.argv[4]))
+"""
 
 
 @pytest.mark.parametrize("format", ["auto", "gif"])
 def test_a_film_is_aligned_and_resumed(tmp_path: Path, format: str) -> None:
-    path = write_film(tmp_path / "clip.mp4", windows(12))
-
-    def work(name: str) -> congeal.Result:
-        return congeal.align(f"{path}[::2]", tmp_path / name, output_format=format, **OPTIONS)
-
-    done = work("whole")
+    source = f"{write_film(tmp_path / 'clip.mp4', windows(12))}[::2]"
+    done = congeal.align(source, tmp_path / "whole", output_format=format, **OPTIONS)
     assert [*done.transforms.ids] == [f"clip.mp4[{i:05d}]" for i in range(0, 12, 2)]
     if format == "auto":
         frames, rate = read_film(tmp_path / "whole" / "aligned" / "aligned.mp4")
         assert (len(frames), rate) == (6, RATE)
-    moments = count_moments(lambda: work("counted"))
-    for moment in range(3, moments, 7):
-        name = f"killed-{moment}"
-        run_killed(lambda name=name: work(name), moment)
-        work(name)
-        assert outputs(tmp_path / name) == outputs(tmp_path / "whole")
+    killed = tmp_path / "killed"
+    ended = subprocess.run([sys.executable, "-c", KILLED, source, str(killed), format, repr(OPTIONS)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert not [path for path in (killed / "aligned").iterdir() if not path.name.startswith(".")]
+    congeal.align(source, killed, output_format=format, **OPTIONS)
+    assert outputs(killed) == outputs(tmp_path / "whole")
 
 
 def test_a_run_of_chosen_frames_finds_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from congeal.runs.folder import RunFolder
-
     write_film(tmp_path / "clip.mp4", windows(6))
     monkeypatch.chdir(tmp_path)
     congeal.align("clip.mp4[1:4]", "run", **OPTIONS)

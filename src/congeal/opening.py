@@ -26,17 +26,23 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*(::|://)", re.IGNORECASE)  # a URL, or 
 _TIFF = (".tif", ".tiff")
 
 
-def open_images(anything: Any, limit: int | None = None) -> ImageSource:
-    """A source over nearly anything: see docs/formats.md. `limit` keeps the first N images."""
+def open_images(anything: Any, limit: int | None = None, *, z: str | None = None) -> ImageSource:
+    """A source over nearly anything: see docs/formats.md. `limit` keeps the first N images.
+
+    z: what a stack with depth is: one image per time point, seen in its maximum ("project") or "mean" along Z, or one
+    per plane ("planes"); "auto" projects where there is more than one time point.
+    """
     if limit is not None and (not isinstance(limit, int | np.integer) or isinstance(limit, bool)):
         raise CongealError(f"the limit is a number of images, not {limit!r}")
-    source = _open(anything)
+    source = _open(anything, z)
+    if z not in (None, "auto") and source.hyperstack is None and source.parts is None:
+        raise CongealError(f"{source.name} is no stack with a Z axis: leave out --z {z}")
     if len(source) == 0:
         raise CongealError(f"{source.name} holds no images")
     return source.limit(limit)
 
 
-def open_images_of_run(named: Any, limit: Any = None) -> ImageSource:
+def open_images_of_run(named: Any, limit: Any = None, z: Any = None) -> ImageSource:
     """What a run folder says it was made of: a local file or a named data set.
 
     A run folder may come from a stranger, so nothing is fetched because a file in it says so.
@@ -49,52 +55,52 @@ def open_images_of_run(named: Any, limit: Any = None) -> ImageSource:
         raise CongealError(f"{without_credentials(named)} is not on this machine, and is not fetched unasked")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
         raise CongealError(f"its limit is {limit!r}, which is not a number of images")
-    return open_images(named, limit)
+    return open_images(named, limit, z=z)
 
 
-def _open(anything: Any) -> ImageSource:
+def _open(anything: Any, z: str | None) -> ImageSource:
     if isinstance(anything, ImageSource):
         return anything
     if isinstance(anything, np.ndarray):
         return _in_memory(ArraySource(anything), anything)
     if isinstance(anything, str):
-        return _open_text(anything)
+        return _open_text(anything, z)
     if isinstance(anything, Path):
-        return open_path(anything)
+        return open_path(anything, z)
     if hasattr(anything, "detach") and hasattr(anything, "ndim"):
         return _in_memory(from_tensor(anything), anything)
     if isinstance(anything, Sequence) and not isinstance(anything, bytes):
-        return _open_sequence(anything)
+        return _open_sequence(anything, z)
     raise CongealError(
         f"images cannot be read from a {type(anything).__name__}: give a path, an array, a tensor or a list"
     )
 
 
-def _open_text(text: str) -> ImageSource:
+def _open_text(text: str, z: str | None) -> ImageSource:
     if not text:
         raise CongealError("the name of the images is empty")
     if _URL.match(text):
         from congeal.images.remote import open_url
 
-        return open_url(text, lambda path: _open_text(str(path)))
+        return open_url(text, lambda path: _open_text(str(path), z))
     if os.path.exists(text):
-        return open_path(Path(text))
+        return open_path(Path(text), z)
     if (part := chosen(text)) is not None:
-        return choose(open_path(part.path), part.choice)
+        return choose(open_path(part.path, z), part.choice)
     if _NAMED.match(text):
         from congeal.datasets import open_named
 
         return open_named(text)
     if any(character in text for character in "*?[{"):
-        return _open_found(matches(text), text)
-    return open_path(Path(text))
+        return _open_found(matches(text), text, z)
+    return open_path(Path(text), z)
 
 
-def _open_sequence(items: Sequence[Any]) -> ImageSource:
+def _open_sequence(items: Sequence[Any], z: str | None) -> ImageSource:
     if len(items) == 0:
         raise CongealError("the list of images is empty")
     if all(isinstance(item, str | Path) for item in items):
-        return _open_found([Path(item) for item in items], "list")
+        return _open_found([Path(item) for item in items], "list", z)
     return _in_memory(ListSource(items), items)
 
 
@@ -106,7 +112,7 @@ def _in_memory(source: ImageSource, given: Any) -> ImageSource:
     return source
 
 
-def _open_found(paths: list[Path], what: str) -> ImageSource:
+def _open_found(paths: list[Path], what: str, z: str | None = None) -> ImageSource:
     """Several files: all shards, all Parquet, or one image each."""
     if not paths:
         raise CongealError(f"no file matches {what}")
@@ -120,14 +126,14 @@ def _open_found(paths: list[Path], what: str) -> ImageSource:
 
         return _held_by(open_parquet(paths, name=what), *paths)
     if len(paths) == 1 and not suffixes <= EXTENSIONS - ANIMATION:
-        return open_path(paths[0])
+        return open_path(paths[0], z)
     if suffixes <= VIDEO:
         raise CongealError(f"{what} is {len(paths)} videos: align one at a time, such as {paths[0]}")
     return open_paths(paths, name=what)
 
 
-def open_path(path: Path) -> ImageSource:
-    """A local folder or file, by its suffix and then by its first bytes."""
+def open_path(path: Path, z: str | None = None) -> ImageSource:
+    """A local folder or file, by its suffix and then by its first bytes; z: as for `open_images`."""
     if not os.path.exists(path):  # also where the name is too long to be one
         raise CongealError(f"no such file or folder: {path}")
     if path.is_dir():
@@ -147,7 +153,7 @@ def open_path(path: Path) -> ImageSource:
     if suffix in _TIFF:
         from congeal.images.tiff import open_tiff
 
-        return _held_by(open_tiff(path), path)
+        return _held_by(open_tiff(path, z), path)
     if suffix == ".mat":
         from congeal.images.mat import open_mat
 

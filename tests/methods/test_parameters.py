@@ -52,7 +52,8 @@ def test_every_parameter_is_checked_and_the_sentence_names_it(name: str) -> None
         (LSC(size=math.nan), "lsc: size must be a whole number of 2 or more, not nan"),
         (LSC(random_state=-1), "lsc: random_state must be a whole number from 0 to 4294967295 or None, not -1"),
         (LSC(blurs=()), r"lsc: blurs must be one or more values, each a number of 0 or more, not \(\)"),
-        (LSC(align_on="red"), "align_on must be a whole number or values, each a whole number or 'grey' or None"),
+        (LSC(align_on=1.5), "align_on must be a whole number or text or values, each a whole number or text or None"),
+        (LSC(align_on="red"), "array has no channel 'red' to align on: it has one channel, 0"),
         (method_class("sift")(patch=5), "sift: patch must be an even number of 2 or more, not 5"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from congeal.cli.flags import Count, Device, File, Flag, Run, Settings, Source, Start, output
+from congeal.cli.flags import Channel, Count, Depth, Device, File, Flag, Run, Settings, Source, Start, output
 from congeal.cli.outcome import exit_code, print_result
 from congeal.cli.settings import parse_settings
 
@@ -36,6 +36,12 @@ class Align:
     reference: Annotated[str, tyro.conf.arg(metavar="auto|mean|stack|medoid|PATH|INDEX")] = "auto"
     """What to align to: the method's own choice (auto), its most typical image (medoid), an image file, or the index of
     an image of the set; lsc also takes the mean of the set and all its images (stack)."""
+    channel: Channel = None
+    """What to align on: a channel's name or its number from 0, several with commas; all channels move. All are looked
+    at unless given."""
+    z: Depth = None
+    """What a stack with depth is: one image per time point, aligned on its maximum (project) or mean along Z, or one
+    per plane (planes); auto projects where there are several time points."""
     init: Start = None
     """Where to start: 'faces' for the face in each photograph ('faces@0.3': box 30% larger), a transforms file, or
     boxes (columns id,x,y,width,height in source pixels)."""
@@ -78,6 +84,8 @@ class Align:
             train=self.train,
             params=parse_settings(self.set),
             reference=self.reference,
+            channel=self.channel,
+            z=self.z,
             init=self.init,
             size=self.size,
             limit=self.limit,
@@ -104,6 +112,10 @@ class Apply:
     """The new images; anything 'congeal align' takes."""
     output: Annotated[str, output("DIR")]
     """The folder to write, or to resume."""
+    channel: Channel = None
+    """What to align on, as for 'congeal align'; what the run was aligned on unless given."""
+    z: Depth = None
+    """What a stack with depth is, as for 'congeal align'; as in the run unless given."""
     init: Start = None
     """Where to start, as for 'congeal align'; a run that began at faces looks for faces in new images as well."""
     limit: Count = None
@@ -131,6 +143,8 @@ class Apply:
             self.run_folder,
             self.source,
             self.output,
+            channel=self.channel,
+            z=self.z,
             init=self.init,
             limit=self.limit,
             device=self.device,

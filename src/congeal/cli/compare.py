@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from congeal.cli.flags import Count, Device, Flag, Settings, Source, Start, output
+from congeal.cli.flags import Channel, Count, Depth, Device, Flag, Settings, Source, Start, output
 from congeal.cli.settings import parse_settings, settings_by_method
 
 
@@ -28,6 +28,12 @@ class Compare:
     motion: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """translation, rigid, similarity, affine or homography; a method that lacks it uses its largest one within it.
     auto: methods that can choose do, the others use their own. Each method's own unless given."""
+    channel: Channel = None
+    """What to align on: a channel's name or its number from 0, several with commas; all channels move. All are looked
+    at unless given."""
+    z: Depth = None
+    """What a stack with depth is: one image per time point, aligned on its maximum (project) or mean along Z, or one
+    per plane (planes); auto projects where there are several time points."""
     init: Start = None
     """Where all methods start: 'faces', a transforms file, or boxes (columns id,x,y,width,height in source pixels)."""
     size: int = 64
@@ -61,6 +67,8 @@ class Compare:
             self.output,
             motion=self.motion,
             params=settings_by_method(parse_settings(self.set)),
+            channel=self.channel,
+            z=self.z,
             init=self.init,
             size=self.size,
             limit=self.limit,

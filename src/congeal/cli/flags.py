@@ -12,6 +12,8 @@ Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Start = Annotated[str | None, tyro.conf.arg(metavar="faces|FILE.csv", help_behavior_hint="")]
 Device = Annotated[str | None, tyro.conf.arg(metavar="auto|cpu|cuda|mps", help_behavior_hint="")]
+Channel = Annotated[str | None, tyro.conf.arg(metavar="NAME|INDEX", help_behavior_hint="")]
+Depth = Annotated[str | None, tyro.conf.arg(metavar="auto|project|mean|planes", help_behavior_hint="")]
 File = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 Settings = Annotated[
     tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(name="set", metavar="KEY=VALUE", help_behavior_hint="")

@@ -23,12 +23,20 @@ from congeal.comparison.worker import in_words
 from congeal.errors import CongealError, RunFailed, failing_as_run
 from congeal.files import plain, write_json
 from congeal.images import Stack
+from congeal.images.channels import Channel, find_channels
 from congeal.images.remembered import remember_decoded
 from congeal.images.source import ImageSource
 from congeal.metrics import corner_error
 from congeal.opening import open_images
 from congeal.pipeline.repair import check_results
-from congeal.pipeline.request import check_unchanged, command_name, need_two, source_name, use_stack_position
+from congeal.pipeline.request import (
+    asked_stack,
+    check_unchanged,
+    command_name,
+    need_two,
+    source_name,
+    use_stack_position,
+)
 from congeal.pipeline.stages import finish, prepare_stack
 from congeal.pipeline.starts import at_faces, init_name, read_start
 from congeal.report.compare import write_comparison
@@ -46,6 +54,8 @@ def compare(
     *,
     motion: str | None = None,
     params: Mapping[str, Mapping[str, Any]] | None = None,
+    channel: Channel = None,
+    z: str | None = None,
     init: str | os.PathLike[str] | None = None,
     size: int = 64,
     limit: int | None = None,
@@ -74,7 +84,7 @@ def compare(
         For every method that has it, else the largest one it has within it; each method's own unless given.
     params : mapping, optional
         Hyper-parameters by label: {"lsc": {"damping": 0.1}}.
-    init, size, limit, quiet, command
+    channel, z, init, size, limit, quiet, command
         As for `congeal.align`.
     time_limit : float, optional
         Seconds of fitting per method.
@@ -88,13 +98,14 @@ def compare(
     list of dict
         The rows of table.json, in the order of `methods`.
     """
-    images = at_faces(remember_decoded(open_images(source, limit=limit)), init, quiet=quiet)
+    images = at_faces(remember_decoded(open_images(source, limit=limit, z=z)), init, quiet=quiet)
     need_two(limit)
     labels = read_labels(methods)
     if time_limit is not None and not time_limit > 0:
         raise CongealError(f"the time limit is a number of seconds above 0, not {time_limit}")
     params = {plain_label(str(label)): settings for label, settings in (params or {}).items()}
     entries = make_entries(labels, motion, params, size, seed, device)
+    align_on = find_channels(images, channel)
     start = read_start(init, images)
     shared = {
         "task": "compare",
@@ -103,6 +114,7 @@ def compare(
         "size": size,
         "limit": limit,
         "seed": seed,
+        **asked_stack(channel, z),
         "version": __version__,
     }
     free = {
@@ -121,7 +133,8 @@ def compare(
             with failing_as_run():
                 todo = [not has_nothing_left(part, time_limit) for part in parts]
                 caps = [entry.finest for entry in entries if entry.finest is not None]
-                stack = prepare_shared(run, images, fingerprint, start, size, caps, quiet) if any(todo) else None
+                options = {"size": size, "align_on": align_on, "quiet": quiet}
+                stack = prepare_shared(run, images, fingerprint, start, options, caps) if any(todo) else None
                 rows: list[Row] = []
                 for entry, part, wanted in zip(entries, parts, todo, strict=True):
                     if stack is not None and wanted:
@@ -180,12 +193,14 @@ def prepare_shared(
     images: ImageSource,
     fingerprint: str,
     start: tuple[Transforms | np.ndarray | None, tuple[int, int] | None],
-    size: int,
+    options: Mapping[str, Any],
     caps: Sequence[int],
-    quiet: bool,
 ) -> Stack:
-    """The one stack that all methods get, here and in their processes. caps: how fine pictures some of them want."""
-    stack = prepare_stack(run, images, fingerprint, start, size=size, quiet=quiet)
+    """The one stack that all methods get, here and in their processes.
+
+    options: of `prepare`. caps: how fine pictures some of them want.
+    """
+    stack = prepare_stack(run, images, fingerprint, start, **options)
     if len(stack) < 2:
         raise RunFailed(f"{images.name} has {len(stack)} usable image: aligning a set needs at least two")
     freeze(stack, run.work / "frozen", caps)

@@ -18,7 +18,7 @@ from congeal.pipeline.request import chooses_motion, make_method, takes_device
 from congeal.report.compare import LABEL
 
 # What all methods of a comparison share, and the option that sets it.
-SHARED = {"size": "--size", "random_state": "--seed", "align_on": "the same images for all"}
+SHARED = {"size": "--size", "random_state": "--seed", "align_on": "--channel"}
 
 
 @dataclass

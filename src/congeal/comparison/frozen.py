@@ -72,6 +72,7 @@ def _freeze_one(stack: Stack, folder: Path, levels: list[int]) -> None:
     about = {
         "name": source.name,
         "source_ids": list(source.ids()),
+        "channel_names": source.channel_names,
         "source_channels": sorted(stack.source_channels),
         "skipped": stack.skipped,
         "intensity": stack.intensity,
@@ -105,6 +106,7 @@ class FrozenStack(Stack):
         self.size, self.frame, self.aligned_size = self._layout.size, self._layout.frame, self._layout.aligned_size
         self.align_on, self.kind = self._layout.align_on, self._layout.kind or "photo"
         self.source = _Frozen(about["name"], about["source_ids"], about["mapped"], rows)
+        self.source.channel_names = tuple(about["channel_names"])
         self.source_channels = frozenset(about["source_channels"])
         self.skipped = [Skipped(*one) for one in about["skipped"]]
         self.intensity = tuple(about["intensity"])

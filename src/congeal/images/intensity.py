@@ -62,5 +62,5 @@ def select_channels(pixels: np.ndarray, align_on: AlignOn) -> np.ndarray:
         return (pixels.astype(np.float32) @ weights)[..., None]
     wanted = [align_on] if isinstance(align_on, int | np.integer) else list(align_on)
     if not wanted or not all(0 <= channel < channels for channel in wanted):
-        raise CongealError(f"align_on is {align_on}, but the images have channels 0 to {channels - 1}")
+        raise CongealError(f"channel {align_on} is to be aligned on, but the image has channels 0 to {channels - 1}")
     return pixels[..., wanted]

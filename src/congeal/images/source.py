@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from congeal.errors import CongealError
 from congeal.transforms.ids import Ids
+
+if TYPE_CHECKING:
+    from congeal.images.hyperstack import Hyperstack
 
 FINGERPRINT = "2:"
 """How a fingerprint begins, with the version of what goes into it."""
@@ -64,7 +67,7 @@ class ImageSource(ABC):
     """A numbered set of images. `read` raises UnreadableImage for a bad one; it never returns half an image."""
 
     name: str = "images"
-    # What a writer gives back for it: "files", "array", "tiff", "shards", "video" or "gif".
+    # What a writer gives back for it: "files", "array", "tiff", "zarr", "fits", "shards", "video" or "gif".
     layout: str = "files"
     # "object" on empty ground, "photo", or None where nobody knows.
     kind: str | None = None
@@ -84,6 +87,12 @@ class ImageSource(ABC):
     files: tuple[Path, ...] = ()
     # Reading all images costs next to nothing: their pixels belong to the set.
     in_memory: bool = False
+    # Axes, pixel size and the like of a scientific stack of which every image is a plane.
+    hyperstack: Hyperstack | None = None
+    channel_names: tuple[str, ...] = ()
+    # What is written where an image stands for several (planes of a Z stack): n_parts of these for each, in order.
+    parts: ImageSource | None = None
+    n_parts: int = 1
     _all_ids: Ids | None = None
 
     @property
@@ -131,6 +140,13 @@ class ImageSource(ABC):
     def masks(self, indices: Indices) -> np.ndarray:
         """(B, H, W) float32 masks; only asked of sources with `has_masks`."""
         raise NotImplementedError
+
+    def part_rows(self, rows: Indices) -> np.ndarray:
+        """Positions among what is written of some images: their parts where they have several, else themselves."""
+        given = np.asarray(rows, dtype=np.int64)
+        if self.parts is None:
+            return given
+        return (given[:, None] * self.n_parts + np.arange(self.n_parts)).reshape(-1)
 
     def probe(self, i: int) -> Header:
         """Size and type of image i, from its header where that is possible."""
@@ -199,6 +215,9 @@ class Subset(ImageSource):
         self.intensity, self.has_masks, self.in_memory = source.intensity, source.has_masks, source.in_memory
         self.truth = None if source.truth is None else source.truth[indices]
         self.frame_rate = source.frame_rate
+        self.hyperstack = None if source.hyperstack is None else source.hyperstack.taken(indices)
+        self.channel_names, self.n_parts = source.channel_names, source.n_parts
+        self.parts = None if source.parts is None else source.parts.subset(source.part_rows(indices))
 
     # A start may take long to find (see `congeal.images.faces`), so it is not asked for before it is needed.
     @cached_property

@@ -17,6 +17,7 @@ from congeal.errors import CongealError
 from congeal.geometry.matrix import compose, invert, normalise, rescale
 from congeal.images.arrays import as_slice
 from congeal.images.canvas import placements
+from congeal.images.channels import Channel, find_channels
 from congeal.images.intensity import (
     NOT_FINITE,
     AlignOn,
@@ -271,7 +272,7 @@ def prepare(
     init: np.ndarray | Transforms | None = None,
     init_size: Size | None = None,
     folder: Path | None = None,
-    align_on: AlignOn = None,
+    align_on: Channel = None,
     limit: int | None = None,
     layout: Layout | None = None,
     fingerprint: str | None = None,
@@ -281,14 +282,16 @@ def prepare(
 
     size: longer side of the working picture. init: aligned_from_source to start from, an array (N, 3, 3) in the
     order of the source or Transforms matched by id; `init_size` is the (height, width) it leads to. folder: where a
-    decoded stack is kept, and found again by a resumed run. align_on: channel numbers or "grey". layout: that of
-    the stack a model was fitted on, for new images. fingerprint: that of the source, if the caller knows it.
+    decoded stack is kept, and found again by a resumed run. align_on: channels by number or name, or "grey".
+    layout: that of the stack a model was fitted on, for new images. fingerprint: that of the source, if the caller
+    knows it.
     """
     source = source.limit(limit)
+    channels = find_channels(source, align_on) if layout is None else layout.align_on
+    ranges: Ranges = {} if layout is None else layout.ranges
     plan = make_plan(source, size, init, init_size, layout)
-    align_on, ranges = (align_on, {}) if layout is None else (layout.align_on, layout.ranges)
     keeping = Keeping(None if folder is None else Path(folder), fingerprint)
-    stack = _made(source, plan, align_on, keeping, ranges, quiet=quiet)
+    stack = _made(source, plan, channels, keeping, ranges, quiet=quiet)
     stack._fingerprint = fingerprint
     if layout is not None and stack.channels != layout.channels:
         raise CongealError(
@@ -370,7 +373,7 @@ def _in_place(
     """A stack over images that already have the right size: nothing is copied, batches are read when asked for."""
     select_channels(np.empty((0, *shape), dtype), align_on)
     step = max(1, _SCAN_VALUES // int(np.prod(shape)))
-    reasons, low, high, blank = _scan(source, dtype, step, quiet)
+    reasons, low, high, blank = _scan(source, dtype, align_on, step, quiet)
     sizes = np.broadcast_to(np.array(shape[:2], dtype=np.int32), (len(source), 2))
     stack = Stack(source, plan, reasons=reasons, sizes=sizes, align_on=align_on)
     if blank:
@@ -380,11 +383,14 @@ def _in_place(
     return stack
 
 
-def _scan(source: ImageSource, dtype: np.dtype, step: int, quiet: bool) -> tuple[dict[int, str], float, float, bool]:
-    """(reasons, smallest value, largest value, all blank) of a source of one shape.
+def _scan(
+    source: ImageSource, dtype: np.dtype, align_on: AlignOn, step: int, quiet: bool
+) -> tuple[dict[int, str], float, float, bool]:
+    """(reasons, smallest value, largest value, all blank) of a source of one shape, in the channels that are used.
 
     Where the range is known in advance the scan ends at the first chunk with an image that is not blank.
     """
+    channels = 1 if source.shape is None else source.shape[2]
     known = source.intensity is not None or dtype in (np.dtype(np.uint8), np.dtype(bool))
     reasons, low, high, blank = dict(source.unreadable), np.inf, -np.inf, True
     # A short first chunk: usually its first image already shows that the set is not blank.
@@ -400,6 +406,8 @@ def _scan(source: ImageSource, dtype: np.dtype, step: int, quiet: bool) -> tuple
                 values = values[usable]
             if not len(values):
                 continue
+            if align_on is not None and align_on != "grey":
+                values = select_channels(values.reshape(len(values), -1, channels), align_on).reshape(len(values), -1)
             smallest, largest = values.min(1), values.max(1)
             low, high = min(low, float(smallest.min())), max(high, float(largest.max()))
             blank = blank and bool((smallest == largest).all())

@@ -222,7 +222,10 @@ def _decode(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> _Deco
         image = source.read(i)
     except UnreadableImage as error:
         return str(error)
-    pixels = select_channels(image.pixels, align_on)
+    try:
+        pixels = select_channels(image.pixels, align_on)
+    except CongealError as error:  # one among others that have it
+        return str(error)
     height, width = pixels.shape[:2]
     values, mask = put_on_canvas(pixels, size, place((height, width), size), image.mask)
     return _Decoded(values, mask, (height, width), image.pixels.dtype, float(pixels.min()), float(pixels.max()))

@@ -12,10 +12,10 @@ import tifffile
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError, first_line
-from congeal.images.arrays import MOST_UNPACKED, ArraySource
 from congeal.images.decode import check_size, from_pillow, make_image
 from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage
+from congeal.images.tiff_stacks import open_series, page_reason
 
 _WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR, _LAB = 0, 3, 5, 6, 8
 
@@ -47,28 +47,31 @@ class TiffPages(ImageSource):
         except UnreadableImage:
             raise
         except Exception as error:  # damaged pages raise nearly anything; each is a reason in skipped.csv
-            raise UnreadableImage(_reason(error)) from error
+            raise UnreadableImage(page_reason(error)) from error
 
 
-def open_tiff(path: Path) -> ImageSource:
-    """A TIFF given by itself: every page, or every position along T, Z, … of a hyperstack, is one image."""
+def open_tiff(path: Path, z: str | None = None) -> ImageSource:
+    """A TIFF given by itself: every page, or every position along T, Z, … of a hyperstack, is one image.
+
+    z: what a stack with depth is, see `congeal.images.hyperstack.Z_MODES`.
+    """
     try:
-        return _open_stack(path)
+        return _open_stack(path, z)
     except CongealError:
         raise
     except Exception as error:  # damaged files raise nearly anything
         raise CongealError(f"{path} is not a readable TIFF file ({first_line(error)})") from error
 
 
-def _open_stack(path: Path) -> ImageSource:
+def _open_stack(path: Path, z: str | None) -> ImageSource:
     file = tifffile.TiffFile(path)
     series = file.series
-    if len(series) == 1 and not _alpha(series[0].pages[0]) and _plain(series[0].pages[0]):
-        array = _series_array(path, series[0])
-        if array is not None:
-            file.close()
-            # Pages that are colours (axis C) or one image leave a single position: a stack of one.
-            return ArraySource(array, name=path.name, ids=_page_ids(len(array)), layout="tiff")
+    if all(not _alpha(one.keyframe) and _plain(one.keyframe) for one in series):
+        found = open_series(path, file, z)
+        if found is not None:
+            return found
+    if z not in (None, "auto", "planes"):
+        raise CongealError(f"{path} has no Z axis to project: leave out --z {z}")
     pages = [page.aspage() for page in file.pages if not _is_thumbnail(page.aspage())]
     if not pages:
         raise CongealError(f"{path} has no pages")
@@ -132,16 +135,6 @@ def _page_image(page: Any, id: str) -> Image:
     return _finite(make_image(id, pixels, has_alpha=_alpha(page), orientation=orientation))
 
 
-def _series_array(path: Path, series: Any) -> np.ndarray | None:
-    """A series as (N, Y, X[, C]), memory-mapped where the file allows it; None if pages are better read one by one."""
-    if series.dataoffset is not None:
-        return _stacked(tifffile.memmap(path, series=0, mode="r"), series.axes)
-    if "C" in series.axes and series.nbytes <= MOST_UNPACKED:
-        # Channels in separate compressed pages: only the whole series puts them together.
-        return _stacked(series.asarray(), series.axes)
-    return None
-
-
 def _plane(shape: tuple[int, ...], axes: str) -> tuple[int, int]:
     """(height, width) of a page or series; (1, 1) if it has no plane, which is for others to complain about."""
     height, width = (shape[axes.index(letter)] if letter in axes else 1 for letter in "YX")
@@ -157,10 +150,6 @@ def _stacked(array: np.ndarray, axes: str) -> np.ndarray | None:
     others = [k for k in range(array.ndim) if k not in (*plane, *channel)]
     ordered = array.transpose(*others, *plane, *channel)
     return ordered.reshape(-1, *ordered.shape[len(others) :])
-
-
-def _page_ids(n: int) -> list[str]:
-    return [f"page-{i:05d}" for i in range(n)]
 
 
 def _plain(page: Any) -> bool:
@@ -190,10 +179,3 @@ def _finite(image: Image) -> Image:
     if not finite(image.pixels):
         raise UnreadableImage(NOT_FINITE)
     return image
-
-
-def _reason(error: Exception) -> str:
-    text = first_line(error)
-    if "imagecodecs" in text:
-        return f"{text}: pip install 'congeal[formats]'"
-    return f"damaged page ({text})"

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from congeal.files import (
 )
 from congeal.images.arrays import as_slice
 from congeal.images.decode import EXTENSIONS
-from congeal.images.encode import encode, tiff_options
+from congeal.images.encode import encode
 from congeal.images.mapped import MappedPages
 from congeal.images.names import WRITTEN, OutputNames, safe_name, write_names
 from congeal.images.source import ImageSource
@@ -45,6 +45,8 @@ SHARD_IMAGES = 10_000  # in a shard of images that do not come from shards
 class Writer(ABC):
     """Takes aligned images by their position in the source. Use it as a context manager: leaving it without an
     exception finishes the output; after an exception or Ctrl-C what was written stays and `done` tells what."""
+
+    any_order = False  # images may be written as they come, by several threads
 
     def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
         self.folder, self.source, self.size = folder, source, size
@@ -94,7 +96,10 @@ class Writer(ABC):
 
 
 def open_writer(folder: Path | str, source: ImageSource, size: Size, format: str = "auto") -> Writer:
-    """A writer for aligned images of `size` (h, w); "auto" gives files for files, an array for an array, and so on."""
+    """A writer for aligned images of `size` (h, w); "auto" gives files for files, an array for an array, and so on.
+
+    Where an image of the source has parts, such as the planes of a Z stack, the writer takes those.
+    """
     if format not in FORMATS:
         raise CongealError(f"unknown output format '{format}': use {', '.join(FORMATS)}")
     if format == "auto":
@@ -105,8 +110,21 @@ def open_writer(folder: Path | str, source: ImageSource, size: Size, format: str
         from congeal.images.film import GifWriter, Mp4Writer
 
         return (Mp4Writer if format == "mp4" else GifWriter)(Path(folder), source, size)
-    kinds: dict[str, type[Writer]] = {"files": FileWriter, "npy": NpyWriter, "tiff": TiffWriter, "shards": ShardWriter}
-    return kinds[format](Path(folder), source, size)
+    return _writer_class(format)(Path(folder), source.parts or source, size)
+
+
+def _writer_class(format: str) -> type[Writer]:
+    if format == "tiff":
+        from congeal.images.tiff_writer import TiffWriter
+
+        return TiffWriter
+    kinds: dict[str, type[Writer]] = {"files": FileWriter, "npy": NpyWriter, "shards": ShardWriter}
+    return kinds[format]
+
+
+def takes_parts(writer: Writer, source: ImageSource) -> bool:
+    """Whether the writer wants the parts that each image of the source stands for. A film shows the images."""
+    return source.parts is not None and writer.source is source.parts
 
 
 def usual_format(source: ImageSource) -> str:
@@ -120,6 +138,8 @@ class FileWriter(Writer):
 
     `names.csv` says which file is of which image where the names do not.
     """
+
+    any_order = True
 
     def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
         super().__init__(folder, source, size)
@@ -160,8 +180,11 @@ class FileWriter(Writer):
 class NpyWriter(Writer):
     """`aligned.npy` (N, h, w[, C]), one row per image of the source; rows of skipped images stay zero."""
 
+    any_order = True
+
     def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
         super().__init__(folder, source, size)
+        self._lock = Lock()
         self._final = folder / "aligned.npy"
         self._partial, self._marks = folder / ".aligned.partial.npy", folder / ".aligned.done.npy"
         self._array: np.ndarray | None = None
@@ -198,6 +221,10 @@ class NpyWriter(Writer):
 
     def _put(self, indices: np.ndarray, pixels: np.ndarray) -> None:
         """Rows of the array: many images of one kind at a time."""
+        with self._lock:
+            self._put_alone(indices, pixels)
+
+    def _put_alone(self, indices: np.ndarray, pixels: np.ndarray) -> None:
         if self._array is None or self._done is None:
             channels = () if self.source.grey and pixels.shape[-1] == 1 else (pixels.shape[-1],)
             self._array = allocate(self._partial, (len(self.source), *self.size, *channels), pixels.dtype)
@@ -243,28 +270,6 @@ class NpyWriter(Writer):
 
     def _finish(self, array: np.ndarray) -> None:
         put_in_place(self._partial, self._final)
-
-
-class TiffWriter(NpyWriter):
-    """`aligned.tif`, one page per image; gathered in a memory map first because pages can arrive in any order."""
-
-    def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
-        self._tiff = folder / "aligned.tif"
-        super().__init__(folder, source, size)
-
-    def _final_exists(self) -> bool:
-        return _is_whole_tiff(self._tiff, len(self.source), self.size)
-
-    def _finish(self, array: np.ndarray) -> None:
-        import tifffile
-
-        channels = array.shape[3] if array.ndim == 4 else 1
-        options: dict[str, Any] = tiff_options(channels, alpha=False)
-        with replacing(self._tiff) as whole, tifffile.TiffWriter(whole, bigtiff=array.nbytes > 3 << 30) as file:
-            for page in array:
-                self._pages.touched(page.nbytes)
-                pixels = page[..., 0] if array.ndim == 4 and channels == 1 else page
-                file.write(np.ascontiguousarray(pixels), contiguous=False, metadata=None, **options)
 
 
 class ShardWriter(Writer):
@@ -365,28 +370,14 @@ def is_whole(path: Path) -> bool:
     if not is_plain(path):
         return False
     if path.suffix == ".tif":
-        return _is_whole_tiff(path)
+        from congeal.images.tiff_writer import is_whole_tiff
+
+        return is_whole_tiff(path)
     end = PNG_END if path.suffix == ".png" else TAR_END
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(-min(size, len(end)), os.SEEK_END)
         return file.read() == end and (path.suffix == ".png" or size % tarfile.RECORDSIZE == 0)
-
-
-def _is_whole_tiff(path: Path, pages: int = 1, size: Size | None = None) -> bool:
-    """Whether a TIFF is there with all its pages, of that size if one is given."""
-    import tifffile
-
-    if not is_plain(path) or path.stat().st_size == 0:
-        return False
-    try:
-        with tifffile.TiffFile(path) as file:
-            count, last = len(file.pages), file.pages[-1].aspage()  # written in order
-            end = max(map(sum, zip(last.dataoffsets, last.databytecounts, strict=True)))
-            fits = size is None or file.pages.first.shape[:2] == size
-            return count == pages and fits and end <= path.stat().st_size
-    except Exception:  # damaged files raise nearly anything
-        return False
 
 
 def _key(id: str) -> str:

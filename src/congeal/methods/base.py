@@ -12,7 +12,7 @@ import json
 import os
 import reprlib
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -24,8 +24,9 @@ import torch
 from congeal.errors import CongealError, MissingExtra, first_line, meant
 from congeal.files import write_bytes
 from congeal.geometry import MOTIONS
-from congeal.images import Layout, Stack, open_writer, prepare, warp_image
-from congeal.images.intensity import AlignOn
+from congeal.images import Image, Layout, Stack, open_writer, prepare, warp_image
+from congeal.images.channels import Channel
+from congeal.images.writers import takes_parts
 from congeal.methods.checks import MOST_SEED, Range, Seed, accepts, describe, plain_number
 from congeal.methods.found import Found
 from congeal.methods.job import Callback, Job, StateFile
@@ -86,8 +87,8 @@ class Method:
         translation, rigid, similarity, affine or homography.
     size : int
         Longer side, in pixels, of the picture the method works on; larger images are reduced to it.
-    align_on : None, int, tuple of int or "grey"
-        Channels to align on: None for all.
+    align_on : None, int, str or several of them
+        Channels to align on: None for all, numbers from 0 or names (scientific stacks have them), or "grey".
     kind : str
         "object" (on empty ground), "photo", or "auto" to look at the images.
     guards : bool
@@ -123,8 +124,8 @@ class Method:
     """translation, rigid, similarity, affine or homography."""
     size: Annotated[int, Range(least=2)] = 64
     """Longer side, in pixels, of the picture the method works on; larger images are reduced to it."""
-    align_on: AlignOn = None
-    """Channels to align on: None for all, a number, several numbers, or "grey"."""
+    align_on: Channel = None
+    """Channels to align on: None for all, a number, a name, several of them, or "grey"."""
     kind: str = "auto"
     """"object" (on empty ground), "photo", or "auto" to look at the images."""
     guards: bool = True
@@ -429,12 +430,27 @@ def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> A
     aligned = (warp_image(source.read(int(i)), m, size) for i, m in zip(stack.kept, source_from_aligned, strict=True))
     if output is not None:
         with open_writer(output, source, size) as writer:
-            for i, image in zip(stack.kept, aligned, strict=True):
-                writer.write(int(i), image.pixels, image.mask)
+            if not takes_parts(writer, source):
+                for i, image in zip(stack.kept, aligned, strict=True):
+                    writer.write(int(i), image.pixels, image.mask)
+            else:
+                for part, image in _aligned_parts(stack, source_from_aligned):
+                    writer.write(part, image.pixels, image.mask)
         return Path(output)
+    if source.parts is not None:
+        pixels = [image.pixels for _, image in _aligned_parts(stack, source_from_aligned)]
+        return [np.stack(pixels[k : k + source.n_parts]) for k in range(0, len(pixels), source.n_parts)]
     if isinstance(images, np.ndarray | torch.Tensor):
         return _as_given(images, stack, aligned)
     return [image.pixels for image in aligned]
+
+
+def _aligned_parts(stack: Stack, source_from_aligned: np.ndarray) -> Iterator[tuple[int, Image]]:
+    """Every plane of the images of a stack with depth, moved as its image is, with its position."""
+    for i, matrix in zip(stack.kept, source_from_aligned, strict=True):
+        for part in stack.source.part_rows([int(i)]):
+            if stack.source.parts is not None:
+                yield int(part), warp_image(stack.source.parts.read(int(part)), matrix, stack.aligned_size)
 
 
 def _as_given(images: np.ndarray | torch.Tensor, stack: Stack, aligned: Iterable[Any]) -> np.ndarray | torch.Tensor:

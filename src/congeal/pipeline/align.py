@@ -11,6 +11,7 @@ import numpy as np
 from congeal import __version__
 from congeal.errors import failing_as_run
 from congeal.images import ImageSource
+from congeal.images.channels import Channel
 from congeal.images.excluded import exclude_images
 from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method
@@ -19,6 +20,7 @@ from congeal.pipeline.repair import check_results, finish_or_repair
 from congeal.pipeline.request import (
     asked_exclusions,
     asked_format,
+    asked_stack,
     check_formats,
     check_unchanged,
     choose_method,
@@ -27,6 +29,7 @@ from congeal.pipeline.request import (
     make_method,
     need_two,
     refuse_twice,
+    set_channel,
     set_reference,
     source_name,
     use_stack_position,
@@ -49,6 +52,8 @@ def align(
     train: str | None = None,
     params: Mapping[str, Any] | None = None,
     reference: str | int = "auto",
+    channel: Channel = None,
+    z: str | None = None,
     init: str | os.PathLike[str] | None = None,
     size: int | None = None,
     limit: int | None = None,
@@ -83,6 +88,13 @@ def align(
     reference : str or int
         What to align to: "auto" for the method's own choice, "mean", "stack", "medoid" for the most typical image,
         the index of an image of the source, or an image file.
+    channel : int, str or several of them, optional
+        What to align on: the number of a channel from 0, or its name where the stack has names; all channels move
+        together. All of them are looked at unless given.
+    z : str, optional
+        What a stack with depth is: "project", one image per time point, aligned on its maximum along Z, all planes
+        moving together; "mean", the same on the mean; "planes", one image per plane. "auto", the default, projects
+        where there is more than one time point.
     init : str or path, optional
         Where to start: a file with transforms or boxes (columns id,x,y,width,height in source pixels), or "faces"
         ("faces@0.3") for boxes around the faces in photographs (30% larger).
@@ -116,8 +128,8 @@ def align(
     """
     params = params or {}
     asked = None if reference == "auto" else reference
-    refuse_twice(params, seed=seed, motion=motion, train=train, device=device, reference=asked)
-    wanted = exclude_images(open_images(source, limit=limit), exclude, strict=limit is None)
+    refuse_twice(params, seed=seed, motion=motion, train=train, device=device, reference=asked, channel=channel)
+    wanted = exclude_images(open_images(source, limit=limit, z=z), exclude, strict=limit is None)
     images = at_faces(remember_decoded(wanted), init, quiet=quiet)
     need_two(limit)
     check_formats(images, output_format, transforms_format)
@@ -125,6 +137,7 @@ def align(
     given = {"motion": motion, "train": train, "size": size, "random_state": seed, **device_setting(name, device)}
     model = make_method(name, {**preset_params, **{k: v for k, v in given.items() if v is not None}}, params)
     set_reference(model, reference, images)
+    set_channel(model, channel, images)
     start = read_start(init, images)
     config = {
         "task": "align",
@@ -138,6 +151,7 @@ def align(
         "write_aligned": write_aligned,
         "output_format": output_format,
         **asked_format(transforms_format),
+        **asked_stack(channel, z),
         "version": __version__,
         "command": command_name(command),
     }

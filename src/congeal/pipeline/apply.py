@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,22 @@ import numpy as np
 from congeal import __version__
 from congeal.errors import CongealError, failing_as_run
 from congeal.images import ImageSource
+from congeal.images.channels import Channel, find_channels
 from congeal.images.faces import FaceSource
+from congeal.images.intensity import AlignOn
 from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
 from congeal.pipeline.repair import check_results, finish_or_repair
-from congeal.pipeline.request import asked_format, check_formats, check_unchanged, command_name, source_name
+from congeal.pipeline.request import (
+    asked_format,
+    asked_stack,
+    check_formats,
+    check_unchanged,
+    command_name,
+    source_name,
+)
 from congeal.pipeline.result import Result
 from congeal.pipeline.stages import Answer, keep_answer, log, prepare_stack
 from congeal.pipeline.starts import at_faces, inherited, init_name, read_start
@@ -29,6 +39,8 @@ def apply(
     source: Any,
     output: str | os.PathLike[str],
     *,
+    channel: Channel = None,
+    z: str | None = None,
     init: str | os.PathLike[str] | None = None,
     limit: int | None = None,
     device: str | None = None,
@@ -50,6 +62,10 @@ def apply(
         The new images: anything `congeal.open_images` takes.
     output : str or path
         The folder to write, or to resume.
+    channel : int, str or several of them, optional
+        As for `align`; what the run was aligned on unless given, by its name where the new images have names.
+    z : str, optional
+        As for `align`; as in the run unless given.
     init : str or path, optional
         As for `align`; a run that began at faces looks for faces in new images as well unless told otherwise.
     limit : int, optional
@@ -77,7 +93,10 @@ def apply(
     if not trained.reached("fitted"):
         raise CongealError(f"{trained} has no model yet; run its 'congeal align' command again to finish it")
     model = load(trained / "model.safetensors")
-    images = remember_decoded(open_images(source, limit=limit))
+    z = trained.config.get("z") if z is None else z
+    images = remember_decoded(open_images(source, limit=limit, z=z))
+    asked, channels = channel_of(trained, images, channel, model)
+    model.layout_ = replace(model.layout_, align_on=channels)
     check_formats(images, output_format, transforms_format)
     if init is None and not isinstance(images, FaceSource):
         init = inherited(trained.config)
@@ -96,6 +115,7 @@ def apply(
         "write_aligned": write_aligned,
         "output_format": output_format,
         **asked_format(transforms_format),
+        **asked_stack(asked, z),
         "version": __version__,
         "command": command_name(command),
     }
@@ -108,6 +128,18 @@ def apply(
                 answer = align_new_images(folder, images, model, fingerprint, start, quiet=quiet)
             del model, start
             return finish_or_repair(folder, images, answer, quiet=quiet)
+
+
+def channel_of(trained: RunFolder, images: ImageSource, channel: Channel, model: Method) -> tuple[Channel, AlignOn]:
+    """What to align new images on, as it is said and as numbers: what is asked for, else what the run was told.
+
+    A run that was told a name means the channel of that name; of images without names, the one of that number.
+    """
+    if channel is not None:
+        return channel, find_channels(images, channel)
+    told = trained.config.get("channel")
+    by_name = isinstance(told, str) and told != "grey" and images.channel_names
+    return told, find_channels(images, told if by_name else model.layout_.align_on)
 
 
 def align_new_images(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,19 +19,24 @@ Size = tuple[int, int]
 LOOKED_AT = 32  # images from which the range of a set is chosen
 ENDS = 0.002  # share of the pixels of an image that may be darker than black, and as many brighter than white
 NARROW = 0.6  # where the rest takes up less than this of the range, that part is shown from black to white
+# Of channels on one another; the first two differ for the colour-blind as well.
+COLOURS = ((0, 1, 0), (1, 0, 1), (0, 0, 1), (1, 0, 0), (0, 1, 1), (1, 1, 0), (1, 1, 1))
 
 
 @dataclass(frozen=True)
 class DisplayRange:
     """How pixel values become grey levels: `black` and `white` for what is not 8-bit, in 1 or 3 `channels`.
 
-    In a set of several dtypes `ranges` holds black and white of each, by `range_name`.
+    In a set of several dtypes `ranges` holds black and white of each, by `range_name`. `shown` are the channels of a
+    stack that are looked at, each with its own black and white in `by_channel`, and drawn in colours on one another.
     """
 
     black: float
     white: float
     channels: int
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    shown: Sequence[int] = ()
+    by_channel: Sequence[tuple[float, float]] = ()
 
     def span(self, dtype: np.dtype) -> tuple[float, float]:
         """The values of this dtype that are shown black and white."""
@@ -44,6 +49,8 @@ class DisplayRange:
 
     def levels(self, pixels: np.ndarray) -> np.ndarray:
         """(..., C) native pixels → (..., channels) on the 0–255 scale."""
+        if self.shown and pixels.shape[-1] > max(self.shown):
+            return self._composite(pixels)
         if pixels.dtype == np.uint8:
             values = pixels
         else:
@@ -52,6 +59,17 @@ class DisplayRange:
         if values.shape[-1] == self.channels:
             return values
         return np.repeat(values.mean(-1, keepdims=True, dtype=np.float32), self.channels, axis=-1)
+
+    def _composite(self, pixels: np.ndarray) -> np.ndarray:
+        """The shown channels, each stretched by itself: one in grey, several in colours that add up."""
+        out = np.zeros((*pixels.shape[:-1], self.channels), np.float32)
+        for k, (channel, (black, white)) in enumerate(zip(self.shown, self.by_channel, strict=True)):
+            level = np.clip((pixels[..., channel].astype(np.float32) - black) * (255 / (white - black)), 0, 255)
+            colour = COLOURS[k % len(COLOURS)] if self.channels == 3 else (1,)
+            for column, share in enumerate(colour):
+                if share:
+                    out[..., column] += level
+        return np.minimum(out, 255, out=out)
 
 
 def seen_range(stack: Stack) -> dict[str, Any]:
@@ -70,7 +88,29 @@ def seen_range(stack: Stack) -> dict[str, Any]:
     black, white = closer((black, white))
     colours = 3 if 3 in stack.source_channels else 1
     ranges = {name: ends if name in ("uint8", "bool") else closer(ends) for name, ends in stack.layout.ranges.items()}
-    return {"black": black, "white": white, "channels": colours, "ranges": ranges}
+    return {"black": black, "white": white, "channels": colours, "ranges": ranges, **_own_channels(stack)}
+
+
+def _own_channels(stack: Stack) -> dict[str, Any]:
+    """How channels that are no colours are shown: those of an axis of their own, or as many as are neither 1 nor 3.
+
+    Each is stretched by itself, because one may be a hundred times as bright as another; those that were aligned on
+    are shown. Empty for all other images.
+    """
+    count, planes = max(stack.source_channels), (stack.source.parts or stack.source).hyperstack
+    named = bool(stack.source.channel_names) or (planes is not None and planes.length("C") > 1)
+    if len(stack.source_channels) > 1 or count < 2 or (count == 3 and not named):
+        return {}
+    shown = list(range(count))
+    if stack.align_on is not None and stack.align_on != "grey":
+        shown = [stack.align_on] if isinstance(stack.align_on, int) else list(stack.align_on)
+    if stack.channels != len(shown):  # aligned in grey: their sum is all that is known
+        return {}
+    some = np.unique(np.linspace(0, len(stack) - 1, min(len(stack), LOOKED_AT)).round().astype(int))
+    values = (stack.unscaled([int(i)])[0].reshape(len(shown), -1) for i in some)
+    low, high = np.median([np.quantile(one, [ENDS, 1 - ENDS], axis=1) for one in values], axis=0)
+    spans = [(float(a), float(b) if b > a else float(a) + 1) for a, b in zip(low, high, strict=True)]
+    return {"channels": 1 if len(shown) == 1 else 3, "shown": shown, "by_channel": spans}
 
 
 def _crowded(stack: Stack) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from congeal.geometry.matrix import invert, rescale
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
 from congeal.images.resample import covered
 from congeal.images.threads import in_order, usable_cores
+from congeal.images.writers import takes_parts
 from congeal.pipeline.display import DisplayRange, png
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
@@ -120,7 +121,9 @@ class Drawing:
         source_from_aligned = invert(self.found.matrices[rows])
         aligned = images.sample(source_from_aligned, self.size)
         after = self._view(aligned, source_from_aligned, images.size)
-        write = None if self.writer is None else self.writer.begin_new(rows, aligned.pixels, aligned.masks)
+        write = (
+            None if self.writer is None else begin_writing(self.writer, self.source, rows, aligned, source_from_aligned)
+        )
         shown = np.flatnonzero(np.isin(rows, self.samples))
         self._write_thumbnails("after", rows[shown], aligned.pixels[shown])
         before = self._draw_start(rows, images, shown)
@@ -145,7 +148,7 @@ class Drawing:
 
     def _write_thumbnails(self, side: str, rows: np.ndarray, pixels: np.ndarray) -> None:
         """Small pictures of images (B,h,w,C) for the report."""
-        own = replace(self.display, channels=3 if pixels.shape[-1] == 3 else 1)
+        own = self.display if self.display.shown else replace(self.display, channels=3 if pixels.shape[-1] == 3 else 1)
         for index, image in zip(rows.tolist(), pixels, strict=True):
             write_bytes(self.run / SAMPLES / f"{index}_{side}.png", png(own.levels(image), longest=THUMBNAIL))
 
@@ -156,8 +159,39 @@ def write_some(source: ImageSource, found: Transforms, size: Size, writer: Write
         images, _ = read_batch(source, rows)
     except UnreadableImage:
         return Drawn(len(rows))
-    aligned = images.sample(invert(found.matrices[rows]), size)
-    return Drawn(len(rows), write=writer.begin_new(rows, aligned.pixels, aligned.masks))
+    source_from_aligned = invert(found.matrices[rows])
+    aligned = images.sample(source_from_aligned, size)
+    return Drawn(len(rows), write=begin_writing(writer, source, rows, aligned, source_from_aligned))
+
+
+def begin_writing(
+    writer: Writer, source: ImageSource, rows: np.ndarray, aligned: Batch, source_from_aligned: np.ndarray
+) -> Callable[[], None]:
+    """Write these images, or the parts they stand for; what is left has to be done in order."""
+    if not takes_parts(writer, source):
+        return writer.begin_new(rows, aligned.pixels, aligned.masks)
+    write = partial(write_parts, writer, source, rows, source_from_aligned, aligned.size)
+    if not writer.any_order:
+        return write
+    write()
+    return nothing_left
+
+
+def write_parts(
+    writer: Writer, source: ImageSource, rows: np.ndarray, source_from_aligned: np.ndarray, size: Size
+) -> None:
+    """The parts of some images, each read, sampled as its image was, and written, before the next one is read."""
+    for row, matrix in zip(rows, source_from_aligned, strict=True):
+        for part in source.part_rows([row]):
+            if source.parts is None or writer.done(int(part)):
+                continue
+            images, _ = read_batch(source.parts, np.array([part]))
+            drawn = images.sample(matrix[None], size)
+            writer.begin_new(np.array([part]), drawn.pixels, drawn.masks)()
+
+
+def nothing_left() -> None:
+    """What is left to do where all is done."""
 
 
 def read_batch(source: ImageSource, rows: np.ndarray) -> tuple[Batch, int]:

@@ -24,7 +24,7 @@ import numpy as np
 from congeal.files import make_folders, replacing, sweep, write_bytes, write_json
 from congeal.images import ImageSource, Skipped, Writer, open_writer
 from congeal.images.threads import in_order, usable_cores
-from congeal.images.writers import is_whole
+from congeal.images.writers import is_whole, takes_parts
 from congeal.metrics import RunningStats
 from congeal.pipeline.display import DisplayRange, png, smaller
 from congeal.pipeline.draw import SAMPLES, Drawing, Drawn, View, chunk_size, side_by_side, write_some
@@ -246,10 +246,17 @@ def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:
 def write_again(writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, size: Size) -> None:
     """Write images that were seen by an interrupted pass but did not reach the disk: those of an unfinished shard."""
     draw = partial(write_some, source, found, size, writer)
-    with side_by_side(draw, source, found, writer.missing(rows)) as all_drawn:
+    with side_by_side(draw, source, found, missing_rows(writer, source, rows)) as all_drawn:
         for drawn in all_drawn:
             if drawn.write is not None:
                 drawn.write()
+
+
+def missing_rows(writer: Writer, source: ImageSource, rows: np.ndarray) -> np.ndarray:
+    """Those of these images that are not written, or of which a part is not."""
+    if not takes_parts(writer, source):
+        return writer.missing(rows)
+    return np.unique(writer.missing(source.part_rows(rows)) // source.n_parts)
 
 
 def write_pictures(run: RunFolder, rendered: Rendered, start_pictures: Path | None) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from congeal.files import make_folders
 from congeal.images import ImageSource, open_writer
-from congeal.pipeline.render import write_again
+from congeal.pipeline.render import missing_rows, write_again
 from congeal.pipeline.result import Result
 from congeal.pipeline.stages import Answer, finish, write_transforms
 from congeal.runs.folder import RunFolder
@@ -45,7 +45,8 @@ def complete_aligned(run: RunFolder, images: ImageSource, found: Transforms) -> 
         return
     folder = make_folders(run.path, "aligned")
     writer = open_writer(folder, images, found.aligned_size, config["output_format"])
-    missing = writer.missing(np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2))))
+    rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
+    missing = missing_rows(writer, images, rows)
     if len(missing):
         log.info("%d aligned images are gone or damaged and are written again", len(missing))
         write_again(writer, images, found, missing, found.aligned_size)

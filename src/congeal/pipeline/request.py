@@ -12,6 +12,7 @@ import numpy as np
 
 from congeal.errors import CongealError, meant, require
 from congeal.images import ImageSource, Stack
+from congeal.images.channels import Channel, find_channels
 from congeal.images.excluded import ExcludingSource
 from congeal.images.film import check_film
 from congeal.images.remote import without_credentials
@@ -44,12 +45,13 @@ def choose_method(method: str | None, preset: str | None) -> tuple[str, dict[str
 
 
 def refuse_twice(params: Mapping[str, Any], **given: Any) -> None:
-    """Refuse a parameter of the method that is also given as an argument; `seed` is the argument for `random_state`.
+    """Refuse a parameter of the method that is also given as an argument; `seed` is the argument for `random_state`,
+    `channel` that for `align_on`.
 
     given: the arguments, None for what was not given.
     """
     for name, value in given.items():
-        key = "random_state" if name == "seed" else name
+        key = {"seed": "random_state", "channel": "align_on"}.get(name, name)
         if value is not None and key in params:
             raise CongealError(
                 f"the {name} is given twice, as {name} {value!r} and as the parameter {key}={params[key]!r}; "
@@ -130,6 +132,18 @@ def set_reference(model: Method, reference: str | int, images: ImageSource) -> N
         words = ", ".join(f"'{word}'" for word in ("auto", *REFERENCES))
         raise CongealError(f"the reference is {words}, an index or an image file, not {text!r}")
     model.check_parameters()
+
+
+def set_channel(model: Method, channel: Channel, images: ImageSource) -> None:
+    """Give the method the channels to align on, by number; those that do not exist are refused before any work."""
+    wanted = model.align_on if channel is None else channel
+    model.set_params(align_on=find_channels(images, wanted))
+
+
+def asked_stack(channel: Channel, z: str | None) -> dict[str, Any]:
+    """For config.json; what was not asked for is not written, so that older runs can be resumed."""
+    asked = {"channel": channel, "z": None if z == "auto" else z}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def use_stack_position(model: Method, stack: Stack) -> None:

@@ -39,9 +39,9 @@ def open_originals(run: RunFolder, found: Transforms, source: Any = None) -> Ima
     """
     config = run.config
     if source is not None:
-        return matching(run, found, open_images(source, limit=config.get("limit")))
+        return matching(run, found, open_images(source, limit=config.get("limit"), z=config.get("z")))
     try:
-        images = open_images_of_run(config.get("source"), config.get("limit"))
+        images = open_images_of_run(config.get("source"), config.get("limit"), config.get("z"))
     except CongealError as error:
         raise CongealError(
             f"the original images of {run} cannot be opened again ({error}); "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from congeal.errors import CongealError
 from congeal.files import read_json, refuse_links, write_text
+from congeal.report.contrast import brightened, contrast_of
 from congeal.report.data import shown_config
 from congeal.report.page import fill_template
 from congeal.report.pictures import picture
@@ -34,6 +36,13 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
             raise CongealError(f"{run / 'table.json'} is damaged: {row['method']!r} is no method")
         refuse_links(run / row["method"], run / row["method"] / ".work")
     winner = best(rows)
+    done = [row for row in rows if "error" not in row]
+    work = run / done[0]["method"] / ".work" if done else None
+    folders = [run / row["method"] for row in done]
+    means = [*([work / "mean_before.png"] if work else []), *(folder / "mean.png" for folder in folders)]
+    spreads = [*([work / "variance_before.png"] if work else []), *(folder / "variance.png" for folder in folders)]
+    dark_ground = any(row.get("kind") == "object" for row in done)
+    contrast, gain = contrast_of(means, dark_ground=dark_ground), brightened(spreads)
     methods = [
         {
             "row": row,
@@ -41,14 +50,13 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
             "best": row is winner,
             "motion": motion_words(row),
             "verdict": verdict_words(row),
-            "mean": picture(run / row["method"] / "mean.png", LONGEST),
-            "spread": picture(run / row["method"] / "variance.png", LONGEST),
+            "flagged": flagged_words(row),
+            "mean": picture(run / row["method"] / "mean.png", LONGEST, contrast=contrast),
+            "spread": picture(run / row["method"] / "variance.png", LONGEST, contrast=gain),
             "page": "report.html" if (run / row["method"] / "report.html").exists() else None,
         }
         for row in rows
     ]
-    done = [row for row in rows if "error" not in row]
-    work = run / done[0]["method"] / ".work" if done else None
     skipped = run.read_rows("skipped.csv")
     idle = [row["idle_memory_mb"] for row in done if row["idle_memory_mb"]]
     return {
@@ -58,11 +66,20 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
         "methods": methods,
         "ranked_by": ranked_by([winner] if winner else []),
         "before": done[0] if done else None,
-        "mean_before": picture(work / "mean_before.png", LONGEST) if work else None,
-        "spread_before": picture(work / "variance_before.png", LONGEST) if work else None,
+        "mean_before": picture(work / "mean_before.png", LONGEST, contrast=contrast) if work else None,
+        "spread_before": picture(work / "variance_before.png", LONGEST, contrast=gain) if work else None,
+        "stretched": contrast.stretched,
+        "brightened": gain.gain,
         "corner_error": any("corner_error" in row for row in rows),
         "collapsed": any(row["collapsed"] for row in rows),
         "idle_memory_mb": min(idle, default=None),
         "skipped": skipped[:MOST_SKIPPED],
         "n_skipped": len(skipped),
     }
+
+
+def flagged_words(row: Mapping[str, Any]) -> str:
+    """How many images of a row need a look, in words."""
+    status = row.get("status") or {}
+    words = {"outlier": "unlike the others", "failed": "misplaced", "blank": "blank"}
+    return ", ".join(f"{status[name]:,} {word}" for name, word in words.items() if status.get(name)) or "none"

@@ -33,6 +33,9 @@ class Align:
     The method's own unless given."""
     train: Annotated[str | None, tyro.conf.arg(metavar="auto|always|never", help_behavior_hint="")] = None
     """Whether deep trains a network: when that helps (auto), always or never; auto unless given."""
+    groups: Annotated[str | None, tyro.conf.arg(metavar="K|auto", help_behavior_hint="")] = None
+    """How many kinds of things the pile holds, or auto to find out: it is sorted into groups and each is aligned by
+    itself. Unless given the images are of one kind."""
     reference: Annotated[str, tyro.conf.arg(metavar="auto|mean|stack|medoid|PATH|INDEX")] = "auto"
     """What to align to: the method's own choice (auto), its most typical image (medoid), an image file, or the index of
     an image of the set; lsc also takes the mean of the set and all its images (stack)."""
@@ -82,6 +85,7 @@ class Align:
             preset=self.preset,
             motion=self.motion,
             train=self.train,
+            groups=self.groups,
             params=parse_settings(self.set),
             reference=self.reference,
             channel=self.channel,

@@ -1,7 +1,10 @@
-"""`affnist:2`, `affnist:2@5000`: affNIST-*style* images, made here because the original files are rarely at hand.
+"""`affnist:2`, `affnist:2@5000`, `affnist:all@10000`: affNIST-*style* images.
+
+They are made here because the original files are rarely at hand.
 
 MNIST on 40×40, turned by up to ±20°, sheared by up to ±0.2, scaled by 0.8–1.2 along each axis, and put anywhere that
 keeps the ink inside. Image i shows MNIST image i modulo the number of images of its digit; 100,000 unless said.
+`affnist:all` shows the test set, all digits, as often as there are images.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from numpy.typing import NDArray
 
 from congeal.datasets import draws
 from congeal.datasets.generated import GeneratedSource, warp_uint8
-from congeal.datasets.mnist import Digits, load_digit
+from congeal.datasets.mnist import Digits, load_all, load_digit
 from congeal.errors import CongealError
 from congeal.geometry import matrix
 
@@ -77,9 +80,14 @@ def _ink_boxes(images: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 
 def open_affnist(which: str) -> AffnistStyle:
-    """`2` or `2@N`."""
+    """`2`, `2@N`, `all` or `all@N`."""
     digit, _, amount = which.partition("@")
     count = DEFAULT_COUNT if not amount else int(amount) if amount.isdecimal() else 0
-    if digit not in tuple("0123456789") or count < 1:
-        raise CongealError(f"'affnist:{which}' is not a data set: write affnist:2 or affnist:2@5000")
+    if digit not in (*"0123456789", "all") or count < 1:
+        raise CongealError(f"'affnist:{which}' is not a data set: write affnist:2, affnist:2@5000 or affnist:all@10000")
+    if digit == "all":
+        digits, labels = load_all("test")
+        source = AffnistStyle(digits, count, f"affnist:{which}")
+        source.labels = labels[np.arange(count) % len(labels)]
+        return source
     return AffnistStyle(load_digit(int(digit)), count, f"affnist:{which}")

@@ -23,7 +23,7 @@ def open_digits(which: str) -> ArraySource:
         if which not in tuple("0123456789"):
             raise CongealError(f"'digits:{which}' is not a data set: write digits:0 … digits:9 or digits:all")
         chosen = labels == int(which)
-        images, indices = images[chosen], indices[chosen]
+        images, labels, indices = images[chosen], labels[chosen], indices[chosen]
     source = ArraySource(images, name=f"digits:{which}", ids=[f"test-{i:05d}" for i in indices])
-    source.kind = "object"
+    source.kind, source.labels = "object", labels
     return source

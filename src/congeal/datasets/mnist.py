@@ -1,4 +1,6 @@
-"""`mnist:3`, `mnist:3/test`, `mnist:all`: the original 60,000 + 10,000 handwritten digits.
+"""`mnist:3`, `mnist:3/test`, `mnist:all`, `mnist:all/test`, `mnist:all/both`: the original handwritten digits.
+
+There are 60,000 for training and 10,000 for testing.
 
 The four idx files, packed or not, are looked for in `$CONGEAL_DATA` and its folder `mnist`, then in the user's cache;
 what is missing is downloaded there from public mirrors and checked against its SHA-256.
@@ -49,18 +51,30 @@ class Digits(NamedTuple):
 
 
 def open_mnist(which: str) -> ArraySource:
-    """`3`, `3/test` or `all` (the whole training set)."""
+    """`3`, `3/test`, `all` (the whole training set), `all/test`, or `all/both` (training and test images)."""
     digit, _, part = which.partition("/")
-    if digit not in (*"0123456789", "all") or part not in ("", "test") or which == "all/test":
-        raise CongealError(f"'mnist:{which}' is not a data set: write mnist:0 … mnist:9, mnist:3/test or mnist:all")
-    if which == "all":
-        images, _ = load("train")
-        chosen = Digits(images, np.arange(len(images)))
+    known = ("", "test", "both") if digit == "all" else ("", "test")
+    if digit not in (*"0123456789", "all") or part not in known:
+        raise CongealError(
+            f"'mnist:{which}' is not a data set: write mnist:0 … mnist:9, mnist:3/test, mnist:all, mnist:all/test or "
+            "mnist:all/both"
+        )
+    if digit == "all":
+        chosen, labels = load_all(part)
     else:
         chosen = load_digit(int(digit), test=part == "test")
+        labels = np.full(len(chosen.images), int(digit), dtype=np.uint8)
     source = ArraySource(chosen.images, name=f"mnist:{which}", ids=chosen.ids())
-    source.kind = "object"
+    source.kind, source.labels = "object", labels
     return source
+
+
+def load_all(part: str = "") -> tuple[Digits, NDArray[np.uint8]]:
+    """Images of all digits, and which they are: the training set, with "test" the test set, with "both" both."""
+    names = {"": ("train",), "test": ("t10k",), "both": ("train", "t10k")}[part]
+    images, labels = (np.concatenate(parts) for parts in zip(*map(load, names), strict=True))
+    first = TRAIN_IMAGES if part == "test" else 0
+    return Digits(images, np.arange(first, first + len(images))), labels
 
 
 def load_digit(digit: int, test: bool = False) -> Digits:

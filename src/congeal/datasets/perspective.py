@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from congeal.datasets import draws
 from congeal.datasets.generated import GeneratedSource, warp_uint8
-from congeal.datasets.mnist import Digits, load_digit
+from congeal.datasets.mnist import Digits, load_all, load_digit
 from congeal.errors import CongealError
 from congeal.geometry import matrix
 
@@ -93,14 +93,21 @@ class PerspectiveBaked(Perspective):
 
 
 def open_perspective(which: str, baked: bool = False) -> Perspective:
-    """`3@0.2`: digit 3, σ = 20% of the side."""
+    """`3@0.2`: digit 3, σ = 20% of the side; `all@0.2`: the test images of all digits."""
     family = "perspective-baked" if baked else "perspective"
     digit, _, amount = which.partition("@")
     try:
         sigma = float(amount)
     except ValueError:
         sigma = -1.0
-    if digit not in tuple("0123456789") or not 0 <= sigma <= 1:
-        raise CongealError(f"'{family}:{which}' is not a data set: write {family}:3@0.2, a digit and σ from 0 to 1")
+    if digit not in (*"0123456789", "all") or not 0 <= sigma <= 1:
+        raise CongealError(
+            f"'{family}:{which}' is not a data set: write {family}:3@0.2, a digit (or all) and σ from 0 to 1"
+        )
     kind = PerspectiveBaked if baked else Perspective
+    if digit == "all":
+        digits, labels = load_all("test")
+        source = kind(digits, sigma, f"{family}:{which}")
+        source.labels = labels
+        return source
     return kind(load_digit(int(digit)), sigma, f"{family}:{which}")

@@ -76,6 +76,8 @@ class ImageSource(ABC):
     initial_size: tuple[int, int] | None = None
     # Known aligned_from_source (N,3,3), up to one transform common to all.
     truth: np.ndarray | None = None
+    # What each image shows (N,), where that is known; only ever compared with groups that were found without it.
+    labels: np.ndarray | None = None
     # (low, high) pixel values that become 0 and 1, if the source knows them and has no NaN; else they are measured.
     intensity: tuple[float, float] | None = None
     # The arrays behind the source have no channel axis: (N, H, W).
@@ -218,6 +220,7 @@ class Subset(ImageSource):
         self.hyperstack = None if source.hyperstack is None else source.hyperstack.taken(indices)
         self.channel_names, self.n_parts = source.channel_names, source.n_parts
         self.parts = None if source.parts is None else source.parts.subset(source.part_rows(indices))
+        self.labels = None if source.labels is None else source.labels[indices]
 
     # A start may take long to find (see `congeal.images.faces`), so it is not asked for before it is needed.
     @cached_property

@@ -182,15 +182,17 @@ def _mixed(seen: Evidence) -> str:
     odd = round((1 - seen.matching_share) * seen.n_images)
     if seen.matching_share < MATCHING:
         what = f"{odd:,} of {seen.n_images:,} images do not match the others"
+        fix = "Sort them with --groups auto"
     else:
         smaller = max(1, round(seen.group_share * seen.n_images))
         what = (
             f"The set falls apart into groups of about {smaller:,} and {seen.n_images - smaller:,} images that are "
             f"alike inside but not across (likeness across is {seen.unity:.2f} of that inside)"
         )
+        fix = "Two groups explain these images far better: try --groups 2, or --groups auto"
     return (
-        f"{what}: there may be several kinds of things, or some are mirrored or turned. Align each kind by itself, or "
-        "leave out the images that do not belong."
+        f"{what}: there may be several kinds of things, or some are mirrored or turned. {fix}, or leave out the images "
+        "that do not belong."
     )
 
 

@@ -16,6 +16,7 @@ from congeal.images.excluded import exclude_images
 from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method
 from congeal.opening import open_images
+from congeal.pipeline.groups import grouping_method
 from congeal.pipeline.repair import check_results, finish_or_repair
 from congeal.pipeline.request import (
     asked_exclusions,
@@ -50,6 +51,7 @@ def align(
     preset: str | None = None,
     motion: str | None = None,
     train: str | None = None,
+    groups: int | str | None = None,
     params: Mapping[str, Any] | None = None,
     reference: str | int = "auto",
     channel: Channel = None,
@@ -83,6 +85,9 @@ def align(
         homography. The method's own unless given.
     train : str, optional
         Whether "deep" trains a network: "auto" when that helps, "always" or "never"; "auto" unless given.
+    groups : int or str, optional
+        How many kinds of things the pile holds, or "auto" to find out: it is sorted into groups, and each is aligned by
+        itself. Unless given the images are of one kind.
     params : mapping, optional
         Further hyper-parameters of the method, by name.
     reference : str or int
@@ -135,8 +140,13 @@ def align(
     check_formats(images, output_format, transforms_format)
     name, preset_params = choose_method(method, preset)
     given = {"motion": motion, "train": train, "size": size, "random_state": seed, **device_setting(name, device)}
-    model = make_method(name, {**preset_params, **{k: v for k, v in given.items() if v is not None}}, params)
-    set_reference(model, reference, images)
+    settings = {**preset_params, **{k: v for k, v in given.items() if v is not None}}
+    if groups is None:
+        model = make_method(name, settings, params)
+        set_reference(model, reference, images)
+    else:
+        model = grouping_method(groups, name, settings, params, reference)
+        name = model.name
     set_channel(model, channel, images)
     start = read_start(init, images)
     config = {

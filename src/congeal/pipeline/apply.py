@@ -18,6 +18,7 @@ from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
+from congeal.pipeline.groups import group_facts
 from congeal.pipeline.repair import check_results, finish_or_repair
 from congeal.pipeline.request import (
     asked_format,
@@ -167,4 +168,5 @@ def align_new_images(
         "trained": found.trained,
         "decisions": found.decisions,
     }
-    return keep_answer(run, stack, aligned.transforms, aligned.quality, how=how, seconds=seconds)
+    facts = group_facts(model, aligned.transforms, images, fitted=False)
+    return keep_answer(run, stack, aligned.transforms, aligned.quality, how=how, seconds=seconds, facts=facts)

@@ -79,7 +79,7 @@ class Drawn:
 
     n_rows: how many images were asked for. after and before: how they lie in the two frames, None if they could not be
     read (`lost`) or nobody asks. n_rotated: how many EXIF had turned. write: what is left
-    to do to write them, in order.
+    to do to write them, in order. group: which one each is in, where a pile was sorted.
     """
 
     n_rows: int
@@ -88,6 +88,7 @@ class Drawn:
     lost: Skipped | None = None
     n_rotated: int = 0
     write: Callable[[], None] | None = None
+    group: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ class Drawing:
         shown = np.flatnonzero(np.isin(rows, self.samples))
         self._write_thumbnails("after", rows[shown], aligned.pixels[shown])
         before = self._draw_start(rows, images, shown)
-        return Drawn(len(rows), after, before, None, n_rotated, write)
+        group = None if self.found.group is None else self.found.group[rows]
+        return Drawn(len(rows), after, before, None, n_rotated, write, group)
 
     def _draw_start(self, rows: np.ndarray, images: Batch, shown: np.ndarray) -> View | None:
         """The images where they started, all of them or those that the report shows."""

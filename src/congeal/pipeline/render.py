@@ -23,6 +23,7 @@ import numpy as np
 
 from congeal.files import make_folders, replacing, sweep, write_bytes, write_json
 from congeal.images import ImageSource, Skipped, Writer, open_writer
+from congeal.images.grouped import GroupedWriter
 from congeal.images.threads import in_order, usable_cores
 from congeal.images.writers import is_whole, takes_parts
 from congeal.metrics import RunningStats
@@ -44,6 +45,9 @@ SAVE_EVERY = 20.0  # seconds
 SHOWN = 720  # longer side of the pictures that only the report shows
 # How many images of each kind the report shows at most, so that its size does not grow with the set.
 FLAGGED, WORST, BEST, DRAWN = 24, 24, 12, 36
+GROUPS = "groups"  # where the pictures of groups are
+OF_A_GROUP, UNCERTAIN = 12, 24  # images of a group that are shown, and those that are nearly in another one
+MOST_OF_GROUPS = 120
 MOST_MOVED = 2 * len(QUANTITIES)
 MOVED_AT_ONCE = 50_000  # images whose motion is looked at together
 
@@ -81,10 +85,12 @@ class Picture:
 @dataclass
 class Rendered:
     """What a pass has gathered: images that could be read at first but not again, how many were turned upright by their
-    EXIF orientation, the two pictures, the seconds it took, and how many of the rows are behind it."""
+    EXIF orientation, the two pictures, those of the groups of a pile, the seconds it took, and how many of the rows are
+    behind it."""
 
     after: Picture = field(default_factory=Picture)
     before: Picture = field(default_factory=Picture)
+    groups: dict[int, Picture] = field(default_factory=dict)
     lost: list[Skipped] = field(default_factory=list)
     n_rotated: int = 0
     seconds: float = 0.0
@@ -100,19 +106,30 @@ class Rendered:
                 lambda add: add(), [partial(self.after.add, after), partial(self.before.add, before)], usable_cores()
             )
         )
+        self._add_to_groups(group)
         self.lost += [drawn.lost for drawn in group if drawn.lost is not None]
         self.n_rotated += sum(drawn.n_rotated for drawn in group)
         self.position += sum(drawn.n_rows for drawn in group)
         self.seconds = seconds
 
+    def _add_to_groups(self, some: Sequence[Drawn]) -> None:
+        """The same images to the pictures of their groups, where there are any."""
+        for drawn in some:
+            if drawn.after is None or drawn.group is None:
+                continue
+            for number in np.unique(drawn.group[drawn.group >= 0]).tolist():
+                own, (levels, weights) = drawn.group == number, drawn.after
+                picture = self.groups.setdefault(number, Picture())
+                picture.add([View(levels[own], None if weights is None else weights[own])])
+
     def save(self, path: Path) -> None:
         """All of it in one file, replaced whole."""
         known = {"lost": self.lost, "n_rotated": self.n_rotated, "seconds": self.seconds, "position": self.position}
         facts = {"version": NOTES, **known}
+        pictures = {"after": self.after, "before": self.before}
+        pictures |= {f"group{number}": picture for number, picture in self.groups.items()}
         arrays = {
-            f"{name}_{key}": array
-            for name, picture in (("after", self.after), ("before", self.before))
-            for key, array in picture.stats.state().items()
+            f"{name}_{key}": array for name, picture in pictures.items() for key, array in picture.stats.state().items()
         }
         with replacing(path) as file:
             np.savez(file, facts=json.dumps(facts), **arrays)  # type: ignore[arg-type]
@@ -135,11 +152,16 @@ class Rendered:
                     RunningStats.restore({key.removeprefix(name): saved[key] for key in keys})
                     for name, keys in parts.items()
                 )
+                groups = {}
+                for number in {int(key[5:].split("_")[0]) for key in saved.files if key.startswith("group")}:
+                    own = f"group{number}_"
+                    state = {key.removeprefix(own): saved[key] for key in saved.files if key.startswith(own)}
+                    groups[number] = Picture(RunningStats.restore(state))
             lost = [Skipped(*one) for one in facts["lost"]]
             n_rotated, seconds, position = facts["n_rotated"], facts["seconds"], facts["position"]
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
             return  # damaged: from the beginning
-        self.after.stats, self.before.stats, self.lost = after, before, lost
+        self.after.stats, self.before.stats, self.lost, self.groups = after, before, lost, groups
         self.n_rotated, self.seconds, self.position = n_rotated, seconds, position
 
 
@@ -192,7 +214,7 @@ def render_originals(
     result.load(notes, needs_before=start_pictures is None)
     if not all(has_thumbnails(run, int(i)) for i in np.intersect1d(samples, rows[: result.position])):
         result = Rendered()
-    writer = open_writer(make_folders(run.path, "aligned"), source, size, output_format) if write_aligned else None
+    writer = writer_of(run, source, found, output_format) if write_aligned else None
     if writer is not None:
         write_again(writer, source, found, rows[: result.position], size)
     drawing = Drawing(
@@ -232,6 +254,16 @@ def render_originals(
     return result
 
 
+def writer_of(run: RunFolder, source: ImageSource, found: Transforms, output_format: str) -> Writer:
+    """A writer into aligned/, or, for a pile that was sorted, into a folder for each group below it."""
+    folder, size = make_folders(run.path, "aligned"), found.aligned_size
+    if size is None:
+        raise ValueError("writing needs the aligned size")
+    if found.group is None:
+        return open_writer(folder, source, size, output_format)
+    return GroupedWriter(folder, source, size, output_format, found.group)
+
+
 def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:
     """How many chunks go into the statistics together.
 
@@ -269,6 +301,9 @@ def write_pictures(run: RunFolder, rendered: Rendered, start_pictures: Path | No
             made[run.work / name] = (start_pictures / name).read_bytes
         elif rendered.before.stats.count:
             made[run.work / name] = draw
+    for number, picture in sorted(rendered.groups.items()):
+        folder = make_folders(run.path, f"{GROUPS}/{number}")
+        made |= {folder / "mean.png": picture.mean_png, folder / "variance.png": picture.spread_png}
     for path, data in zip(made, in_order(lambda draw: draw(), made.values(), usable_cores()), strict=True):
         write_bytes(path, data)
 
@@ -283,13 +318,29 @@ def choose_samples(run: RunFolder, found: Transforms, start: np.ndarray | None =
     drawn = known[generator.choice(len(known), min(DRAWN, len(known)), replace=False)]
     far = known[:0] if start is None else moved_most(found, start, known)
     chosen = np.unique(np.concatenate([flagged, order[:WORST], order[::-1][:BEST], far, drawn]))
+    chosen = np.union1d(chosen, group_samples(found, known, generator))
     if len(known) <= FLAGGED + WORST + BEST + DRAWN + MOST_MOVED:
         chosen = known
     some = found[chosen]
     columns = zip(chosen.tolist(), some.ids, some.score.tolist(), some.status.tolist(), strict=True)
     listing = [{"index": i, "id": id, "score": score, "status": status} for i, id, score, status in columns]
+    if some.group is not None and some.margin is not None:
+        for sample, group, margin in zip(listing, some.group.tolist(), some.margin.tolist(), strict=True):
+            sample |= {"group": group, "margin": margin if margin == margin else None}
     write_json(run.work / "samples.json", listing)
     return set(chosen.tolist())
+
+
+def group_samples(found: Transforms, known: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Of a pile that was sorted: some images of each group, and those that are most nearly in another one."""
+    if found.group is None or found.margin is None:
+        return known[:0]
+    inside = known[found.group[known] >= 0]
+    unsure = inside[np.argsort(found.margin[inside], kind="stable")][:UNCERTAIN]
+    numbers = np.unique(found.group[inside])
+    each = max(1, min(OF_A_GROUP, MOST_OF_GROUPS // max(1, len(numbers))))
+    members = (inside[found.group[inside] == number] for number in numbers)
+    return np.unique(np.concatenate([unsure, *(generator.permutation(rows)[:each] for rows in members)]))
 
 
 def moved_most(found: Transforms, start: np.ndarray, known: np.ndarray) -> np.ndarray:

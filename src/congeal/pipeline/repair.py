@@ -6,9 +6,8 @@ import logging
 
 import numpy as np
 
-from congeal.files import make_folders
-from congeal.images import ImageSource, open_writer
-from congeal.pipeline.render import missing_rows, write_again
+from congeal.images import ImageSource
+from congeal.pipeline.render import missing_rows, write_again, writer_of
 from congeal.pipeline.result import Result
 from congeal.pipeline.stages import Answer, finish, write_transforms
 from congeal.runs.folder import RunFolder
@@ -43,8 +42,7 @@ def complete_aligned(run: RunFolder, images: ImageSource, found: Transforms) -> 
     config = run.config
     if not config["write_aligned"] or found.aligned_size is None:
         return
-    folder = make_folders(run.path, "aligned")
-    writer = open_writer(folder, images, found.aligned_size, config["output_format"])
+    writer = writer_of(run, images, found, config["output_format"])
     rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
     missing = missing_rows(writer, images, rows)
     if len(missing):

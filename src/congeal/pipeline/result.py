@@ -52,6 +52,8 @@ class Result:
         skipped = f" ({m['n_skipped']} skipped, see skipped.csv)" if m["n_skipped"] else ""
         motion = f"{m['motion']} (chosen)" if m.get("motion_asked") == "auto" else m["motion"]
         lines = [f"{m['n_images']} images aligned with {m['method']}, {motion}{skipped}"]
+        if m.get("groups"):
+            lines.append(f"groups        {_groups(m)}")
         if m.get("likeness_after") is not None:
             likeness = f"{_shown(m.get('likeness_before'), 3)} → {_shown(m['likeness_after'], 3)}"
             lines.append(f"likeness      {likeness}{_improved(m.get('improved_share'))}")
@@ -76,6 +78,13 @@ class Result:
         pictures = [picture(path) for path in (self.folder / ".work" / "mean_before.png", self.folder / "mean.png")]
         shown = "".join(f'<img src="{p["uri"]}" style="width:128px;margin-right:8px">' for p in pictures if p)
         return f"{shown}<pre>{html.escape(self.summary())}</pre>"
+
+
+def _groups(m: dict[str, Any]) -> str:
+    sizes = [group["n_images"] for group in m["groups"]]
+    shown = ", ".join(f"{size:,}" for size in sizes[:12]) + (", …" if len(sizes) > 12 else "")
+    outside = m["n_images"] - sum(sizes)
+    return f"{len(sizes)} of {shown} images" + (f"; {outside:,} in none" if outside else "")
 
 
 def _improved(share: float | None) -> str:

@@ -31,6 +31,7 @@ from congeal.images import ImageSource, Skipped, Stack, prepare
 from congeal.methods.base import Method
 from congeal.metrics import Quality
 from congeal.pipeline.display import display_range_of, seen_range
+from congeal.pipeline.groups import group_facts
 from congeal.pipeline.render import START_PICTURES, render_originals
 from congeal.pipeline.result import Result
 from congeal.pipeline.starts import note_faces
@@ -48,6 +49,7 @@ PICTURES = ("mean.png", "variance.png", "aligned/names.csv")
 # What was asked and decided: the motion used and the one asked for, the sizes worked at, whether a network was trained,
 # and each decision with its reason. A run of an earlier version knows its motion only.
 HOW = ("motion", "motion_asked", "levels", "trained", "decisions")
+GROUP_FACTS = ("groups", "group_cost", "group_labels")  # of a pile that was sorted
 LIKENESS = ("likeness_before", "likeness_after", "improved_share")  # first among the numbers of metrics.json
 MOST_CSV_ROWS = 200_000  # beyond that "auto" writes an NPZ, which is read and written in a fraction of the time
 
@@ -137,15 +139,23 @@ def keep_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> Ans
         "trained": model.trained_,
         "decisions": model.decisions_,
     }
-    return keep_answer(run, stack, model.transforms_, model.quality_, how=how, seconds=seconds)
+    facts = group_facts(model, model.transforms_, stack.source, fitted=True)
+    return keep_answer(run, stack, model.transforms_, model.quality_, how=how, seconds=seconds, facts=facts)
 
 
 def keep_answer(
-    run: RunFolder, stack: Stack, found: Transforms, quality: Quality, *, how: Mapping[str, Any], seconds: float
+    run: RunFolder,
+    stack: Stack,
+    found: Transforms,
+    quality: Quality,
+    *,
+    how: Mapping[str, Any],
+    seconds: float,
+    facts: Mapping[str, Any] | None = None,
 ) -> Answer:
     """Put everything later stages need on the disk, so that they work without stack and method.
 
-    how: what was asked and decided on the way to the answer, see `HOW`.
+    how: what was asked and decided on the way to the answer, see `HOW`. facts: of the groups of a pile.
     """
     table = write_transforms(run, found)
     start = stack.to_transforms(stack.start)
@@ -160,6 +170,7 @@ def keep_answer(
         quality=quality.as_dict(),
         fit_seconds=seconds,
         **{name: how[name] for name in HOW},
+        **(facts or {}),
         look=seen_range(stack),
         versions=versions(),
     )
@@ -268,6 +279,7 @@ def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
         "status": found.counts(),
         "n_exif_rotated": state["n_exif_rotated"],
         "decisions": state.get("decisions", {}),
+        **{name: state[name] for name in GROUP_FACTS if name in state},
     }
 
 

@@ -140,7 +140,7 @@ class CongealGroups(Method):
         self.labels_, self.margins_ = group.astype(np.int32), margin.astype(np.float64)
         self.sizes_ = [len(part.rows) for part in parts]
         self.groups_ = [_about(number, part, found.leaks[number]) for number, part in enumerate(parts)]
-        decisions = {"groups": choice(found.sorter.n_groups, found.curve)} if found.curve else {}
+        decisions = {"groups": choice(found.sorter.n_groups, found.curve, found.leaks) | {"tree": found.tree}}
         return self._whole(stack, appearance, (group, likeness, margin, ink), parts, decisions)
 
     def _empty(self, appearance: Appearance, ink: np.ndarray) -> np.ndarray:

@@ -223,8 +223,12 @@ def _groups(
     return best, curve
 
 
-def choice(count: int, curve: Sequence[tuple[int, float]]) -> dict[str, Any]:
+def choice(count: int, curve: Sequence[tuple[int, float]], leaks: Sequence[float]) -> dict[str, Any]:
     """How the number of groups was found, in a sentence and in numbers."""
+    if not curve:
+        kinds = "1 group" if count == 1 else f"{count} groups"
+        sentence = f"{kinds}, as asked: up to {max(leaks):.1%} of the nearest neighbours of a group are in another one."
+        return {"sentence": sentence, "n_groups": count, "leaks": list(leaks)}
     leak = dict(curve)
     later = [value for number, value in curve if number > count]
     here, after = leak.get(count, 0.0), min(later, default=1.0)
@@ -232,10 +236,11 @@ def choice(count: int, curve: Sequence[tuple[int, float]]) -> dict[str, Any]:
     words = "clear" if sure else "close"
     kinds = "1 group" if count == 1 else f"{count} groups"
     sentence = (
-        f"{kinds}: at most {here:.1%} of an image's neighbours are in another one; with more groups it would be "
-        f"{after:.1%} or more (the limit is {LEAK:.0%}). The choice is {words}."
+        f"{kinds}: up to {here:.1%} of the nearest neighbours of a group are in another one; with more groups it would "
+        f"be {after:.1%} or more (the limit is {LEAK:.0%}). The choice is {words}."
     )
-    return {"sentence": sentence, "n_groups": count, "sure": sure, "limit": LEAK, "curve": [list(one) for one in curve]}
+    numbers = {"n_groups": count, "sure": sure, "limit": LEAK, "leaks": list(leaks)}
+    return {"sentence": sentence, **numbers, "curve": [list(one) for one in curve]}
 
 
 def placing(

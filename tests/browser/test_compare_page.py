@@ -26,7 +26,7 @@ def compared(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     compare(photos, ["lsc", "lsc@loose"], folder, size=24, params=params, quiet=True)
     rows = read_json(folder / "table.json")
     rows[1] |= {"collapsed": True, "verdict": "shrunk", "status": {"ok": 1, "outlier": 7, "failed": 5}}
-    nothing = {key: None for key in rows[0]} | {"method": "sift", "collapsed": False, "n_images": 13}
+    nothing = dict.fromkeys(rows[0]) | {"method": "sift", "collapsed": False, "n_images": 13}
     write_json(folder / "table.json", [*rows, {**nothing, "error": WHY}])
     write_comparison(RunFolder.existing(folder))
     return folder

@@ -317,10 +317,10 @@ def test_a_comparison_does_everything_once(tmp_path: Path, monkeypatch: pytest.M
     """Originals decoded once for all methods, the start drawn once, one row each, no second copy of the stack."""
     folder = save_folder(tmp_path / "photos", blob(12, size=40))
     reads, rows, drawn = Counter[str](), [], []
-    read, make_row, png = FileSource.read, comparing.make_row, Picture.png
+    read, make_row, png = FileSource.read, comparing.make_row, Picture.mean_png
     monkeypatch.setattr(FileSource, "read", lambda source, i: reads.update([source.id(i)]) or read(source, i))
     monkeypatch.setattr(comparing, "make_row", lambda *a: rows.append(a) or make_row(*a))
-    monkeypatch.setattr(Picture, "png", lambda picture: drawn.append(picture) or png(picture))
+    monkeypatch.setattr(Picture, "mean_png", lambda picture: drawn.append(picture) or png(picture))
     monkeypatch.setattr("congeal.comparison.frozen._copy_pixels", lambda *_: pytest.fail("the stack was copied"))
     compare(folder, "lsc,lsc@loose", tmp_path / "out", params={"lsc@loose": {"guards": False}}, size=20, quiet=True)
     assert dict(reads) == {f"{i}.png": 1 for i in range(12)}

@@ -43,6 +43,10 @@ def test_every_public_name_exists_and_says_what_it_is(name: str) -> None:
     assert isinstance(value, str) or value.__doc__
 
 
+def test_dir_shows_what_is_public_and_nothing_else() -> None:
+    assert dir(congeal) == sorted(congeal.__all__)
+
+
 def test_lazy_names_and_typed_names_agree() -> None:
     assert set(congeal._HOME) | {"CongealError", "__version__"} == set(congeal.__all__)
 

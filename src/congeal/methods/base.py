@@ -32,6 +32,7 @@ from congeal.methods.found import Found
 from congeal.methods.job import Callback, Job, StateFile
 from congeal.methods.measure import measure
 from congeal.metrics import Quality
+from congeal.metrics.preview import in_words, page
 from congeal.opening import open_images
 from congeal.progress import telling
 from congeal.solvers.appearance import Appearance, plain_appearance
@@ -173,6 +174,23 @@ class Method:
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "layout_")
+
+    def _repr_html_(self) -> str | None:
+        """Notebook view of a fitted model: what it is, before and after, the numbers in words, the worst images."""
+        if not self.__sklearn_is_fitted__():
+            return None  # text will do
+        usual = type(self)().get_params()
+        told = {k: v for k, v in self.get_params().items() if isinstance(v, np.ndarray) or v != usual[k]}
+        given = ", ".join(f"{k}={'array' if isinstance(v, np.ndarray) else repr(v)}" for k, v in told.items())
+        name = f"{type(self).__name__}({given})"
+        quality = getattr(self, "quality_", None)
+        if quality is None:  # from a file
+            height, width = self.layout_.frame
+            return page(name, [f"Fitted, for pictures of {width}×{height} pixels: transform aligns new images."], None)
+        decided = [str(facts["sentence"]) for facts in self.decisions_.values() if facts.get("sentence")]
+        verdict = f"{quality.verdict.capitalize()}. {quality.advice}"
+        motion = f"{name}, fitted: {self.motion_} motion"
+        return page(motion, [verdict, *in_words(quality), *decided], quality.preview)
 
     # ---- fitting
 

@@ -8,13 +8,14 @@ Memory does not grow with the set, but for some 60 bytes an image.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from congeal.geometry import coverage, invert, normalise, rescale, warp
 from congeal.images import Stack
+from congeal.methods.glimpses import make_preview
 from congeal.metrics import Evidence, PixelMeter, Quality, blank, geometric_mean, scales
 from congeal.metrics.contrast import local_contrast
 from congeal.metrics.foreign import Crowd
@@ -83,7 +84,10 @@ def measure(
         mean_scale=geometric_mean(pixels.scale[counted]),
         out_of_frame_share=float(pixels.outside.mean()),
     )
-    return Measurement(Quality.judged(seen), alike.score, status, pixels.outside)
+    with torch.no_grad():
+        preview = make_preview(stack, stack_from_frame, pixels.means, alike.score, status)
+    quality = replace(Quality.judged(seen), preview=preview)
+    return Measurement(quality, alike.score, status, pixels.outside)
 
 
 # ---- pixels
@@ -97,6 +101,7 @@ class _Pixels:
     outside: np.ndarray  # (n,) share of the frame without image
     lost: np.ndarray  # (n,) bool: the image left the frame
     blank: np.ndarray  # (n,) bool: there is no object in the source
+    means: tuple[np.ndarray, np.ndarray]  # (C,h,w) before and after, on the 0–255 scale
 
 
 def _pixels(stack: Stack, stack_from_frame: np.ndarray, kind: str, progress: Progress) -> _Pixels:
@@ -120,10 +125,11 @@ def _pixels(stack: Stack, stack_from_frame: np.ndarray, kind: str, progress: Pro
         frame_scale[part] = frame_scales(stack_from_frame[part], stack.start[part], stack.frame)
         progress.update(len(part))
     numbers = meter.numbers() | {"out_of_frame_before": outside_before / n}
+    means = (meter.before.mean, meter.after.mean)
     if not appearance.holds_ink:
-        return _Pixels(numbers, scale, frame_scale, outside, outside > LOST_OUTSIDE, np.zeros(n, dtype=bool))
+        return _Pixels(numbers, scale, frame_scale, outside, outside > LOST_OUTSIDE, np.zeros(n, dtype=bool), means)
     lost = ink * np.float32(pixel_area(stack)) < LOST_INK * source_ink
-    return _Pixels(numbers, scale, frame_scale, outside, lost, blank(source_ink))
+    return _Pixels(numbers, scale, frame_scale, outside, lost, blank(source_ink), means)
 
 
 def _start_energy(stack: Stack) -> float:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from congeal.metrics.arrays import Array, as_numpy
 from congeal.metrics.decibels import PEAK, decibels
 from congeal.metrics.energy import blank, energy_ratio, ink
+from congeal.metrics.preview import Preview, in_words, page
 from congeal.metrics.statistics import RunningStats
 from congeal.metrics.verdict import COLLAPSED, Evidence, advise, judge
 
@@ -33,11 +34,14 @@ class Quality(Evidence):
         One word, one of `congeal.metrics.verdict.VERDICTS`.
     advice : str
         What the verdict rests on and what to do, in one or two sentences.
+    preview : Preview or None
+        Small pictures of the set, for notebooks; not a number, and in no file.
     """
 
     collapsed: bool = True
     verdict: str = "failed"
     advice: str = ""
+    preview: Preview | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @classmethod
     def judged(cls, seen: Evidence) -> Quality:
@@ -48,8 +52,13 @@ class Quality(Evidence):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which knows neither NaN nor infinity: both become None."""
-        values = dataclasses.asdict(self)
+        values = dataclasses.asdict(dataclasses.replace(self, preview=None))
+        del values["preview"]
         return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in values.items()}
+
+    def _repr_html_(self) -> str:
+        """Notebook view: before and after, the numbers in words, the worst images."""
+        return page(f"{self.verdict.capitalize()}. {self.advice}", in_words(self), self.preview)
 
 
 class PixelMeter:

@@ -75,8 +75,14 @@ class Result:
     def _repr_html_(self) -> str:
         from congeal.report.pictures import picture
 
-        pictures = [picture(path) for path in (self.folder / ".work" / "mean_before.png", self.folder / "mean.png")]
-        shown = "".join(f'<img src="{p["uri"]}" style="width:128px;margin-right:8px">' for p in pictures if p)
+        paths = {"before": self.folder / ".work" / "mean_before.png", "after": self.folder / "mean.png"}
+        pictures = {side: picture(path) for side, path in paths.items()}
+        shown = "".join(
+            f'<figure style="display:inline-block;margin:0 8px 0 0"><img src="{one["uri"]}" style="width:128px" '
+            f'alt="mean of the images {side} alignment"><figcaption>mean {side}</figcaption></figure>'
+            for side, one in pictures.items()
+            if one
+        )
         return f"{shown}<pre>{html.escape(self.summary())}</pre>"
 
 

@@ -1,0 +1,50 @@
+"""Small pictures of an alignment, for notebooks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from congeal.geometry import warp
+from congeal.images import Stack
+from congeal.images.encode import png_bytes
+from congeal.metrics.preview import Glimpse, Preview
+from congeal.transforms import STATUSES
+
+MOST = 5  # of the worst images
+LOW = 0.43  # of the range: means that use less of it are shown with their contrast stretched
+
+
+def make_preview(
+    stack: Stack,
+    stack_from_frame: np.ndarray,
+    means: tuple[np.ndarray, np.ndarray],
+    score: np.ndarray,
+    status: np.ndarray,
+) -> Preview:
+    """Means (C,h,w) on the 0–255 scale, and the images that match least, as the frame shows them."""
+    black, white = _range(means)
+    order = np.lexsort((np.nan_to_num(score, nan=2.0), status == STATUSES.index("ok")))[:MOST]
+
+    def shown(values: np.ndarray) -> bytes:
+        channels = values if len(values) in (1, 3) else values.mean(0, keepdims=True)
+        levels = np.clip((channels - black) * (255 / (white - black)), 0, 255).round().astype(np.uint8)
+        return png_bytes(np.ascontiguousarray(levels.transpose(1, 2, 0)))
+
+    def glimpse(i: int) -> Glimpse:
+        image = stack.images([i])
+        before, after = (
+            255 * warp(image, torch.as_tensor(poses[[i]]).float(), stack.frame)[0].numpy()
+            for poses in (stack.start, np.nan_to_num(stack_from_frame))
+        )
+        name, word = stack.source.id(int(stack.kept[i])), STATUSES[int(status[i])]
+        return Glimpse(name, word, float(score[i]), shown(before), shown(after))
+
+    before, after = means
+    return Preview(shown(before), shown(after), stack.frame[1], tuple(glimpse(int(i)) for i in order))
+
+
+def _range(means: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
+    """Which values are shown black and white: all, unless the means use few of them."""
+    low, high = (float(value) for value in np.nanquantile(means[1], [0.005, 0.995]))
+    return (low, high) if 1 <= high - low < LOW * 255 else (0.0, 255.0)

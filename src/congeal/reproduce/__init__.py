@@ -21,5 +21,6 @@ EXPERIMENTS = {
     "affnist": ("congeal.reproduce.affnist", "100,000 images per digit under affine warps"),
     "infimnist": ("congeal.reproduce.infimnist", "1,000,000 images per digit under local deformations"),
     "paper": ("congeal.reproduce.paper", "the printed method by itself: its losses over training, beside our recipe"),
+    "groups": ("congeal.reproduce.groups", "piles of several kinds: groups against labels, and how many there are"),
     "lfw": ("congeal.reproduce.lfw", "faces of four people, and how far their landmarks lie apart"),
 }

@@ -117,10 +117,39 @@ class CongealGroups(Method):
     # ---- fitting
 
     def _align(self, stack: Stack, appearance: Appearance, job: Job) -> GroupsFound:
+        saved = job.load() or {}
+        found, placed, beside = self._sort(stack, appearance, job, saved)
+        group, _, margin, _ = placed
+        parts = self._fitted_parts(stack, appearance, group, job, saved, beside)
+        self._templates = torch.stack([template_of(stack, part, self.random_state_) for part in parts])
+        self.labels_, self.margins_ = group.astype(np.int32), margin.astype(np.float64)
+        self.sizes_ = [len(part.rows) for part in parts]
+        self.groups_ = [_about(number, part, found.leaks[number]) for number, part in enumerate(parts)]
+        decisions = {"groups": choice(found.sorter.n_groups, found.curve, found.leaks) | {"tree": found.tree}}
+        return self._whole(stack, appearance, placed, parts, decisions)
+
+    def sort(self, images: Any, *, init: Any = None) -> np.ndarray:
+        """(N,) the groups of a pile alone, without aligning any of them; `cost_` and `tree_` are those of the cut.
+
+        The model is not fitted by it: there is nothing to align new images to.
+        """
+        self.check_parameters()
+        stack = images if isinstance(images, Stack) else self._prepare(images, init)
+        worker = self._worker(0 if self.random_state is None else int(self.random_state))
+        kind = stack.kind if self.kind == "auto" else self.kind
+        found, placed, _ = worker._sort(stack, worker._appearance(kind), Job(self.name), {})
+        self.cost_, self.tree_ = found.cost, found.tree
+        labels = np.full(len(stack.source), NO_GROUP, dtype=np.int32)
+        labels[stack.kept] = placed[0]
+        return labels
+
+    def _sort(
+        self, stack: Stack, appearance: Appearance, job: Job, saved: Mapping[str, Any]
+    ) -> tuple[Sorted, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], dict[str, Any]]:
+        """What was found in the sample; group, likeness, margin and ink of all; and what a checkpoint keeps of it."""
         count = self.n_groups
         if isinstance(count, int) and count > len(stack):
             raise CongealError(f"{stack.source.name} has {len(stack)} usable images, which cannot make {count} groups")
-        saved = job.load() or {}
         with torch.no_grad():
             found = self._sorted(stack, appearance, saved)
             self._sorter, self.cost_, self.tree_ = found.sorter, found.cost, found.tree
@@ -135,13 +164,7 @@ class CongealGroups(Method):
         group[likeness < found.sorter.limit] = NO_GROUP
         group[found.rows], group[found.outside] = labels, NO_GROUP
         group[self._empty(appearance, ink)] = NO_GROUP
-        parts = self._fitted_parts(stack, appearance, group, job, saved, beside)
-        self._templates = torch.stack([template_of(stack, part, self.random_state_) for part in parts])
-        self.labels_, self.margins_ = group.astype(np.int32), margin.astype(np.float64)
-        self.sizes_ = [len(part.rows) for part in parts]
-        self.groups_ = [_about(number, part, found.leaks[number]) for number, part in enumerate(parts)]
-        decisions = {"groups": choice(found.sorter.n_groups, found.curve, found.leaks) | {"tree": found.tree}}
-        return self._whole(stack, appearance, (group, likeness, margin, ink), parts, decisions)
+        return found, placed, beside
 
     def _empty(self, appearance: Appearance, ink: np.ndarray) -> np.ndarray:
         """(n,) bool: images that show nothing."""

@@ -1,0 +1,38 @@
+"""The experiment on groups at toy size: its cells measure, its tables say what was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from congeal.reproduce.groups import EXPERIMENT, drawn_digits
+from congeal.reproduce.plan import Options, Row
+
+
+@pytest.fixture
+def rows(made_mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Row]:
+    """Some cells of the quick experiment, measured."""
+    pytest.importorskip("sklearn", reason="k-means is scikit-learn's")
+    monkeypatch.setenv("CONGEAL_DATA", str(made_mnist))
+    wanted = ("mnist-0", "mnist-1", "mnist-kmeans", "three-0", "mixed-noise", "one-3")
+    cells = {cell.name: cell for cell in EXPERIMENT.plan(Options(quick=True, limit=60))}
+    return {name: {**cells[name].facts, **cells[name].measure(tmp_path)} for name in wanted}
+
+
+def test_cells_measure_and_tables_say_it(rows: dict[str, Row]) -> None:
+    assert rows["mnist-0"]["n_groups"] == 10
+    assert 0 < rows["mnist-0"]["accuracy"] <= rows["mnist-0"]["purity"] <= 1
+    assert 0 < rows["mnist-kmeans"]["accuracy"] <= 1
+    assert rows["one-3"]["n_groups"] == len(rows["one-3"]["sizes"])
+    assert rows["mixed-noise"]["noise_outside"] >= 0
+    text = "\n".join(table.markdown() for table in EXPERIMENT.tables(list(rows.values())))
+    for title in ("Ten groups against ten labels", "How many groups", "Mixed sets", "Sets of one kind"):
+        assert title in text
+    assert "Sorted, aligned and drawn" not in text, "a part that was not measured has no table"
+
+
+def test_the_draws_are_of_three_digits() -> None:
+    draws = [tuple(drawn_digits(seed)) for seed in range(20)]
+    assert all(len(set(digits)) == 3 for digits in draws)
+    assert len(set(draws)) > 15

@@ -12,7 +12,7 @@ PACKAGE = Path(congeal.__file__).parent
 LAYERS = [
     ["errors"],
     ["progress", "files", "geometry"],
-    ["transforms", "metrics"],
+    ["transforms", "metrics", "distributed"],
     ["images"],
     ["datasets"],
     ["opening"],

@@ -155,7 +155,7 @@ def test_decoding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(store, "_SAVE_EVERY", 0.0)
     rng = np.random.default_rng(0)
     source = open_images([rng.integers(0, 256, (30 + i % 3, 40, 1), dtype=np.uint8) for i in range(200)])
-    decode, decoded, stopping = store._decode, [], ["once"]
+    decode, decoded, stopping = store.decode_small, [], ["once"]
 
     def stops(source: ImageSource, size: tuple[int, int], align_on: None, i: int) -> object:
         if i == 150 and stopping:
@@ -164,7 +164,7 @@ def test_decoding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
         decoded.append(i)
         return decode(source, size, align_on, i)
 
-    monkeypatch.setattr(store, "_decode", stops)
+    monkeypatch.setattr(store, "decode_small", stops)
     with pytest.raises(KeyboardInterrupt):
         prepare(source, size=16, folder=tmp_path / "stack")
     decoded.clear()

@@ -200,17 +200,20 @@ class OutputFolders:
     ----------
     base : Path
         The output folder, which the user named.
+    alone : bool
+        No process of another machine writes there: what a process that has ended left behind is removed.
     """
 
-    def __init__(self, base: Path) -> None:
-        self._base, self._made = base, dict[Path, Path]()
+    def __init__(self, base: Path, *, alone: bool = True) -> None:
+        self._base, self._alone, self._made = base, alone, dict[Path, Path]()
 
     def above(self, below: str | os.PathLike[str]) -> Path:
         """The folder of the file `below`."""
         parent = Path(below).parent
         if parent not in self._made:
             self._made[parent] = make_folders(self._base, parent)
-            sweep(self._made[parent], shared=True)
+            if self._alone:
+                sweep(self._made[parent], shared=True)
         return self._made[parent]
 
 

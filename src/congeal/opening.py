@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from congeal.images.arrays import ArraySource, ListSource, from_tensor, open_npy
 from congeal.images.decode import EXTENSIONS
 from congeal.images.files import list_files, matches, natural_key, open_folder, open_list, open_paths
 from congeal.images.packing import packed_files
+from congeal.images.remote_shards import RemoteShardSource
 from congeal.images.selection import choose, chosen
-from congeal.images.source import ImageSource
+from congeal.images.source import ImageSource, Subset
 from congeal.images.video import VIDEO, open_video
+from congeal.transforms.ids import Ids
 
 _NAMED = re.compile(r"[a-z]+(-[a-z]+)*:[^/\\]")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
@@ -56,6 +60,76 @@ def open_images_of_run(named: Any, limit: Any = None, z: Any = None) -> ImageSou
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
         raise CongealError(f"its limit is {limit!r}, which is not a number of images")
     return open_images(named, limit, z=z)
+
+
+@dataclass(frozen=True)
+class SourceAddress:
+    """How another process opens the same images: what they were given as, and how to tell that they are the same."""
+
+    given: str | tuple[str, ...]
+    limit: int | None
+    z: str | None
+    count: int
+    some: tuple[str, ...]
+
+    def open(self) -> ImageSource:
+        """Open the images, or take those that this process has opened before."""
+        return _opened_again(self)
+
+
+class SharedSource(Subset):
+    """The same images; a process that is sent this opens them for itself."""
+
+    def __init__(
+        self, source: ImageSource, given: str | tuple[str, ...], limit: int | None, z: str | None = None
+    ) -> None:
+        super().__init__(source, np.arange(len(source)))
+        self.address = SourceAddress(given, limit, z, len(source), _some_ids(source))
+
+    @property
+    def fingerprint_name(self) -> str:
+        """That of the source: sharing makes no other set of it."""
+        return self.source.fingerprint_name
+
+    def ids(self) -> Ids:
+        """All names, in order."""
+        return self.source.ids()
+
+
+def shared_images(anything: Any, limit: int | None = None, *, z: str | None = None) -> ImageSource:
+    """`open_images` for work that is spread: what has a name or an address is opened by every worker itself."""
+    source = open_images(anything, limit, z=z)
+    if isinstance(source.source if isinstance(source, Subset) else source, RemoteShardSource):
+        return source  # finding its images again would mean to read all shards
+    if isinstance(anything, str | Path):
+        return SharedSource(source, _everywhere(str(anything)), limit, z)
+    if isinstance(anything, list | tuple) and all(isinstance(one, str | Path) for one in anything):
+        return SharedSource(source, tuple(_everywhere(str(one)) for one in anything), limit, z)
+    return source  # in memory: it goes to the workers in a file
+
+
+def _everywhere(text: str) -> str:
+    """A path that means the same in any folder; names and addresses as they are."""
+    if _URL.match(text) or (not os.path.exists(text) and _NAMED.match(text)):
+        return text
+    return os.path.abspath(text)
+
+
+def _some_ids(source: ImageSource) -> tuple[str, ...]:
+    rows = np.unique(np.linspace(0, len(source) - 1, min(len(source), 16)).astype(int))
+    return tuple(source.id(int(i)) for i in rows)
+
+
+@lru_cache(maxsize=4)
+def _opened_again(address: SourceAddress) -> ImageSource:
+    given = address.given if isinstance(address.given, str) else list(address.given)
+    source = open_images(given, address.limit, z=address.z)
+    if len(source) != address.count or _some_ids(source) != address.some:
+        raise CongealError(
+            f"a worker sees other images in {source.name} than the driver ({len(source)} instead of {address.count}): "
+            "give a path or an address that means the same on all machines"
+        )
+    return source
 
 
 def _open(anything: Any, z: str | None) -> ImageSource:

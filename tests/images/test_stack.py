@@ -320,7 +320,7 @@ def test_a_finished_stack_is_found_again(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError("decoded again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_decode", never)
+        patch.setattr(store_module, "decode_small", never)
         again = prepare(open_images(folder), size=32, folder=tmp_path / "work")
         with pytest.raises(AssertionError):
             prepare(open_images(folder), size=16, folder=tmp_path / "work")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from congeal.cli.flags import Channel, Count, Depth, Device, File, Flag, Run, Settings, Source, Start, output
+from congeal.cli.flags import Channel, Count, Depth, Device, File, Flag, On, Run, Settings, Source, Start, output
 from congeal.cli.outcome import exit_code, print_result
 from congeal.cli.settings import parse_settings
 
@@ -67,6 +67,8 @@ class Align:
     """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
     set: Settings = dataclasses.field(default_factory=list)
     """A parameter of the method, for example --set damping=0.1; may be repeated."""
+    on: On = None
+    """Who shares the work: processes of this machine, or Dask on this machine or a cluster. The answer is the same."""
     strict: Flag = False
     """Exit with code 3 if the verdict is not good or unchanged."""
     quiet: Flag = False
@@ -99,6 +101,7 @@ class Align:
             write_aligned=not self.no_aligned,
             output_format=self.output_format,
             transforms_format=self.transforms_format,
+            executor=self.on,
             quiet=self.quiet,
             command=command,
         )
@@ -132,6 +135,8 @@ class Apply:
     """auto gives back what came in; or files, npy, tiff, shards, mp4 or gif."""
     transforms_format: str = "auto"
     """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
+    on: On = None
+    """Who shares the work: processes of this machine, or Dask on this machine or a cluster. The answer is the same."""
     strict: Flag = False
     """Exit with code 3 if the verdict is not good or unchanged."""
     quiet: Flag = False
@@ -155,6 +160,7 @@ class Apply:
             write_aligned=not self.no_aligned,
             output_format=self.output_format,
             transforms_format=self.transforms_format,
+            executor=self.on,
             quiet=self.quiet,
             command=command,
         )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from congeal.cli.flags import Channel, Count, Depth, Device, Flag, Settings, Source, Start, output
+from congeal.cli.flags import Channel, Count, Depth, Device, Flag, On, Settings, Source, Start, output
 from congeal.cli.settings import parse_settings, settings_by_method
 
 
@@ -50,6 +50,8 @@ class Compare:
         dataclasses.field(default_factory=list)
     )
     """A parameter of one method, for example --set lsc.damping=0.1; may be repeated."""
+    on: On = None
+    """Who shares the work, as for 'congeal align'."""
     quiet: Flag = False
     """Print nothing but warnings and errors."""
     debug: Flag = False
@@ -75,6 +77,7 @@ class Compare:
             time_limit=self.time_limit,
             seed=self.seed,
             device=self.device,
+            executor=self.on,
             quiet=self.quiet,
             command=command,
         )

@@ -15,6 +15,9 @@ Device = Annotated[str | None, tyro.conf.arg(metavar="auto|cpu|cuda|mps", help_b
 Channel = Annotated[str | None, tyro.conf.arg(metavar="NAME|INDEX", help_behavior_hint="")]
 Depth = Annotated[str | None, tyro.conf.arg(metavar="auto|project|mean|planes", help_behavior_hint="")]
 File = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+On = Annotated[
+    str | None, tyro.conf.arg(metavar="processes:N|dask:local:N|dask:tcp://HOST:PORT", help_behavior_hint="")
+]
 Settings = Annotated[
     tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(name="set", metavar="KEY=VALUE", help_behavior_hint="")
 ]

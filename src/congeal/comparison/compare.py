@@ -27,7 +27,7 @@ from congeal.images.channels import Channel, find_channels
 from congeal.images.remembered import remember_decoded
 from congeal.images.source import ImageSource
 from congeal.metrics import corner_error
-from congeal.opening import open_images
+from congeal.pipeline.crewing import RESULTS, crew_for, hired, open_for
 from congeal.pipeline.repair import check_results
 from congeal.pipeline.request import (
     asked_stack,
@@ -62,6 +62,7 @@ def compare(
     time_limit: float | None = None,
     seed: int = 0,
     device: str | None = None,
+    executor: Any = None,
     quiet: bool = False,
     command: str | None = None,
 ) -> list[Row]:
@@ -92,13 +93,15 @@ def compare(
         Seed of everything random: the parameter `random_state` of every method.
     device : str, optional
         As for `congeal.align`, for those methods that can use another than the CPU.
+    executor : str, concurrent.futures.Executor or distributed.Client, optional
+        As for `congeal.align`. Methods fit in processes of their own, which only an executor given as text reaches.
 
     Returns
     -------
     list of dict
         The rows of table.json, in the order of `methods`.
     """
-    images = at_faces(remember_decoded(open_images(source, limit=limit, z=z)), init, quiet=quiet)
+    images = at_faces(remember_decoded(open_for(executor, source, limit, z)), init, quiet=quiet)
     need_two(limit)
     labels = read_labels(methods)
     if time_limit is not None and not time_limit > 0:
@@ -124,13 +127,13 @@ def compare(
         "time_limit": time_limit,
         "command": command_name(command),
     }
-    with begin(output, shared, free) as run:
+    with crew_for(executor, output, quiet=quiet) as crew, begin(output, shared, free) as run:
         fingerprint = check_unchanged(run, images)
         parts = [open_part(run, entry, shared) for entry in entries]
         for part in parts:
             check_results(part)
         try:
-            with failing_as_run():
+            with failing_as_run(), hired(run, crew):
                 todo = [not has_nothing_left(part, time_limit) for part in parts]
                 caps = [entry.finest for entry in entries if entry.finest is not None]
                 options = {"size": size, "align_on": align_on, "quiet": quiet}
@@ -138,7 +141,9 @@ def compare(
                 rows: list[Row] = []
                 for entry, part, wanted in zip(entries, parts, todo, strict=True):
                     if stack is not None and wanted:
-                        run_method(entry, part, parts, stack, run.work / "frozen", time_limit, quiet)
+                        part.crew = crew
+                        on = executor if isinstance(executor, str) else None
+                        run_method(entry, part, parts, stack, run.work / "frozen", time_limit, on, quiet)
                     rows.append(make_row(entry, part, images))
                     if wanted:
                         log_row(rows[-1])
@@ -147,7 +152,7 @@ def compare(
         finally:
             for part in parts:
                 part.close()
-        for name in ("frozen", "stack"):
+        for name in ("frozen", "stack", RESULTS):
             run.discard(name)
     return rows
 
@@ -221,6 +226,7 @@ def run_method(
     stack: Stack,
     frozen: Path,
     time_limit: float | None,
+    on: str | None,
     quiet: bool,
 ) -> None:
     """Bring one method's folder to its end; a failure of the method is noted there and nowhere else."""
@@ -231,7 +237,7 @@ def run_method(
     try:
         if not part.reached("fitted"):
             log.info("aligning %d images with %s", len(stack), entry.label)
-            outcome = fit_entry(entry, part, stack, frozen, time_limit, quiet)
+            outcome = fit_entry(entry, part, stack, frozen, time_limit, on, quiet)
             if "error" in outcome:
                 part.remember(error=outcome["error"], out_of_time=outcome.get("out_of_time"))
                 return
@@ -243,7 +249,7 @@ def run_method(
 
 
 def fit_entry(
-    entry: Entry, part: RunFolder, stack: Stack, frozen: Path, time_limit: float | None, quiet: bool
+    entry: Entry, part: RunFolder, stack: Stack, frozen: Path, time_limit: float | None, on: str | None, quiet: bool
 ) -> dict[str, Any]:
     """Let a child process fit the method and leave its answer in the folder; gives the child's outcome."""
     model = entry.model
@@ -251,6 +257,8 @@ def fit_entry(
         raise ValueError("an entry with a problem has nothing to fit")
     use_stack_position(model, stack)
     job = {"method": entry.method, "params": model.get_params(), "stack": str(frozen.resolve()), "quiet": quiet}
+    if on is not None:
+        job["on"] = on
     write_json(part.work / "job.json", job)
     part.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
     outcome = fit_in_child(part, time_limit)

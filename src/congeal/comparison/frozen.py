@@ -113,6 +113,9 @@ class FrozenStack(Stack):
         self._store = open_store(Path(about["pixels"])) if about["pixels"] else None
         self._folder, self._levels, self._larger = folder, about["levels"], {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenStack, (self._folder,)  # another process reads the files itself
+
     def _made_at(self, size: int) -> Stack:
         """The frozen one of that size; this one, which says that there is nothing finer to be had, if there is none."""
         return FrozenStack(self._folder / f"at-{size}") if size in self._levels else self

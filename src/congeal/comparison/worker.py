@@ -3,7 +3,7 @@ Or, for a job with the task "align", a whole `congeal align` into a run folder e
 
     python -m congeal.comparison.worker FOLDER
 
-FOLDER/.work/job.json     in: method, params, where the stack is, quiet; or task, source, output, options, quiet
+FOLDER/.work/job.json     in: method, params, where the stack is, quiet, on; or task, source, output, options, quiet
 FOLDER/.work/phase.json   while at work: "fitting" or "saving", so that imports and files do not count as fitting
 FOLDER/.work/outcome.json out: seconds, or metrics; or the error as one sentence
 """
@@ -36,6 +36,7 @@ def fit_frozen(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
     """Fit a method to a frozen stack and leave its answer in the folder, as `congeal align` would."""
     from congeal.comparison.frozen import FrozenStack
     from congeal.methods.registry import method_class
+    from congeal.pipeline.crewing import crew_for, hired
     from congeal.pipeline.stages import fit_model, keep_fit
 
     model = method_class(job["method"])()
@@ -46,7 +47,8 @@ def fit_frozen(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
     spent = run.checkpoint
     spent.load()  # an interrupted fit goes on, and so does its clock
     write_json(run.work / "phase.json", {"phase": "fitting", "seconds": spent.seconds})
-    seconds, peak = fit_model(run, stack, model, quiet=job["quiet"]), peak_memory_mb()
+    with crew_for(job.get("on"), run.path, quiet=job["quiet"]) as crew, hired(run, crew):
+        seconds, peak = fit_model(run, stack, model, quiet=job["quiet"]), peak_memory_mb()
     write_json(run.work / "phase.json", {"phase": "saving"})
     run.remember(peak_memory_mb=peak, idle_memory_mb=idle)
     keep_fit(run, stack, model, seconds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,9 @@ class RememberedSource(Subset):
         self._budget, self._held = budget, 0
         self._images: dict[int, Image] | None = {}
         self._lock = threading.Lock()  # the stack is decoded by several threads
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RememberedSource, (self.source, self._budget)  # another process remembers for itself
 
     @property
     def fingerprint_name(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from congeal.errors import CongealError
 from congeal.images.decode import EXTENSIONS, decode
 from congeal.images.files import natural_key
+from congeal.images.remote_shards import open_remote_shards
 from congeal.images.source import Image, ImageSource, UnreadableImage, unique_ids
 
 # A person and a password before the host, and the values of a query, which are often keys.
@@ -68,10 +69,16 @@ def open_url(url: str, open_path: Callable[[Path], ImageSource]) -> ImageSource:
         if any(character in path for character in "*?["):
             found = [name for name in system.glob(path) if not _hidden(name)]
             base = os.path.commonpath([os.path.dirname(p) for p in found] or ["/"])
+            if found and all(name.lower().endswith(".tar") for name in found):
+                return open_remote_shards(system, found, name=shown)
             return _files(system, found, base=base, name=shown)
         if system.isdir(path):
             below = [name for name in system.find(path) if not _hidden(name[len(path) :])]
-            return _files(system, [name for name in below if _is_image(name)], base=path, name=shown)
+            images = [name for name in below if _is_image(name)]
+            tars = [name for name in below if name.lower().endswith(".tar")]
+            if tars and not images:
+                return open_remote_shards(system, tars, name=shown)
+            return _files(system, images, base=path, name=shown)
         if not system.exists(path):
             raise CongealError(f"no such file or folder: {shown}")
         if _is_image(path) and not path.lower().endswith((".tif", ".tiff", ".gif", ".webp")):

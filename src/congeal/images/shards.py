@@ -26,8 +26,8 @@ class ShardSource(ImageSource):
         self._shards, self._offsets, self._sizes = array("i"), array("q"), array("q")
         self._bad: dict[int, str] = {}
         keys: list[Ids] = []
-        for k, path in enumerate(self.paths):
-            found = _scan(path)
+        for k in range(len(self.paths)):
+            found = _scan(self._file(k))
             keys.append(Ids(found))
             self._bad |= {len(self) + i: one.reason for i, one in enumerate(found.values()) if one.reason}
             self._shards.extend([k] * len(found))
@@ -48,6 +48,10 @@ class ShardSource(ImageSource):
         stems = [path.stem for path in self.paths]
         pairs = zip(self._keys, self._shards, strict=True)
         return unique_ids(key if counts[key] == 1 else f"{stems[shard]}/{key}" for key, shard in pairs)
+
+    def _file(self, number: int) -> Path:
+        """Where a shard can be read."""
+        return self.paths[number]
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -73,9 +77,10 @@ class ShardSource(ImageSource):
         return probe(self._bytes(i), self.id(i)) or super().probe(i)
 
     def _bytes(self, i: int) -> bytes:
-        i, path = range(len(self))[i], self.paths[self._shards[i]]
+        i = range(len(self))[i]
         if i in self._bad:
             raise UnreadableImage(self._bad[i])
+        path = self._file(self._shards[i])
         try:
             # Opened for each read: no handle to share between threads or to lose in a forked process.
             with path.open("rb") as file:

@@ -8,16 +8,18 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
+from congeal.distributed import Crew
 from congeal.errors import CongealError
 from congeal.geometry.matrix import compose, invert, normalise, rescale
 from congeal.images.arrays import as_slice
 from congeal.images.canvas import placements
 from congeal.images.channels import Channel, find_channels
+from congeal.images.decoding import fill_by_shards
 from congeal.images.intensity import (
     NOT_FINITE,
     AlignOn,
@@ -59,6 +61,7 @@ class Stack:
     _per_image: tuple[str, ...] = ("kept", "source_sizes", "stack_from_source", "start")
     _fingerprint: str | None = None  # of the source, if it is known
     _part_of: tuple[Stack, np.ndarray] | None = None  # what `some` took it from, and which rows
+    _crew: Crew | None = None  # who makes larger pictures, None for this process
 
     def __init__(
         self, source: ImageSource, plan: Plan, *, reasons: dict[int, str], sizes: np.ndarray, align_on: AlignOn
@@ -138,13 +141,28 @@ class Stack:
             stack_size = shrink(typical, round(max(self.size) * max(frame) / max(self.frame)))
         plan = replace(self._plan, size=stack_size, frame=frame)
         folder = None if self.store_folder is None else self.store_folder / f"at-{size}"
-        keeping = Keeping(folder, self._fingerprint)
+        keeping = Keeping(folder, self._fingerprint, self._crew)
         larger = _made(self.source, plan, self.align_on, keeping, self.layout.ranges, quiet=True)
         if not np.array_equal(larger.kept, self.kept):
             log.warning("some images of %s cannot be read any more: poses stay as coarse as they are", self.source.name)
             return self
         larger.kind = self.kind
         return larger
+
+    # To other processes: no larger pictures, and rows that are all the same only once.
+
+    def __getstate__(self) -> dict[str, Any]:
+        _ = self.kind
+        state = {**self.__dict__, "_larger": {}, "_part_of": None, "_crew": None}
+        state["_plan"] = replace(self._plan, initial=None)
+        for name in ("start", "stack_from_source", "source_sizes"):
+            rows = state[name]
+            if len(rows) and rows.strides[0] == 0:
+                state[name] = _Same(np.array(rows[0]), len(rows))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = {k: v.rows() if isinstance(v, _Same) else v for k, v in state.items()}
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -276,6 +294,7 @@ def prepare(
     limit: int | None = None,
     layout: Layout | None = None,
     fingerprint: str | None = None,
+    crew: Crew | None = None,
     quiet: bool = True,
 ) -> Stack:
     """Make the stack of a source.
@@ -284,15 +303,15 @@ def prepare(
     order of the source or Transforms matched by id; `init_size` is the (height, width) it leads to. folder: where a
     decoded stack is kept, and found again by a resumed run. align_on: channels by number or name, or "grey".
     layout: that of the stack a model was fitted on, for new images. fingerprint: that of the source, if the caller
-    knows it.
+    knows it. crew: who decodes, if a folder is given.
     """
     source = source.limit(limit)
     channels = find_channels(source, align_on) if layout is None else layout.align_on
     ranges: Ranges = {} if layout is None else layout.ranges
     plan = make_plan(source, size, init, init_size, layout)
-    keeping = Keeping(None if folder is None else Path(folder), fingerprint)
+    keeping = Keeping(None if folder is None else Path(folder), fingerprint, crew)
     stack = _made(source, plan, channels, keeping, ranges, quiet=quiet)
-    stack._fingerprint = fingerprint
+    stack._fingerprint, stack._crew = fingerprint, crew
     if layout is not None and stack.channels != layout.channels:
         raise CongealError(
             f"{source.name} has {stack.channels} channel(s) to align on, the model was fitted on {layout.channels}: "
@@ -333,16 +352,27 @@ def _filled(
     """Fill the store; when the sample missed an odd one out, once more with room for every kind of image."""
     dtypes = plan.dtypes
     while True:
+        options: dict[str, Any] = {"align_on": align_on, "dtypes": dtypes, "keeping": keeping, "ranges": ranges}
         try:
-            store = fill_store(
-                source, plan.size, align_on=align_on, dtypes=dtypes, keeping=keeping, ranges=ranges, quiet=quiet
-            )
-            return store, align_on
+            if keeping.crew is None or keeping.folder is None:
+                return fill_store(source, plan.size, quiet=quiet, **options), align_on
+            return fill_by_shards(source, plan.size, crew=keeping.crew, **options), align_on
         except AnotherKind as odd:
             if odd.channels:
                 align_on = _grey_if_all(align_on)
             else:
                 dtypes = frozenset()
+
+
+class _Same(NamedTuple):
+    """Rows that are all alike, on their way to another process."""
+
+    row: np.ndarray
+    times: int
+
+    def rows(self) -> np.ndarray:
+        """One row so many times, in the memory of one."""
+        return np.lib.stride_tricks.as_strided(self.row, (self.times, *self.row.shape), (0, *self.row.strides))
 
 
 def _grey_if_all(align_on: AlignOn) -> AlignOn:

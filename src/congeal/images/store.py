@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from congeal.distributed import Crew
 from congeal.errors import CongealError
 from congeal.files import allocate, is_plain, replacing
 from congeal.images.canvas import place, put_on_canvas
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
 from congeal.images.mapped import MappedPages
+from congeal.images.sharded import ShardedRows
 from congeal.images.source import ImageSource, UnreadableImage
 from congeal.images.threads import in_order, usable_cores
 from congeal.progress import Progress
@@ -32,7 +34,7 @@ _IN_MEMORY = 256 << 20
 _VERSION = 3
 MARKER = "stack.npz"
 _SAVE_EVERY = 20.0  # seconds
-_UNREAD = 255  # instead of a number in `Store.names`
+UNREAD = 255  # instead of a number in `Store.names`
 
 
 class AnotherKind(Exception):
@@ -60,8 +62,8 @@ class Store:
     is kept for good, None if it goes with the process.
     """
 
-    pixels: np.ndarray
-    masks: np.ndarray | None
+    pixels: np.ndarray | ShardedRows
+    masks: np.ndarray | ShardedRows | None
     sizes: np.ndarray
     black: np.ndarray
     white: np.ndarray
@@ -74,7 +76,23 @@ class Store:
     temporary: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.pages = MappedPages(self.pixels, self.masks)
+        self.pages = MappedPages(*(array for array in (self.pixels, self.masks) if isinstance(array, np.ndarray)))
+
+    # To other processes go the names of large files, not what is in them.
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "pages": None, "temporary": None}
+        for name in ("pixels", "masks"):
+            if isinstance(state[name], np.memmap):
+                state[name] = Path(str(state[name].filename)).resolve()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name in ("pixels", "masks"):
+            if isinstance(state[name], Path):
+                state[name] = np.load(state[name], mmap_mode="r")
+        self.__dict__ = state
+        self.__post_init__()
 
     def flush(self) -> None:
         """Bring what was written to the disk."""
@@ -84,10 +102,12 @@ class Store:
 
 
 class Keeping(NamedTuple):
-    """Where a store is kept, None for nowhere, and the fingerprint of its images if it is known already."""
+    """Where a store is kept, None for nowhere, the fingerprint of its images if it is known already, and who fills it,
+    None for this process."""
 
     folder: Path | None = None
     fingerprint: str | None = None
+    crew: Crew | None = None
 
 
 def fill_store(
@@ -106,17 +126,15 @@ def fill_store(
     """
     folder, key = keeping.folder, ""
     if folder is not None:
-        fingerprint = keeping.fingerprint or source.fingerprint()
-        about = f"{_VERSION} {fingerprint} {size} {align_on} {sorted(ranges.items())}"
-        key = hashlib.sha256(about.encode()).hexdigest()
-        found = _load(folder, key)
+        key = store_key(source, size, align_on, keeping, ranges)
+        found = kept_store(folder, key)
         if found is not None:
             return found
     filling = _Filling(source, size, dtypes == {np.dtype(np.uint8)}, folder, key)
     filling.resume()
     first = filling.position
     with Progress(len(source), "reading images", quiet=quiet, done=first) as progress:
-        decoded = in_order(partial(_decode, source, size, align_on), range(first, len(source)), usable_cores())
+        decoded = in_order(partial(decode_small, source, size, align_on), range(first, len(source)), usable_cores())
         for i, one in enumerate(decoded, start=first):
             filling.take(i, one)
             progress.update()
@@ -126,11 +144,18 @@ def fill_store(
         sizes = np.zeros((len(source), 2), np.int32)
         return Store(nothing, None, sizes, nothing, nothing, nothing, reasons=filling.reasons)
     store.reasons = filling.reasons
-    _set_ranges(store, ranges)
+    set_ranges(store, ranges)
     if folder is not None:
         keep_store(store, folder, key)
         filling.unfinished.unlink(missing_ok=True)
     return store
+
+
+def store_key(source: ImageSource, size: Size, align_on: AlignOn, keeping: Keeping, ranges: Ranges) -> str:
+    """What a store in a folder is told by: the images, and what is made of them."""
+    fingerprint = keeping.fingerprint or source.fingerprint()
+    about = f"{_VERSION} {fingerprint} {size} {align_on} {sorted(ranges.items())}"
+    return hashlib.sha256(about.encode()).hexdigest()
 
 
 def keep_store(store: Store, folder: Path, key: str = "") -> None:
@@ -190,12 +215,14 @@ class _Filling:
         if one.pixels.shape != store.pixels.shape[1:] or (self.eight_bit and one.dtype != np.uint8):
             self.unfinished.unlink(missing_ok=True)
             raise AnotherKind(channels=one.pixels.shape != store.pixels.shape[1:])
+        assert isinstance(store.pixels, np.ndarray)
         store.pixels[i] = np.rint(one.pixels) if self.eight_bit else one.pixels
         store.pages.touched(store.pixels[i].nbytes)
         if one.mask is not None:
             if store.masks is None:
-                store.masks = _full_masks(self.home, len(self.source), self.size)
-                store.pages.add(store.masks)
+                store.masks = masks = _full_masks(self.home, len(self.source), self.size)
+                store.pages.add(masks)
+            assert isinstance(store.masks, np.ndarray)
             store.masks[i] = np.rint(one.mask * 255)
         store.sizes[i], store.black[i], store.white[i] = one.size, one.low, one.high
         name = range_name(one.dtype)
@@ -213,11 +240,12 @@ class _Filling:
             self.home = Path(temporary.name)
         pixels = np.zeros(shape, dtype) if self.home is None else allocate(self.home / "stack.npy", shape, dtype)
         n = shape[0]
-        black, white, kinds = np.zeros(n, np.float32), np.ones(n, np.float32), np.full(n, _UNREAD, np.uint8)
+        black, white, kinds = np.zeros(n, np.float32), np.ones(n, np.float32), np.full(n, UNREAD, np.uint8)
         return Store(pixels, None, np.zeros((n, 2), np.int32), black, white, kinds, temporary=temporary)
 
 
-def _decode(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> _Decoded | str:
+def decode_small(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> _Decoded | str:
+    """Image i of a source as a store keeps it, or why there is none."""
     try:
         image = source.read(i)
     except UnreadableImage as error:
@@ -242,7 +270,7 @@ def _full_masks(home: Path | None, n: int, size: Size) -> np.ndarray:
     return masks
 
 
-def _set_ranges(store: Store, known: Ranges) -> None:
+def set_ranges(store: Store, known: Ranges) -> None:
     """Replace each image's own smallest and largest value by black and white of all images of its dtype."""
     ranges: dict[str, tuple[float, float]] = {}
     for kind, name in sorted(enumerate(store.names), key=lambda pair: pair[1]):
@@ -258,6 +286,9 @@ def _set_ranges(store: Store, known: Ranges) -> None:
 
 def _write_facts(path: Path, store: Store, about: dict[str, Any]) -> None:
     facts = {"reasons": store.reasons, "blank": store.blank, "names": store.names, "masks": store.masks is not None}
+    if isinstance(store.pixels, ShardedRows):
+        sharded = {"pixels": store.pixels, "masks": store.masks}
+        facts["sharded"] = {name: rows.as_dict() for name, rows in sharded.items() if isinstance(rows, ShardedRows)}
     arrays = {"sizes": store.sizes, "black": store.black, "white": store.white, "kinds": store.kinds}
     with replacing(path) as file:
         np.savez(file, about=json.dumps({**facts, **about}), **arrays)  # type: ignore[arg-type]
@@ -274,13 +305,21 @@ def _read_facts(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[S
 def _read_whole(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
     with np.load(path, allow_pickle=False) as saved:
         about = json.loads(str(saved["about"]))
-        if key not in (None, about["key"]) or not is_plain(folder / "stack.npy"):
+        if key not in (None, about["key"]):
             return None
-        if about["masks"] and not is_plain(folder / "masks.npy"):
+        sharded = {name: ShardedRows.from_dict(rows) for name, rows in about.get("sharded", {}).items()}
+        if not sharded and not is_plain(folder / "stack.npy"):
+            return None
+        if not sharded and about["masks"] and not is_plain(folder / "masks.npy"):
             return None
         arrays = [saved[name] for name in ("sizes", "black", "white", "kinds")]
-    pixels = np.load(folder / "stack.npy", mmap_mode=mode)
-    masks = np.load(folder / "masks.npy", mmap_mode=mode) if about["masks"] else None
+    if sharded:
+        if not all(rows.there() for rows in sharded.values()):
+            return None
+        pixels, masks = sharded["pixels"], sharded.get("masks")
+    else:
+        pixels = np.load(folder / "stack.npy", mmap_mode=mode)
+        masks = np.load(folder / "masks.npy", mmap_mode=mode) if about["masks"] else None
     reasons = {int(i): reason for i, reason in about["reasons"].items()}
     ranges = {name: (low, high) for name, (low, high) in about.get("ranges", {}).items()}
     sizes, black, white, kinds = arrays
@@ -290,7 +329,7 @@ def _read_whole(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[S
     return store, about
 
 
-def _load(folder: Path, key: str) -> Store | None:
+def kept_store(folder: Path, key: str) -> Store | None:
     """The finished store in the folder if it is of these images; a stale one is cleared away."""
     marker = folder / MARKER
     if not is_plain(marker):

@@ -37,6 +37,7 @@ from congeal.transforms.ids import Ids
 
 Size = tuple[int, int]
 FORMATS = ("auto", "files", "npy", "tiff", "shards", "mp4", "gif")
+FILMS = ("mp4", "gif")  # one file whose frames come one after the other
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 SHARD_IMAGES = 10_000  # in a shard of images that do not come from shards
@@ -48,10 +49,11 @@ class Writer(ABC):
 
     any_order = False  # images may be written as they come, by several threads
 
-    def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
-        self.folder, self.source, self.size = folder, source, size
+    def __init__(self, folder: Path, source: ImageSource, size: Size, *, alone: bool = True) -> None:
+        self.folder, self.source, self.size, self.alone = folder, source, size, alone
         make_folders(folder)
-        sweep(folder)
+        if alone:  # else what looks left over may be what another process is writing
+            sweep(folder)
 
     @abstractmethod
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
@@ -95,22 +97,32 @@ class Writer(ABC):
             self.close()
 
 
-def open_writer(folder: Path | str, source: ImageSource, size: Size, format: str = "auto") -> Writer:
+def open_writer(
+    folder: Path | str, source: ImageSource, size: Size, format: str = "auto", *, alone: bool = True
+) -> Writer:
     """A writer for aligned images of `size` (h, w); "auto" gives files for files, an array for an array, and so on.
 
-    Where an image of the source has parts, such as the planes of a Z stack, the writer takes those.
+    Where an image of the source has parts, such as the planes of a Z stack, the writer takes those. alone: no other
+    process writes there; files and shards only.
     """
+    format = chosen_format(source, format)
+    if format in FILMS:
+        from congeal.images.film import GifWriter, Mp4Writer
+
+        return (Mp4Writer if format == "mp4" else GifWriter)(Path(folder), source, size)
+    own = {} if alone else {"alone": False}
+    return _writer_class(format)(Path(folder), source.parts or source, size, **own)
+
+
+def chosen_format(source: ImageSource, format: str) -> str:
+    """What "auto" means for a source."""
     if format not in FORMATS:
         raise CongealError(f"unknown output format '{format}': use {', '.join(FORMATS)}")
     if format == "auto":
         format = usual_format(source)
         if format in ("npy", "tiff") and source.has_masks:
             format = "files"  # an array has no place for alpha
-    if format in ("mp4", "gif"):
-        from congeal.images.film import GifWriter, Mp4Writer
-
-        return (Mp4Writer if format == "mp4" else GifWriter)(Path(folder), source, size)
-    return _writer_class(format)(Path(folder), source.parts or source, size)
+    return format
 
 
 def _writer_class(format: str) -> type[Writer]:
@@ -141,9 +153,9 @@ class FileWriter(Writer):
 
     any_order = True
 
-    def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
-        super().__init__(folder, source, size)
-        self._names, self._folders = OutputNames(source.ids()), OutputFolders(folder)
+    def __init__(self, folder: Path, source: ImageSource, size: Size, *, alone: bool = True) -> None:
+        super().__init__(folder, source, size, alone=alone)
+        self._names, self._folders = OutputNames(source.ids()), OutputFolders(folder, alone=alone)
 
     def _path(self, index: int, extension: str) -> Path:
         return self.folder / (self._names.stems[index] + extension)
@@ -219,6 +231,13 @@ class NpyWriter(Writer):
         if len(missing):
             self._put(missing, pixels if len(missing) == len(indices) else pixels[np.isin(indices, missing)])
 
+    def _allocate(self, pixels: np.ndarray) -> None:
+        channels = () if self.source.grey and pixels.shape[-1] == 1 else (pixels.shape[-1],)
+        self._array = allocate(self._partial, (len(self.source), *self.size, *channels), pixels.dtype)
+        self._done = allocate(self._marks, (len(self.source),), np.dtype(bool))
+        self._pages = MappedPages(self._array)
+        self._complete = False
+
     def _put(self, indices: np.ndarray, pixels: np.ndarray) -> None:
         """Rows of the array: many images of one kind at a time."""
         with self._lock:
@@ -226,20 +245,31 @@ class NpyWriter(Writer):
 
     def _put_alone(self, indices: np.ndarray, pixels: np.ndarray) -> None:
         if self._array is None or self._done is None:
-            channels = () if self.source.grey and pixels.shape[-1] == 1 else (pixels.shape[-1],)
-            self._array = allocate(self._partial, (len(self.source), *self.size, *channels), pixels.dtype)
-            self._done = allocate(self._marks, (len(self.source),), np.dtype(bool))
-            self._pages = MappedPages(self._array)
-            self._complete = False
+            self._allocate(pixels)
+        assert self._array is not None
+        assert self._done is not None
         row = self._array[0]
         if pixels.dtype != row.dtype or pixels[0].size != row.size:
-            raise CongealError(
-                f"image {self.source.id(int(indices[0]))} is {pixels.shape[1:]} of {pixels.dtype}, the others "
-                f"{row.shape} of {row.dtype}: write files instead of one array"
-            )
+            raise _another_kind(self.source.id(int(indices[0])), pixels, row)
         self._array[as_slice(indices)] = pixels.reshape(-1, *row.shape)
         self._done[indices] = True
         self._pages.touched(pixels.nbytes)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a file with rows, whole or not."""
+        return self._complete or self._array is not None
+
+    def make_room(self, pixels: np.ndarray) -> Path | None:
+        """The file into which other processes may write rows like these (B, h, w, C); None if all is done."""
+        if not self._complete and self._array is None:
+            self._allocate(pixels)
+        return None if self._complete else self._partial
+
+    def all_written(self, indices: np.ndarray) -> None:
+        """Other processes have written these rows."""
+        if self._done is not None:
+            self._done[indices] = True
 
     def missing(self, indices: np.ndarray) -> np.ndarray:
         """Those of these rows that are not marked as done."""
@@ -272,14 +302,48 @@ class NpyWriter(Writer):
         put_in_place(self._partial, self._final)
 
 
+class RowWriter:
+    """Writes rows into the array that another process's `NpyWriter` made room for: at their places, with plain writes,
+    because on a network's disk two machines must not map the same page."""
+
+    def __init__(self, file: Path, source: ImageSource) -> None:
+        array = np.load(file, mmap_mode="r")
+        self._row, self._offset, self._source = array[0], int(array.offset), source
+        self._file = file.open("r+b")
+
+    def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
+        """All of it: rows stand by themselves."""
+        if pixels.dtype != self._row.dtype or pixels[0].size != self._row.size:
+            raise _another_kind(self._source.id(int(indices[0])), pixels, self._row)
+        with writing(Path(self._file.name)):
+            for index, image in zip(indices.tolist(), np.ascontiguousarray(pixels), strict=True):
+                self._file.seek(self._offset + index * self._row.nbytes)
+                self._file.write(image.tobytes())
+        return _nothing
+
+    def close(self) -> None:
+        """Bring the rows to the disk."""
+        with writing(Path(self._file.name)):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+def _another_kind(id: str, pixels: np.ndarray, row: np.ndarray) -> CongealError:
+    return CongealError(
+        f"image {id} is {pixels.shape[1:]} of {pixels.dtype}, the others {row.shape} of {row.dtype}: write files "
+        "instead of one array"
+    )
+
+
 class ShardWriter(Writer):
     """Tar shards with the input's names and keys, written in the order of the source, each complete or absent.
 
     Images that do not come from shards are put into shards of 10,000, with their ids (without extension) as keys.
     """
 
-    def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
-        super().__init__(folder, source, size)
+    def __init__(self, folder: Path, source: ImageSource, size: Size, *, alone: bool = True) -> None:
+        super().__init__(folder, source, size, alone=alone)
         self._numbered = source.shard_of(0) is None and not Ids(map(_key, source.ids())).unique
         self._current: str | None = None
         self._tar: tarfile.TarFile | None = None
@@ -344,6 +408,16 @@ class ShardWriter(Writer):
     def done(self, index: int) -> bool:
         """Whether its shard is complete."""
         return self._place(index)[0] in self._written
+
+    def next_shard(self, rows: np.ndarray, at: int) -> int:
+        """The first position from `at` on at which another shard begins among these rows."""
+        while 0 < at < len(rows) and self._place(int(rows[at]))[0] == self._place(int(rows[at - 1]))[0]:
+            at += 1
+        return at
+
+    def end_shard(self) -> None:
+        """Complete the shard at hand."""
+        self._end_shard()
 
     def _end_shard(self) -> None:
         if self._tar is None or self._current is None:

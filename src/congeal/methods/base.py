@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Self, get_type_hints
 import numpy as np
 import torch
 
+from congeal.distributed import Crew
 from congeal.errors import CongealError, MissingExtra, first_line, meant
 from congeal.files import write_bytes
 from congeal.geometry import MOTIONS
@@ -203,20 +204,22 @@ class Method:
         checkpoint: StateFile | None = None,
         save_every: float = 20.0,
         callbacks: Iterable[Callback] = (),
+        crew: Crew | None = None,
         verbose: bool = False,
     ) -> Self:
         """Align a set: anything `open_images` takes, or a prepared Stack.
 
         init: aligned_from_source matrices (N, 3, 3) to start from. checkpoint: where the state is kept, every
         `save_every` seconds, so that the same call continues an interrupted one. callbacks: called with an Event after
-        every step. verbose: show progress, as a bar on a terminal and as lines elsewhere.
+        every step. crew: other processes that share the work. verbose: show progress, as a bar on a terminal and as
+        lines elsewhere.
         """
         self.check_parameters()
         stack = images if isinstance(images, Stack) else self._prepare(images, init, verbose=verbose)
         if len(stack) < 2:
             raise CongealError(f"{stack.source.name} has {len(stack)} usable image: aligning a set needs at least two")
         kind = stack.kind if self.kind == "auto" else self.kind
-        job = Job(self.name, callbacks, checkpoint, not verbose, save_every)
+        job = Job(self.name, callbacks, checkpoint, not verbose, save_every, crew=crew)
         job.random_state = _seed(self.random_state, job)
         worker = self._worker(job.random_state)
         with telling(verbose):
@@ -229,7 +232,7 @@ class Method:
         self.__dict__ |= {name: value for name, value in worker.__dict__.items() if name not in self.get_params()}
         self.history_, self.random_state_ = job.history, job.random_state
         self.layout_ = replace(stack.layout, kind=kind)
-        result = self._measured(stack, found, kind, verbose=verbose)
+        result = self._measured(stack, found, kind, verbose=verbose, crew=crew)
         self.transforms_, self.quality_ = result.transforms, result.quality
         self.stack_from_frame_ = result.stack_from_frame
         self.motion_, self.levels_, self.trained_ = result.found.motion, result.found.levels, result.found.trained
@@ -250,16 +253,22 @@ class Method:
         return _output(stack, self.align_new(stack, verbose=verbose).transforms, images, output)
 
     def align_new(
-        self, stack: Stack, *, checkpoint: StateFile | None = None, save_every: float = 20.0, verbose: bool = False
+        self,
+        stack: Stack,
+        *,
+        checkpoint: StateFile | None = None,
+        save_every: float = 20.0,
+        crew: Crew | None = None,
+        verbose: bool = False,
     ) -> Alignment:
         """`transform` without the pixels: what is found for a stack that was prepared with this model's `layout_`.
 
-        checkpoint, save_every, verbose: as for `fit`, so that a long pass can be interrupted.
+        checkpoint, save_every, crew, verbose: as for `fit`, so that a long pass can be interrupted.
         """
         self._check_fitted()
         self.check_parameters()
         kind = self.layout_.kind or stack.kind
-        job = Job(self.name, (), checkpoint, not verbose, save_every)
+        job = Job(self.name, (), checkpoint, not verbose, save_every, crew=crew)
         worker = self._worker(self.random_state_)
         with telling(verbose):
             try:
@@ -267,7 +276,7 @@ class Method:
                     found = worker._align_new(stack, worker._appearance(kind), job)
             finally:
                 job.close()
-        return self._measured(stack, found, kind, verbose=verbose)
+        return self._measured(stack, found, kind, verbose=verbose, crew=crew)
 
     def fit_transform(self, images: Any, y: None = None, *, output: Any = None, **options: Any) -> Any:
         """Fit, and give the aligned images: an array for an array, of the same dtype; a list of arrays for anything
@@ -317,7 +326,9 @@ class Method:
         options: dict[str, Any] = {"size": self.size, "align_on": self.align_on, "layout": layout, "quiet": not verbose}
         return prepare(open_images(images), init=init, **options)
 
-    def _measured(self, stack: Stack, answer: torch.Tensor | Found, kind: str, *, verbose: bool) -> Alignment:
+    def _measured(
+        self, stack: Stack, answer: torch.Tensor | Found, kind: str, *, verbose: bool, crew: Crew | None = None
+    ) -> Alignment:
         if isinstance(answer, torch.Tensor):
             answer = Found(answer, self.motion, (max(stack.frame),))
         # As precise as the method is: a million poses in float64 are 72 MB.
@@ -325,7 +336,7 @@ class Method:
         for part in chunks(stack) if answer.motion != "homography" else ():
             poses[part] = on_motion(stack.start[part], answer.poses[part].cpu().numpy(), answer.motion, stack.frame)
         with torch.inference_mode(False):
-            result = measure(stack, poses, kind, motion=answer.motion, quiet=not verbose)
+            result = measure(stack, poses, kind, motion=answer.motion, crew=crew, quiet=not verbose)
         error = None if answer.error is None else answer.error.double().cpu().numpy() * stack.source_pixels()
         transforms = stack.to_transforms(poses, result.score, result.status, result.out_of_frame, error)
         return Alignment(transforms, result.quality, poses, answer)

@@ -11,8 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from congeal.distributed import Crew
+from congeal.distributed.broadcast import key_of
 from congeal.errors import require
 from congeal.progress import Progress, log
+from congeal.solvers.streaming import shards
+
+_LEAST_SHARDS = 8  # of a set that is placed by others: even a small one keeps some of them busy
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,38 @@ class StateFile(Protocol):
 
     def load(self) -> dict[str, Any] | None:
         """What was kept, or None."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A pass as other processes do it.
+
+    Attributes
+    ----------
+    work : callable
+        Gets a run of positions, gives its rows of every output; can be pickled.
+    key : str
+        What the answer depends on.
+    values : int
+        Of one image, by which shards are cut.
+    """
+
+    work: Callable[[np.ndarray], tuple[torch.Tensor, ...]]
+    key: str
+    values: int
+
+
+@dataclass(frozen=True)
+class ByRuns:
+    """The work of a task: run by run through a shard, as one process would."""
+
+    work: Callable[[np.ndarray], tuple[torch.Tensor, ...]]
+
+    @torch.no_grad()
+    def __call__(self, runs: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
+        """The rows of every output, by its number."""
+        rows = zip(*(self.work(np.arange(first, stop)) for first, stop in runs), strict=True)
+        return {str(number): torch.cat(one).numpy() for number, one in enumerate(rows)}
 
 
 @dataclass
@@ -64,6 +101,8 @@ class Job:
     history: list[dict[str, float]] = field(default_factory=list)
     random_state: int = 0
     """The seed of the work, kept with its state."""
+    crew: Crew | None = None
+    """Who places images; None for this process."""
     _progress: Progress | None = None
     _why: str = ""
     _saved: float = field(default_factory=time.monotonic)
@@ -124,6 +163,7 @@ class Job:
         *outputs: torch.Tensor,
         beside: Mapping[str, Any] | None = None,
         name: str = "placed",
+        spread: Spread | None = None,
     ) -> None:
         """A long pass over images that are each placed alone: fill the outputs run by run, with a progress bar.
 
@@ -141,6 +181,8 @@ class Job:
             What else the checkpoint has to hold.
         name : str
             Of this pass in the checkpoint, where a job has more than one.
+        spread : Spread, optional
+            The same work for other processes, used if there is a crew.
         """
         stored = self._stored() or {"state": {}}  # not `load`: the history may have grown since it was saved
         done, saved = stored["state"].get(name, (0, ()))
@@ -148,6 +190,11 @@ class Job:
             output[:done] = rows
         left = [part for part in parts if part[-1] >= done]
         self.close()
+        if self.crew is not None and spread is not None:
+            if self.checkpoint is not None:  # what came before is not done again if this process is ended
+                self.save({**(beside or {}), name: (done, [output[:done].clone() for output in outputs])})
+            self._place_by_crew(self.crew, left, spread, outputs)
+            return
         total = int(parts[-1][-1]) + 1
         self._progress = progress = Progress(total, f"{self.method}: aligning", quiet=self.quiet, done=done)
         for part, rows in zip(left, work(left), strict=True):
@@ -157,6 +204,18 @@ class Job:
             if self.due():
                 done = int(part[-1]) + 1
                 self.save({**(beside or {}), name: (done, [output[:done].clone() for output in outputs])})
+
+    def _place_by_crew(
+        self, crew: Crew, parts: Sequence[np.ndarray], spread: Spread, outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """The same runs in the same order, by shards; each result is a file, so nothing has to be saved here."""
+        together = shards(parts, spread.values, least=_LEAST_SHARDS)
+        items = [[(int(part[0]), int(part[-1]) + 1) for part in shard] for shard in together]
+        counts = [shard[-1][1] - shard[0][0] for shard in items]
+        done = crew.map(f"{self.method}: aligning", key_of(spread.key, items), ByRuns(spread.work), items, counts)
+        for item, result in zip(items, done, strict=True):
+            for number, output in enumerate(outputs):
+                output[item[0][0] : item[-1][1]] = torch.from_numpy(result[str(number)])
 
     def close(self) -> None:
         """End the progress bar, and say why it did not reach its end."""

@@ -13,19 +13,21 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from congeal.distributed import Crew
+from congeal.distributed.broadcast import key_of
 from congeal.errors import CongealError
 from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import CountOrZero, NotNegative, Positive, PositiveOrEndless, Reference, Some
-from congeal.methods.job import Job
+from congeal.methods.job import Job, Spread
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.filters import blur, frame_unit
 from congeal.solvers.gauge import Gauge, corner_motion
 from congeal.solvers.gaussnewton import GaussNewton, Linearisation
 from congeal.solvers.reference import reference_image
 from congeal.solvers.setpass import SetPass
-from congeal.solvers.streaming import chunks, start_poses
+from congeal.solvers.streaming import chunks, stack_values, start_poses
 
 _OF_THE_SET = ("auto", "mean", "stack")  # references that the set itself makes, anew with every step
 
@@ -105,7 +107,7 @@ class LSC(Method):
                 zoom = float(state["zoom"])
                 gauge = Gauge.of_stack(stack, self.motion, holds_ink=appearance.holds_ink, zoom=zoom)
             for level in range(int(state["level"]), len(self.blurs)):
-                solver = self._pass(stack, appearance, self.blurs[level], fixed, gauge)
+                solver = self._pass(stack, appearance, self.blurs[level], fixed, gauge, job.crew)
                 resumed = level == state["level"] and state["target"] is not None
                 solver.target = state["target"] if resumed else solver.collect(found)
                 first = int(state["iteration"]) if level == state["level"] else 0
@@ -123,7 +125,7 @@ class LSC(Method):
                     if converged:
                         job.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
                         break
-            last = self._pass(stack, appearance, 0.0).collect(found)["mean"] if fixed is None else fixed
+            last = self._pass(stack, appearance, 0.0, crew=job.crew).collect(found)["mean"] if fixed is None else fixed
         self._template: torch.Tensor = last
         return found
 
@@ -137,11 +139,12 @@ class LSC(Method):
         sigma: float,
         fixed: torch.Tensor | None = None,
         gauge: Gauge | None = None,
+        crew: Crew | None = None,
     ) -> SetPass:
         """A pass over the set; sigma in pixels of a 28-pixel frame."""
         pairs = self._is_of_the_set() and self.reference == "stack" and fixed is None
         sigma *= frame_unit(stack.frame)
-        return SetPass(stack, self._newton(stack), appearance, sigma, fixed=fixed, gauge=gauge, pairs=pairs)
+        return SetPass(stack, self._newton(stack), appearance, sigma, fixed=fixed, gauge=gauge, pairs=pairs, crew=crew)
 
     def _newton(self, stack: Stack) -> GaussNewton:
         max_step = self.max_step if self.guards else float("inf")
@@ -153,25 +156,36 @@ class LSC(Method):
         with torch.no_grad():
             template = self._template.double()[None]
             levels = [(sigma * unit, newton.linearise(blur(template, sigma * unit)[0])) for sigma in self.blurs]
-            job.place(
-                chunks(stack),
-                lambda parts: ((self._place(stack, part, appearance, newton, levels),) for part in parts),
-                found,
-            )
+            placing = _Placing(stack, appearance, newton, levels, self.iterations, self.tolerance)
+            key = key_of("lsc", template, self._plain_params(), stack.kept, stack.start, appearance.kind)
+            spread = Spread(placing, key, stack_values(stack)) if job.crew is not None else None
+            job.place(chunks(stack), lambda parts: map(placing, parts), found, spread=spread)
         return found
 
-    def _place(
-        self,
-        stack: Stack,
-        part: np.ndarray,
-        appearance: Appearance,
-        newton: GaussNewton,
-        levels: list[tuple[float, Linearisation]],
-    ) -> torch.Tensor:
+    def _state(self) -> dict[str, torch.Tensor]:
+        return {"template": self._template}
+
+    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._template = state["template"]
+
+
+@dataclass
+class _Placing:
+    """Steps of new images towards a template, in this process or another."""
+
+    stack: Stack
+    appearance: Appearance
+    newton: GaussNewton
+    levels: list[tuple[float, Linearisation]]
+    iterations: tuple[int, ...]
+    tolerance: float
+
+    def __call__(self, part: np.ndarray) -> tuple[torch.Tensor]:
         """Poses (B, 3, 3) of some images, each of which ends a level by its own motion.
 
         In float64: how sums are rounded depends on the number of images, and no image may depend on the others.
         """
+        stack, appearance, newton, levels = self.stack, self.appearance, self.newton, self.levels
         poses, images, masks = torch.as_tensor(stack.start[part]), stack.images(part).double(), stack.masks(part)
         masks = None if masks is None else masks.double()
         for (sigma, line), iterations in zip(levels, self.iterations, strict=True):
@@ -184,10 +198,4 @@ class LSC(Method):
                 moving = moving[corner_motion(before, poses[moving], stack.frame) >= self.tolerance]
                 if not len(moving):
                     break
-        return poses.float()
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        return {"template": self._template}
-
-    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._template = state["template"]
+        return (poses.float(),)

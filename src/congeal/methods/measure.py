@@ -8,11 +8,17 @@ Memory does not grow with the set, but for some 60 bytes an image.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
+from congeal.distributed import Crew
+from congeal.distributed.broadcast import key_of
 from congeal.geometry import coverage, invert, normalise, rescale, warp
 from congeal.images import Stack
 from congeal.methods.glimpses import make_preview
@@ -35,12 +41,22 @@ from congeal.metrics.wild import frame_scales, wild
 from congeal.progress import Progress
 from congeal.solvers.appearance import Appearance, plain_appearance
 from congeal.solvers.gauge import can_scale
-from congeal.solvers.streaming import CHUNK_VALUES, chunks, pixel_area
+from congeal.solvers.streaming import CHUNK_VALUES, chunks, pixel_area, shards, stack_values
 from congeal.transforms import STATUSES
 
 PHASE = 0.5 - 3**-0.5 / 2
 """Where (1 − x)² + x², the noise that is left between two pixels, is 2/3, its mean over all x."""
 OK, BLANK, OUTLIER, FAILED = (STATUSES.index(word) for word in ("ok", "blank", "outlier", "failed"))
+
+
+# Of each image: ink in the frame and in the source, share of the frame without image, scales.
+_PER_IMAGE = {
+    "ink": np.float32,
+    "stack_ink": np.float32,
+    "outside": np.float32,
+    "scale": np.float64,
+    "frame_scale": np.float64,
+}
 
 
 @dataclass
@@ -54,16 +70,25 @@ class Measurement:
 
 
 def measure(
-    stack: Stack, stack_from_frame: np.ndarray, kind: str, *, motion: str = "homography", quiet: bool = True
+    stack: Stack,
+    stack_from_frame: np.ndarray,
+    kind: str,
+    *,
+    motion: str = "homography",
+    crew: Crew | None = None,
+    quiet: bool = True,
 ) -> Measurement:
     """Quality before and after, score and status.
 
     kind: "object" or "photo", which decides what counts as a collapse. motion: what the method was allowed; one that
-    cannot scale is not to blame for the size that a start gives to an object.
+    cannot scale is not to blame for the size that a start gives to an object. crew: who looks at the images; None for
+    this process.
     """
-    with torch.no_grad(), Progress(2 * len(stack), "measuring", quiet=quiet) as progress:
-        pixels = _pixels(stack, stack_from_frame, kind, progress)
-        alike = _alike(stack, stack_from_frame, kind, progress)
+    with torch.no_grad(), Progress(2 * len(stack), "measuring", quiet=quiet or crew is not None) as progress:
+        key = "" if crew is None else key_of(stack_from_frame, stack.kept, stack.start, stack.size, stack.frame, kind)
+        over = _Over(crew, key, progress)
+        pixels = _pixels(stack, stack_from_frame, kind, over)
+        alike = _alike(stack, stack_from_frame, kind, over)
     # What is around an object is empty: the frame may go anywhere there, but a match that needs it must be a good one.
     bent = wild(pixels.frame_scale)
     lost = pixels.lost | (bent if kind == "photo" else wild(pixels.scale))
@@ -104,32 +129,87 @@ class _Pixels:
     means: tuple[np.ndarray, np.ndarray]  # (C,h,w) before and after, on the 0–255 scale
 
 
-def _pixels(stack: Stack, stack_from_frame: np.ndarray, kind: str, progress: Progress) -> _Pixels:
-    appearance = plain_appearance(kind)
-    meter = PixelMeter(aligned_area=1 / pixel_area(stack))
-    n = len(stack)
-    ink, source_ink, outside = (np.zeros(n, dtype=np.float32) for _ in range(3))
-    scale, frame_scale, outside_before = np.zeros(n), np.zeros(n), 0.0
-    for part in chunks(stack):
-        found, start = _matrices(stack_from_frame[part]), _matrices(stack.start[part])
+class _Over:
+    """Goes over shards in order: in this process, or by a crew."""
+
+    def __init__(self, crew: Crew | None, key: str, progress: Progress) -> None:
+        self._crew, self._key, self.progress = crew, key, progress
+
+    def __call__(
+        self, stage: str, work: Callable[[Any], dict[str, np.ndarray]], items: Sequence[Any], counts: Sequence[int]
+    ) -> Iterator[dict[str, np.ndarray]]:
+        if self._crew is not None:
+            yield from self._crew.map(stage, self._key, work, items, counts)
+            return
+        for item, count in zip(items, counts, strict=True):
+            yield work(item)
+            self.progress.update(count)
+
+
+def _pixels(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) -> _Pixels:
+    appearance, area = plain_appearance(kind), pixel_area(stack)
+    meter = PixelMeter(aligned_area=1 / area)
+    look = _PixelLook(stack, stack_from_frame, kind, area)
+    items = [[(int(part[0]), int(part[-1]) + 1) for part in shard] for shard in shards(chunks(stack), _light(stack))]
+    seen = {name: np.zeros(len(stack), dtype) for name, dtype in _PER_IMAGE.items()}
+    counts = [item[-1][1] - item[0][0] for item in items]
+    outside_before = 0.0
+    for item, one in zip(items, over("measuring pixels", look, items, counts), strict=True):
+        for name, values in seen.items():
+            values[item[0][0] : item[-1][1]] = one.pop(name)
+        outside_before += float(one.pop("outside_before"))
+        meter.merge(PixelMeter().restore(one))
+    ink, source_ink, outside, scale, frame_scale = seen.values()
+    numbers = meter.numbers() | {"out_of_frame_before": outside_before / len(stack)}
+    means = (meter.before.mean, meter.after.mean)
+    if not appearance.holds_ink:
+        nothing = np.zeros(len(stack), dtype=bool)
+        return _Pixels(numbers, scale, frame_scale, outside, outside > LOST_OUTSIDE, nothing, means)
+    lost = ink * np.float32(area) < LOST_INK * source_ink
+    return _Pixels(numbers, scale, frame_scale, outside, lost, blank(source_ink), means)
+
+
+def _light(stack: Stack) -> int:
+    """Values by which shards are cut: looking at an image takes a tenth of the time that placing it does."""
+    return max(1, stack_values(stack) // 4)
+
+
+@dataclass
+class _PixelLook:
+    """What the pixels of a shard say, as arrays: sums of all, and some numbers of each image."""
+
+    stack: Stack
+    stack_from_frame: np.ndarray
+    kind: str
+    area: float
+
+    @torch.no_grad()
+    def __call__(self, runs: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
+        meter, appearance = PixelMeter(aligned_area=1 / self.area), plain_appearance(self.kind)
+        origin, n = runs[0][0], runs[-1][1] - runs[0][0]
+        # Filled in place: small arrays that stay between large ones that go would keep their memory.
+        each = {name: np.zeros(n, dtype) for name, dtype in _PER_IMAGE.items()}
+        outside_before = 0.0
+        for first, stop in runs:
+            here = {name: values[first - origin : stop - origin] for name, values in each.items()}
+            outside_before += self._run(np.arange(first, stop), meter, appearance, here)
+        return {**each, **meter.state(), "outside_before": np.array(outside_before)}
+
+    def _run(self, part: np.ndarray, meter: PixelMeter, appearance: Appearance, each: dict[str, np.ndarray]) -> float:
+        """Take in a run, fill in the numbers of its images, and give the share of the frame that was empty before."""
+        stack, poses = self.stack, self.stack_from_frame[part]
+        found, start = _matrices(poses), _matrices(stack.start[part])
         images, masks = stack.images(part), stack.masks(part)
         before, before_weight = _shown(images, masks, start, stack, appearance)
         after, after_weight = _shown(images, masks, found, stack, appearance)
         meter.update_before(before, before_weight)
         meter.update_after(after, images, after_weight)
-        ink[part], source_ink[part] = after.flatten(1).sum(1), images.flatten(1).sum(1)
-        outside[part] = 1 - coverage(found, stack.size, stack.frame).mean((1, 2, 3))
-        outside_before += float((1 - coverage(start, stack.size, stack.frame).mean((1, 2, 3))).sum())
-        frame_from_stack = invert(stack_from_frame[part].astype(np.float64))
-        scale[part] = scales(frame_from_stack, stack.frame, invert(stack.start[part]))
-        frame_scale[part] = frame_scales(stack_from_frame[part], stack.start[part], stack.frame)
-        progress.update(len(part))
-    numbers = meter.numbers() | {"out_of_frame_before": outside_before / n}
-    means = (meter.before.mean, meter.after.mean)
-    if not appearance.holds_ink:
-        return _Pixels(numbers, scale, frame_scale, outside, outside > LOST_OUTSIDE, np.zeros(n, dtype=bool), means)
-    lost = ink * np.float32(pixel_area(stack)) < LOST_INK * source_ink
-    return _Pixels(numbers, scale, frame_scale, outside, lost, blank(source_ink), means)
+        each["ink"][:], each["stack_ink"][:] = after.flatten(1).sum(1), images.flatten(1).sum(1)
+        each["outside"][:] = 1 - coverage(found, stack.size, stack.frame).mean((1, 2, 3))
+        frame_from_stack = invert(poses.astype(np.float64))
+        each["scale"][:] = scales(frame_from_stack, stack.frame, invert(stack.start[part]))
+        each["frame_scale"][:] = frame_scales(poses, stack.start[part], stack.frame)
+        return float((1 - coverage(start, stack.size, stack.frame).mean((1, 2, 3))).sum())
 
 
 def _start_energy(stack: Stack) -> float:
@@ -166,6 +246,7 @@ class _Views:
 
     def __init__(self, stack: Stack, stack_from_frame: np.ndarray, kind: str) -> None:
         self.stack = stack.at(FINE_SIDE) if len(stack) <= FINE_IMAGES else stack
+        self.count = len(stack)
         self._poses, self._appearance = stack_from_frame, plain_appearance(kind)
         self._larger_from_stack = rescale(stack.size, self.stack.size)
         # Sampling between pixels averages noise, which would make every image that moved look more like the others.
@@ -191,7 +272,7 @@ class _Views:
         return local_contrast(shown, weights)
 
 
-def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, progress: Progress) -> _Alike:
+def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) -> _Alike:
     n = len(stack)
     before, after = _Views(stack, stack.start, kind), _Views(stack, stack_from_frame, kind)
     most = min(SAMPLE_IMAGES, max(1, SAMPLE_VALUES // (after.stack.frame[0] * after.stack.frame[1])))
@@ -223,15 +304,50 @@ def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, progress: Prog
         "sharpness_before": before.sharpness.value,
         "sharpness_after": after.sharpness.value,
     }
-    progress.update(len(sample))
-    rest = np.setdiff1d(np.arange(n), sample)
-    for part in np.array_split(rest, -(-len(rest) // max(1, most // 8))) if len(rest) else ():
-        contrast, counts = after.of(part)
-        near[part] = crowd.nearness(contrast, counts)
-        score[part] = common.likeness(contrast, counts, torch.zeros(len(part), dtype=torch.bool))
-        flat[part] = ~contrast.flatten(1).any(1).numpy()
-        progress.update(len(part))
+    over.progress.update(len(sample))
+    scoring = _Scoring(after, crowd, common, sample, max(1, most // 8))
+    parts = scoring.parts()
+    together = shards(parts, _light(stack))
+    edges = np.cumsum([0, *map(len, together)]).tolist()
+    images = [sum(map(len, shard)) for shard in together]
+    for shard, one in zip(together, over("measuring likeness", scoring, list(pairwise(edges)), images), strict=True):
+        rows = np.concatenate(shard)
+        near[rows], score[rows], flat[rows] = one["near"], one["score"], one["flat"]
     return _Alike(numbers, score, near, crowd.least, crowd.least_if_bent, flat)
+
+
+@dataclass
+class _Scoring:
+    """How alike to the sample the others are, a few at a time."""
+
+    views: _Views
+    crowd: Crowd
+    common: Common
+    sample: np.ndarray
+    together: int
+
+    def parts(self) -> list[np.ndarray]:
+        """Rows that are not in the sample, in runs."""
+        rest = np.setdiff1d(np.arange(self.views.count), self.sample)
+        return list(np.array_split(rest, -(-len(rest) // self.together))) if len(rest) else []
+
+    @cached_property
+    def _parts(self) -> list[np.ndarray]:
+        return self.parts()
+
+    @torch.no_grad()
+    def __call__(self, runs: tuple[int, int]) -> dict[str, np.ndarray]:
+        parts = self._parts[slice(*runs)]
+        n, at = sum(map(len, parts)), 0
+        near, score, flat = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
+        for part in parts:
+            contrast, counts = self.views.of(part)
+            here = slice(at, at + len(part))
+            near[here] = self.crowd.nearness(contrast, counts)
+            score[here] = self.common.likeness(contrast, counts, torch.zeros(len(part), dtype=torch.bool))
+            flat[here] = ~contrast.flatten(1).any(1).numpy()
+            at += len(part)
+        return {"near": near, "score": score, "flat": flat}
 
 
 def _likeness(contrast: torch.Tensor, counts: torch.Tensor | None) -> np.ndarray:

@@ -7,6 +7,7 @@ photographs crisp detail lowers it. The verdict rests on likeness, on the energy
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,33 @@ class PixelMeter:
         self._source_ink.append(source.astype(np.float32))
         self._aligned_total += float(aligned.sum())
         self._source_total += float(source.sum())
+
+    def merge(self, other: PixelMeter) -> None:
+        """Take in all that `other` has seen."""
+        self.before.merge(other.before)
+        self.after.merge(other.after)
+        self._aligned_ink += other._aligned_ink
+        self._source_ink += other._source_ink
+        self._aligned_total += other._aligned_total
+        self._source_total += other._source_total
+
+    def state(self) -> dict[str, Array]:
+        """All that was seen, as arrays by name."""
+        both = {"before": self.before, "after": self.after}
+        arrays = {f"{name}.{key}": array for name, one in both.items() for key, array in one.state().items()}
+        arrays["aligned_ink"] = np.concatenate([*self._aligned_ink, np.empty(0, np.float32)])
+        arrays["source_ink"] = np.concatenate([*self._source_ink, np.empty(0, np.float32)])
+        return {**arrays, "totals": np.array([self._aligned_total, self._source_total])}
+
+    def restore(self, state: Mapping[str, Array]) -> PixelMeter:
+        """The inverse of `state`."""
+        parts = {name: [key for key in state if key.startswith(f"{name}.")] for name in ("before", "after")}
+        self.before, self.after = (
+            RunningStats.restore({key.partition(".")[2]: state[key] for key in keys}) for keys in parts.values()
+        )
+        self._aligned_ink, self._source_ink = [state["aligned_ink"]], [state["source_ink"]]
+        self._aligned_total, self._source_total = (float(total) for total in state["totals"])
+        return self
 
     def numbers(self) -> dict[str, float]:
         """apsnr_before, apsnr_after, energy_ratio and blank_share of `Evidence`."""

@@ -15,8 +15,9 @@ from congeal.images.channels import Channel
 from congeal.images.excluded import exclude_images
 from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method
-from congeal.opening import open_images
+from congeal.pipeline.crewing import crew_for, hired, open_for
 from congeal.pipeline.groups import grouping_method
+from congeal.pipeline.remote_output import check_place, copied, place_of
 from congeal.pipeline.repair import check_results, finish_or_repair
 from congeal.pipeline.request import (
     asked_exclusions,
@@ -65,6 +66,7 @@ def align(
     write_aligned: bool = True,
     output_format: str = "auto",
     transforms_format: str = "auto",
+    executor: Any = None,
     quiet: bool = False,
     command: str | None = None,
 ) -> Result:
@@ -121,6 +123,9 @@ def align(
         "auto" gives back what came in; or "files", "npy", "tiff", "shards", "mp4", "gif".
     transforms_format : str
         "csv", "npz" or "parquet"; "auto" is CSV for up to 200,000 images and NPZ for more.
+    executor : str, concurrent.futures.Executor or distributed.Client, optional
+        Who shares the work: "processes:4", "dask:local:4", "dask:tcp://HOST:PORT" or "dask:FILE.json". The answer is
+        the same, byte for byte. Unless given, this process does all of it.
     quiet : bool
         Show no progress.
     command : str, optional
@@ -134,10 +139,12 @@ def align(
     params = params or {}
     asked = None if reference == "auto" else reference
     refuse_twice(params, seed=seed, motion=motion, train=train, device=device, reference=asked, channel=channel)
-    wanted = exclude_images(open_images(source, limit=limit, z=z), exclude, strict=limit is None)
+    wanted = exclude_images(open_for(executor, source, limit, z), exclude, strict=limit is None)
     images = at_faces(remember_decoded(wanted), init, quiet=quiet)
     need_two(limit)
     check_formats(images, output_format, transforms_format)
+    place = place_of(output)
+    check_place(place, images, output_format, write_aligned=write_aligned, spread=executor is not None)
     name, preset_params = choose_method(method, preset)
     given = {"motion": motion, "train": train, "size": size, "random_state": seed, **device_setting(name, device)}
     settings = {**preset_params, **{k: v for k, v in given.items() if v is not None}}
@@ -165,9 +172,12 @@ def align(
         "version": __version__,
         "command": command_name(command),
     }
-    with RunFolder(output).begin(config) as run:
+    with (
+        crew_for(executor, place.folder, url=place.url, quiet=quiet) as crew,
+        RunFolder(place.folder).begin(config) as run,
+    ):
         fingerprint = check_unchanged(run, images)
-        with failing_as_run():
+        with failing_as_run(), copied(place), hired(run, crew, place.aligned):
             check_results(run)
             answer = None if run.reached("fitted") else fit_images(run, images, model, fingerprint, start, quiet=quiet)
             del model, start  # the poses of a million images, which are on the disk now

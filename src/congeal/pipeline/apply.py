@@ -17,8 +17,9 @@ from congeal.images.intensity import AlignOn
 from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
-from congeal.opening import open_images
+from congeal.pipeline.crewing import crew_for, hired, open_for
 from congeal.pipeline.groups import group_facts
+from congeal.pipeline.remote_output import check_place, copied, place_of
 from congeal.pipeline.repair import check_results, finish_or_repair
 from congeal.pipeline.request import (
     asked_format,
@@ -48,6 +49,7 @@ def apply(
     write_aligned: bool = True,
     output_format: str = "auto",
     transforms_format: str = "auto",
+    executor: Any = None,
     quiet: bool = False,
     command: str | None = None,
 ) -> Result:
@@ -73,7 +75,7 @@ def apply(
         Use only the first `limit` images.
     device : str, optional
         "auto" or "cpu": new images are aligned on the CPU.
-    write_aligned, output_format, transforms_format, quiet, command
+    write_aligned, output_format, transforms_format, executor, quiet, command
         As for `align`.
 
     Returns
@@ -95,7 +97,7 @@ def apply(
         raise CongealError(f"{trained} has no model yet; run its 'congeal align' command again to finish it")
     model = load(trained / "model.safetensors")
     z = trained.config.get("z") if z is None else z
-    images = remember_decoded(open_images(source, limit=limit, z=z))
+    images = remember_decoded(open_for(executor, source, limit, z))
     asked, channels = channel_of(trained, images, channel, model)
     model.layout_ = replace(model.layout_, align_on=channels)
     check_formats(images, output_format, transforms_format)
@@ -120,9 +122,14 @@ def apply(
         "version": __version__,
         "command": command_name(command),
     }
-    with RunFolder(output).begin(config) as folder:
+    place = place_of(output)
+    check_place(place, images, output_format, write_aligned=write_aligned, spread=executor is not None)
+    with (
+        crew_for(executor, place.folder, url=place.url, quiet=quiet) as crew,
+        RunFolder(place.folder).begin(config) as folder,
+    ):
         fingerprint = check_unchanged(folder, images)
-        with failing_as_run():
+        with failing_as_run(), copied(place), hired(folder, crew, place.aligned):
             check_results(folder)
             answer = None
             if not folder.reached("fitted"):
@@ -158,7 +165,7 @@ def align_new_images(
     log.info("aligning %d new images with the model of %s", len(stack), run.config["run"])
     checkpoint = run.checkpoint
     # `transform` would hold every aligned image.
-    aligned = model.align_new(stack, checkpoint=checkpoint, verbose=not quiet)
+    aligned = model.align_new(stack, checkpoint=checkpoint, crew=run.crew, verbose=not quiet)
     seconds = checkpoint.seconds
     found = aligned.found
     how = {

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -95,12 +96,13 @@ class Drawn:
 class Drawing:
     """How images are drawn: where from, through which transforms, in which frames, and what is kept of them.
 
+    run: the folder for small pictures of the images that the report shows.
     found and start (N,3,3) are `aligned_from_source`. size and shown_size: of the aligned picture, and of the one of
     the start. samples: the images that the report shows. weigh: whether what lies outside an image does not count.
     draws_start: whether the picture of the start is wanted.
     """
 
-    run: RunFolder
+    run: RunFolder | Path
     source: ImageSource
     found: Transforms
     start: np.ndarray
@@ -211,15 +213,23 @@ def chunk_size(source: ImageSource) -> int:
 
 @contextmanager
 def side_by_side(
-    draw: Callable[[np.ndarray], Result], source: ImageSource, found: Transforms, rows: np.ndarray
+    draw: Callable[[np.ndarray], Result],
+    source: ImageSource,
+    found: Transforms,
+    rows: np.ndarray,
+    runs: Iterable[tuple[int, int]] | None = None,
 ) -> Iterator[Iterable[Result]]:
-    """draw(some rows), in order, of all of them: several at a time, each with one thread inside its operations."""
-    if not len(rows):
+    """draw(some rows), in order, of all of them: several at a time, each with one thread inside its operations.
+
+    runs: (first, stop) of parts of the rows that are not mixed.
+    """
+    runs = [(0, len(rows))] if runs is None else list(runs)
+    if not len(rows) or not runs:
         yield ()
         return
     step = chunk_size(source)
-    chunks = (rows[first : first + step] for first in range(0, len(rows), step))
-    largest = 3 * int(found.source_sizes[rows].astype(np.int64).prod(1).max())
+    chunks = (rows[at : min(at + step, stop)] for first, stop in runs for at in range(first, stop, step))
+    largest = 3 * int(found.source_sizes[rows[runs[0][0] :]].astype(np.int64).prod(1).max())
     threads = min(usable_cores(), max(1, THREAD_VALUES // max(1, largest)))
     usual = torch.get_num_threads()
     try:

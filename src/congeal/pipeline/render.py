@@ -13,10 +13,10 @@ import json
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,9 @@ import numpy as np
 from congeal.files import make_folders, replacing, sweep, write_bytes, write_json
 from congeal.images import ImageSource, Skipped, Writer, open_writer
 from congeal.images.grouped import GroupedWriter
+from congeal.images.sharded import cut
 from congeal.images.threads import in_order, usable_cores
-from congeal.images.writers import is_whole, takes_parts
+from congeal.images.writers import ShardWriter, is_whole, takes_parts
 from congeal.metrics import RunningStats
 from congeal.pipeline.display import DisplayRange, png, smaller
 from congeal.pipeline.draw import SAMPLES, Drawing, Drawn, View, chunk_size, side_by_side, write_some
@@ -40,7 +41,8 @@ START_PICTURES = ("mean_before.png", "variance_before.png")  # under .work
 GROUP_VALUES = 32_000_000  # values of large pictures that go into the statistics at a time …
 GROUP_IMAGES = 256  # … and of small ones at most so many
 BAND_ROWS = 64  # of a picture that become grey levels at a time
-NOTES = 2  # version of what is noted
+NOTES = 3  # version of what is noted
+PARTS = ("after", "before", "own_after", "own_before")
 SAVE_EVERY = 20.0  # seconds
 SHOWN = 720  # longer side of the pictures that only the report shows
 # How many images of each kind the report shows at most, so that its size does not grow with the set.
@@ -85,32 +87,48 @@ class Picture:
 @dataclass
 class Rendered:
     """What a pass has gathered: images that could be read at first but not again, how many were turned upright by their
-    EXIF orientation, the two pictures, those of the groups of a pile, the seconds it took, and how many of the rows are
-    behind it."""
+    EXIF orientation, the two pictures (those of the shard at hand apart), those of the groups of a pile, the seconds it
+    took, and how many of the rows are behind it."""
 
     after: Picture = field(default_factory=Picture)
     before: Picture = field(default_factory=Picture)
+    own_after: Picture = field(default_factory=Picture)
+    own_before: Picture = field(default_factory=Picture)
     groups: dict[int, Picture] = field(default_factory=dict)
     lost: list[Skipped] = field(default_factory=list)
     n_rotated: int = 0
     seconds: float = 0.0
     position: int = 0
 
-    def take(self, group: Sequence[Drawn], seconds: float) -> None:
-        """Take in the images that come next; seconds: how long it took until now."""
+    def take(self, group: Sequence[Drawn]) -> None:
+        """Take in the images that come next."""
         after = [drawn.after for drawn in group if drawn.after is not None]
         before = [drawn.before for drawn in group if drawn.before is not None]
         # Side by side: nobody else is at work when the last images are taken in.
-        list(
-            in_order(
-                lambda add: add(), [partial(self.after.add, after), partial(self.before.add, before)], usable_cores()
-            )
-        )
+        both = [partial(self.own_after.add, after), partial(self.own_before.add, before)]
+        list(in_order(lambda add: add(), both, usable_cores()))
         self._add_to_groups(group)
         self.lost += [drawn.lost for drawn in group if drawn.lost is not None]
         self.n_rotated += sum(drawn.n_rotated for drawn in group)
         self.position += sum(drawn.n_rows for drawn in group)
-        self.seconds = seconds
+
+    def end_shard(self) -> None:
+        """Put the sums of a shard to those of all before it. Shards are cut by sizes alone, so sums are the same
+        wherever they are made."""
+        if self.after.stats.count or self.before.stats.count:
+            self.after.stats.merge(self.own_after.stats)
+            self.before.stats.merge(self.own_before.stats)
+        else:  # the same numbers in the memory of one
+            self.after, self.before = self.own_after, self.own_before
+        self.own_after, self.own_before = Picture(), Picture()
+
+    def merge(self, other: Rendered) -> None:
+        """Take in a shard that was drawn elsewhere."""
+        self.after.stats.merge(other.after.stats)
+        self.before.stats.merge(other.before.stats)
+        self.lost += other.lost
+        self.n_rotated += other.n_rotated
+        self.position += other.position
 
     def _add_to_groups(self, some: Sequence[Drawn]) -> None:
         """The same images to the pictures of their groups, where there are any."""
@@ -124,15 +142,23 @@ class Rendered:
 
     def save(self, path: Path) -> None:
         """All of it in one file, replaced whole."""
+        with replacing(path) as file:
+            np.savez(file, **self.state())  # type: ignore[arg-type]
+
+    def state(self) -> dict[str, np.ndarray]:
+        """All of it as arrays by name."""
         known = {"lost": self.lost, "n_rotated": self.n_rotated, "seconds": self.seconds, "position": self.position}
         facts = {"version": NOTES, **known}
-        pictures = {"after": self.after, "before": self.before}
+        pictures = dict(zip(PARTS, self.pictures(), strict=True))
         pictures |= {f"group{number}": picture for number, picture in self.groups.items()}
         arrays = {
             f"{name}_{key}": array for name, picture in pictures.items() for key, array in picture.stats.state().items()
         }
-        with replacing(path) as file:
-            np.savez(file, facts=json.dumps(facts), **arrays)  # type: ignore[arg-type]
+        return {"facts": np.array(json.dumps(facts)), **arrays}
+
+    def pictures(self) -> tuple[Picture, ...]:
+        """Those of all, and of the shard at hand, in the order of `PARTS`."""
+        return self.after, self.before, self.own_after, self.own_before
 
     def load(self, path: Path, *, needs_before: bool) -> None:
         """Go on where an earlier, interrupted pass stopped; at the beginning if there is none.
@@ -141,28 +167,30 @@ class Rendered:
         """
         try:
             with np.load(path, allow_pickle=False) as saved:
-                facts = json.loads(str(saved["facts"]))
-                if facts.get("version") != NOTES:
+                if json.loads(str(saved["facts"])).get("version") != NOTES:
                     return
-                seen = [int(saved[key]) if key in saved.files else 0 for key in ("after_count", "before_count")]
-                if needs_before and seen[0] != seen[1]:
-                    return
-                parts = {name: [key for key in saved.files if key.startswith(name)] for name in ("after_", "before_")}
-                after, before = (
-                    RunningStats.restore({key.removeprefix(name): saved[key] for key in keys})
-                    for name, keys in parts.items()
-                )
-                groups = {}
-                for number in {int(key[5:].split("_")[0]) for key in saved.files if key.startswith("group")}:
-                    own = f"group{number}_"
-                    state = {key.removeprefix(own): saved[key] for key in saved.files if key.startswith(own)}
-                    groups[number] = Picture(RunningStats.restore(state))
-            lost = [Skipped(*one) for one in facts["lost"]]
-            n_rotated, seconds, position = facts["n_rotated"], facts["seconds"], facts["position"]
+                found = Rendered.restored({name: saved[name] for name in saved.files})
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
             return  # damaged: from the beginning
-        self.after.stats, self.before.stats, self.lost, self.groups = after, before, lost, groups
-        self.n_rotated, self.seconds, self.position = n_rotated, seconds, position
+        seen = [picture.stats.count for picture in found.pictures()]
+        if needs_before and (seen[0] != seen[1] or seen[2] != seen[3]):
+            return
+        self.__dict__.update(found.__dict__)
+
+    @classmethod
+    def restored(cls, arrays: Mapping[str, np.ndarray]) -> Rendered:
+        """The inverse of `state`."""
+        facts, found = json.loads(str(arrays["facts"])), cls()
+        for name, picture in zip(PARTS, found.pictures(), strict=True):
+            keys = [key for key in arrays if key.startswith(f"{name}_")]
+            picture.stats = RunningStats.restore({key.removeprefix(f"{name}_"): arrays[key] for key in keys})
+        for number in {int(key[5:].split("_")[0]) for key in arrays if key.startswith("group")}:
+            own = f"group{number}_"
+            state = {key.removeprefix(own): arrays[key] for key in arrays if key.startswith(own)}
+            found.groups[number] = Picture(RunningStats.restore(state))
+        found.lost = [Skipped(*one) for one in facts["lost"]]
+        found.n_rotated, found.seconds, found.position = facts["n_rotated"], facts["seconds"], facts["position"]
+        return found
 
 
 class Saving:
@@ -194,6 +222,7 @@ def render_originals(
     output_format: str,
     start_pictures: Path | None,
     quiet: bool,
+    by_others: Callable[[Drawing, np.ndarray, Rendered], None] | None = None,
 ) -> Rendered:
     """Write aligned/, mean.png, variance.png, and under .work what the report shows of the start.
 
@@ -201,7 +230,7 @@ def render_originals(
     an image does not count in the mean (photographs), without, it counts as black (objects on dark ground).
     start_pictures: a folder with the two pictures of the start, where another run has drawn them from the same images.
     After an interruption images already seen are not looked at again, unless the writer lost them with an unfinished
-    shard.
+    shard. by_others: draws the rows elsewhere and adds what was seen, see `congeal.pipeline.spread`.
     """
     size = found.aligned_size
     if size is None:
@@ -211,11 +240,12 @@ def render_originals(
     samples = np.array(sorted(choose_samples(run, found, start)))
     rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
     sweep(make_folders(run.path, SAMPLES))
-    result.load(notes, needs_before=start_pictures is None)
+    if by_others is None:
+        result.load(notes, needs_before=start_pictures is None)
     if not all(has_thumbnails(run, int(i)) for i in np.intersect1d(samples, rows[: result.position])):
         result = Rendered()
     writer = writer_of(run, source, found, output_format) if write_aligned else None
-    if writer is not None:
+    if writer is not None and by_others is None:
         write_again(writer, source, found, rows[: result.position], size)
     drawing = Drawing(
         run=run,
@@ -230,23 +260,16 @@ def render_originals(
         draws_start=start_pictures is None,
         writer=writer,
     )
-    began, saving, waiting = time.monotonic() - result.seconds, Saving(), list[Drawn]()
-    together = group_size(source, size, display)
-    what = "writing" if write_aligned else "averaging"
-    with (
-        Progress(len(rows), what, quiet=quiet, done=result.position) as progress,
-        side_by_side(drawing.draw, source, found, rows[result.position :]) as all_drawn,
-    ):
-        for drawn in all_drawn:
-            if drawn.write is not None:
-                drawn.write()
-            progress.update(drawn.n_rows)
-            waiting.append(drawn)
-            if len(waiting) == together:
-                result.take(waiting, time.monotonic() - began)
-                waiting = []
+    began, saving = time.monotonic() - result.seconds, Saving()
+    if by_others is not None:
+        by_others(drawing, rows, result)
+    else:
+        shards = cut_rows(rows, found, source, display, writer)
+        what = "writing" if write_aligned else "averaging"
+        with Progress(len(rows), what, quiet=quiet, done=result.position) as progress:
+            for _ in draw_shards(drawing, rows, shards, result, progress):
+                result.seconds = time.monotonic() - began
                 saving.if_due(result, notes, writer)
-        result.take(waiting, time.monotonic() - began)
     if writer is not None:
         writer.close()
     write_pictures(run, result, start_pictures)
@@ -262,6 +285,43 @@ def writer_of(run: RunFolder, source: ImageSource, found: Transforms, output_for
     if found.group is None:
         return open_writer(folder, source, size, output_format)
     return GroupedWriter(folder, source, size, output_format, found.group)
+
+
+def draw_shards(
+    drawing: Drawing, rows: np.ndarray, shards: Sequence[tuple[int, int]], result: Rendered, progress: Progress
+) -> Iterator[None]:
+    """Draw the rows that are not behind `result` yet, and take them in; pauses after every group."""
+    source, found, waiting = drawing.source, drawing.found, list[Drawn]()
+    together = group_size(source, drawing.size, drawing.display)
+    left = [(max(first, result.position), stop) for first, stop in shards if stop > result.position]
+    ends = {stop for _, stop in left}
+    at = result.position
+    with side_by_side(drawing.draw, source, found, rows, left) as all_drawn:
+        for drawn in all_drawn:
+            if drawn.write is not None:
+                drawn.write()
+            progress.update(drawn.n_rows)
+            waiting.append(drawn)
+            at += drawn.n_rows
+            if len(waiting) == together or at in ends:
+                result.take(waiting)
+                waiting = []
+                if at in ends:
+                    result.end_shard()
+                yield
+
+
+def cut_rows(
+    rows: np.ndarray, found: Transforms, source: ImageSource, display: DisplayRange, writer: Writer | None
+) -> list[tuple[int, int]]:
+    """(first, stop) of shards of the rows: by the size of the originals, and whole shards of what is written."""
+    if not len(rows):
+        return []
+    values = float(np.median(found.source_sizes[rows].astype(np.int64).prod(1))) * display.channels
+    edges = [0, *(stop for _, stop in cut(len(rows), values))]
+    if isinstance(writer, ShardWriter):
+        edges = [0, *(writer.next_shard(rows, edge) for edge in edges[1:])]
+    return [(first, stop) for first, stop in pairwise(sorted(set(edges)))]
 
 
 def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:

@@ -55,6 +55,6 @@ def finish_or_repair(run: RunFolder, images: ImageSource, answer: Answer | None,
     """`finish`, and for a run that had written its images before, those of them that are gone or damaged by now."""
     rendered_before = run.reached("rendered")
     result = finish(run, images, answer, quiet=quiet)
-    if rendered_before:
+    if rendered_before and run.aligned_address is None:
         complete_aligned(run, images, result.transforms)
     return result

@@ -17,8 +17,9 @@ import logging
 import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,16 @@ import numpy as np
 from congeal import __version__
 from congeal.files import plain
 from congeal.images import ImageSource, Skipped, Stack, prepare
+from congeal.images.writers import FILMS, chosen_format
 from congeal.methods.base import Method
 from congeal.metrics import Quality
+from congeal.pipeline.crewing import RESULTS
 from congeal.pipeline.display import display_range_of, seen_range
+from congeal.pipeline.draw import Drawing
 from congeal.pipeline.groups import group_facts
-from congeal.pipeline.render import START_PICTURES, render_originals
+from congeal.pipeline.render import START_PICTURES, Rendered, render_originals
 from congeal.pipeline.result import Result
+from congeal.pipeline.spread import render_by_crew
 from congeal.pipeline.starts import note_faces
 from congeal.report import write_report
 from congeal.runs.checkpoint import History
@@ -80,8 +85,8 @@ def prepare_stack(
     """The stack of a run, decoded into its folder and noted there. start: as `read_start` gives it."""
     log.info("preparing %d images of %s", len(images), images.name)
     init, init_size = start
-    folder = run.work / "stack"
-    stack = prepare(images, init=init, init_size=init_size, folder=folder, fingerprint=fingerprint, **options)
+    known: dict[str, Any] = {"folder": run.work / "stack", "fingerprint": fingerprint, "crew": run.crew}
+    stack = prepare(images, init=init, init_size=init_size, **known, **options)
     note_prepared(run, stack)
     return stack
 
@@ -122,7 +127,7 @@ def warn_of_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
 def fit_model(run: RunFolder, stack: Stack, model: Method, *, quiet: bool) -> float:
     """Fit the method, resuming from the run's checkpoint; gives the seconds it took, those before a stop included."""
     checkpoint, history = run.checkpoint, History(run)
-    model.fit(stack, checkpoint=checkpoint, callbacks=[history], verbose=not quiet)
+    model.fit(stack, checkpoint=checkpoint, callbacks=[history], crew=run.crew, verbose=not quiet)
     seconds = checkpoint.seconds
     history.finish(model.history_)
     return seconds
@@ -234,6 +239,7 @@ def finish(
             output_format=config["output_format"],
             start_pictures=start_pictures,
             quiet=quiet,
+            by_others=drawn_by_others(run, images),
         )
         add_skipped(run, rendered.lost)
         shown = [run.work / name for name in (*START_PICTURES, "samples.json")]
@@ -248,10 +254,24 @@ def finish(
     metrics = make_metrics(run, answer.found)
     run.write_json("metrics.json", metrics)
     write_report(run)
-    run.discard("stack")
+    for name in ("stack", RESULTS):
+        run.discard(name)
     run.finish("reported", [run / "metrics.json", run / "report.html"])
     run.checkpoint.delete()  # it can be ten times as large as the answer, which is on the disk
     return Result(plain(metrics), answer.found, run.path)
+
+
+def drawn_by_others(run: RunFolder, images: ImageSource) -> Callable[[Drawing, np.ndarray, Rendered], None] | None:
+    """What lets a crew draw the images; None where there is none, where a film needs them one after the other, where
+    an image stands for several, or where a pile was sorted into groups."""
+    wanted, writes = run.config["output_format"], run.config["write_aligned"]
+    if (
+        run.crew is None
+        or run.state.get("groups")
+        or (writes and (images.parts is not None or chosen_format(images, wanted) in FILMS))
+    ):
+        return None
+    return partial(render_by_crew, run.crew, wanted, remote=run.aligned_address)
 
 
 def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:

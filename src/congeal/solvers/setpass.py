@@ -5,21 +5,27 @@ Images are read in chunks and nothing is kept but sums, so memory does not grow 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
+from congeal.distributed import Crew
+from congeal.distributed.broadcast import key_of
 from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.filters import blur
 from congeal.solvers.gauge import Gauge, mean_motion
-from congeal.solvers.gaussnewton import GaussNewton, steepest_descent
+from congeal.solvers.gaussnewton import GaussNewton, Linearisation, steepest_descent
 from congeal.solvers.pose_prior import PosePrior
-from congeal.solvers.streaming import chunks
+from congeal.solvers.streaming import chunks, shards, stack_values
 from congeal.solvers.threads import in_order
 
+TIMES_LONGER = 8  # are shards of a round than those of placing images
 _KEPT_BYTES = 512 << 20  # of blurred features kept between steps; a larger set makes them anew every time
 
 
@@ -47,6 +53,8 @@ class SetPass:
         Images are held to poses that the kept ones make likely.
     threads : int
         Runs of images that are worked on side by side; the result does not depend on it.
+    crew : Crew, optional
+        Other processes that look at the images; not with `pairs`, whose sums are larger than the images.
     """
 
     def __init__(
@@ -62,11 +70,12 @@ class SetPass:
         keep: torch.Tensor | None = None,
         use_prior: bool = False,
         threads: int = 1,
+        crew: Crew | None = None,
     ) -> None:
         self.stack, self.newton, self.appearance = stack, newton, appearance
         self.sigma, self.gauge, self.pairs = sigma, gauge, pairs
         self.fixed = None if fixed is None else blur(fixed[None], sigma)[0]
-        self.keep, self.use_prior, self.threads = keep, use_prior, threads
+        self.keep, self.use_prior, self.threads, self.crew = keep, use_prior, threads, crew
         self._soft: dict[int, torch.Tensor] = {}
         self._room = appearance.costly and 16 * len(stack) * stack.size[0] * stack.size[1] < _KEPT_BYTES
         self.parts = chunks(stack, 2 if appearance.costly else 1)  # few images a run spend their time on overhead
@@ -74,31 +83,20 @@ class SetPass:
 
     def collect(self, found: torch.Tensor) -> dict[str, Any]:
         """What every image is aligned to, given where they are: the mean, and for `stack` the pairwise sums."""
-        total = _Sums(self)
-        shown = in_order(lambda part: self._shown(part, found), self.parts, self.threads)
-        for part, (images, weights) in zip(self.parts, shown, strict=True):
-            total.add(part, images, weights)
+        total = _Sums(self.pairs)
+        for _, share, _ in self._over(_Round(found, None, None)):
+            total.add(share)
         return total.result(self.fixed)
 
     def step(self, found: torch.Tensor) -> tuple[torch.Tensor, float, float]:
         """Move every image once: (new stack_from_frame, mean corner motion, mean squared residual)."""
-        moved, total = torch.empty_like(found), _Sums(self)
+        moved, total = torch.empty_like(found), _Sums(self.pairs)
         line = self.newton.linearise(self.target["mean"])
         likely = self.prior(found) if self.use_prior else None
-
-        @torch.no_grad()
-        def one(part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-            shown, weights = self._shown(part, found)
-            prior = None
-            if likely is not None:
-                start = torch.as_tensor(self.stack.start[part]).float()
-                prior = likely.pull(start, found[part], self.stack.frame, line.jacobian.shape[1])
-            delta = self._pair_delta(shown) if self.pairs else self.newton.delta(shown, line, weights, prior)
-            return shown, weights, self.newton.compose(found[part], delta)
-
-        for part, (shown, weights, poses) in zip(self.parts, in_order(one, self.parts, self.threads), strict=True):
+        for part, share, poses in self._over(_Round(found, line, likely)):
             # The next target is collected from the images as they are now: one warp per image and iteration.
-            total.add(part, shown, weights)
+            total.add(share)
+            assert poses is not None
             moved[part] = poses
         cost = total.residual(line.template)
         self.target = total.result(self.fixed)
@@ -106,6 +104,55 @@ class SetPass:
             # Blur carries ink over the frame's edge, so only sharp images witness the scale.
             moved = self.gauge.fix(moved, None if self.sigma else self.target["ink"], self.keep)
         return moved, mean_motion(found, moved, self.stack.frame), cost
+
+    def _over(self, this: _Round) -> Iterator[tuple[np.ndarray, _Share, torch.Tensor | None]]:
+        """Every run in order: its share of the sums, and its new poses if there is something to move to."""
+        if self.crew is not None and not self.pairs and len(self._shards()) > 1:
+            yield from self._by_crew(self.crew, this)
+            return
+        done = in_order(lambda part: self.one(part, this), self.parts, self.threads)
+        for part, (share, poses) in zip(self.parts, done, strict=True):
+            yield part, share, poses
+
+    @torch.no_grad()
+    def one(self, part: np.ndarray, this: _Round) -> tuple[_Share, torch.Tensor | None]:
+        """One run of images."""
+        found, line, likely = this.found[part], this.line, this.likely
+        shown, weights = self._shown(part, found)
+        moved = None
+        if line is not None:
+            prior = None
+            if likely is not None:
+                start = torch.as_tensor(self.stack.start[part]).float()
+                prior = likely.pull(start, found, self.stack.frame, line.jacobian.shape[1])
+            delta = self._pair_delta(shown) if self.pairs else self.newton.delta(shown, line, weights, prior)
+            moved = self.newton.compose(found, delta)
+        return _Share.of(self, part, shown, weights), moved
+
+    def _shards(self) -> list[list[np.ndarray]]:
+        """Longer than those of other work: a round takes a shard a fraction of a second only."""
+        return shards(self.parts, max(1, stack_values(self.stack) // TIMES_LONGER))
+
+    def _by_crew(self, crew: Crew, this: _Round) -> Iterator[tuple[np.ndarray, _Share, torch.Tensor | None]]:
+        """The same runs in the same order, by shards; poses go out by file, and sums of each run come back."""
+        together = self._shards()
+        edges = np.cumsum([0, *map(len, together)]).tolist()
+        counts = [sum(map(len, shard)) for shard in together]
+        line = None if this.line is None else this.line.template
+        key = key_of("round", this.found, line, self.sigma, self.keep, self.newton.motion, self.stack.start)
+        work = _RoundOfShard(self, this.found.numpy(), this.line, this.likely)
+        done = crew.map("refining", key, work, list(pairwise(edges)), counts, keep=False, show=False)
+        for shard, one in zip(together, done, strict=True):
+            moved = torch.from_numpy(one.pop("moved")) if "moved" in one else None
+            first = int(shard[0][0])
+            for number, part in enumerate(shard):
+                share = _Share(**{name: torch.from_numpy(np.asarray(values[number])) for name, values in one.items()})
+                rows = slice(int(part[0]) - first, int(part[-1]) + 1 - first)
+                yield part, share, None if moved is None else moved[rows]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For other processes: without what was kept between steps, and what they have no use for."""
+        return {**self.__dict__, "_soft": {}, "_room": False, "gauge": None, "crew": None, "target": {}}
 
     def prior(self, found: torch.Tensor) -> PosePrior:
         """Which poses the kept images make likely."""
@@ -121,8 +168,8 @@ class SetPass:
         solver = self.newton.damped_inverse(self.target["hessian"] - own)
         return (solver @ slope[..., None])[..., 0]
 
-    def _shown(self, part: np.ndarray, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        poses, size, frame = found[part], self.stack.size, self.stack.frame
+    def _shown(self, part: np.ndarray, poses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        size, frame = self.stack.size, self.stack.frame
         weights = self.appearance.weights(poses, size, frame, self.stack.masks(part))
         return warp(self._softened(part), poses, frame), weights
 
@@ -138,11 +185,94 @@ class SetPass:
         return soft
 
 
+@dataclass
+class _Round:
+    """What a pass over the set is about: the poses, and what they step to, None if they stay."""
+
+    found: torch.Tensor
+    line: Linearisation | None
+    likely: PosePrior | None
+
+
+@dataclass
+class _RoundOfShard:
+    """The work of a task: a pass over the runs of a shard."""
+
+    passes: SetPass
+    found: np.ndarray
+    line: Linearisation | None
+    likely: PosePrior | None
+
+    def __call__(self, runs: tuple[int, int]) -> dict[str, np.ndarray]:
+        """Sums of every run, one row each, and the new poses of all images."""
+        this = _Round(_Rows(self.found), self.line, self.likely)  # type: ignore[arg-type]
+        done = [self.passes.one(part, this) for part in self.passes.parts[slice(*runs)]]
+        names = [one.name for one in fields(_Share) if getattr(done[0][0], one.name) is not None]
+        sums = {name: np.stack([getattr(share, name).numpy() for share, _ in done]) for name in names}
+        moved = [poses for _, poses in done if poses is not None]
+        return {**sums, "moved": torch.cat(moved).numpy()} if moved else sums
+
+
+class _Rows:
+    """Rows of an array as tensors, of which only those that are asked for are read."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __getitem__(self, rows: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(self._array[rows])
+
+
+@dataclass
+class _Share:
+    """What a run of aligned images adds to the sums; numbers are tensors without axes, in float64."""
+
+    count: torch.Tensor
+    squares: torch.Tensor
+    ink: torch.Tensor
+    other_ink: torch.Tensor
+    image: torch.Tensor
+    plain: torch.Tensor
+    weight: torch.Tensor
+    jacobians: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    hessian: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, level: SetPass, part: np.ndarray, shown: torch.Tensor, weights: torch.Tensor | None) -> _Share:
+        other_ink = 0.0
+        if level.keep is not None:
+            counted = level.keep[part]
+            other_ink = float(shown[~counted].sum())
+            part, shown = part[counted.numpy()], shown[counted]
+            weights = None if weights is None else weights[counted]
+        flat, image = shown.flatten(), shown.sum(0)
+        share = cls(
+            count=_number(len(part)),
+            squares=_number(float(flat @ flat)),
+            ink=_number(float(image.sum())),
+            other_ink=_number(other_ink),
+            image=image if weights is None else (shown * weights).sum(0),
+            plain=image,
+            weight=torch.tensor(len(part)) if weights is None else weights.sum(0),
+        )
+        if level.pairs:
+            jacobian = steepest_descent(shown, level.newton.motion)
+            share.jacobians = jacobian.sum(0)
+            share.offset = (jacobian * shown.flatten(1)[..., None]).sum((0, 1))
+            share.hessian = torch.einsum("bmk,bml->kl", jacobian, jacobian)
+        return share
+
+
+def _number(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
 class _Sums:
     """Running sums over the aligned images from which the next target is made."""
 
-    def __init__(self, level: SetPass) -> None:
-        self.level = level
+    def __init__(self, pairs: bool) -> None:
+        self.pairs = pairs
         self.image: Any = 0.0
         self.plain: Any = 0.0
         self.weight: Any = 0.0
@@ -153,25 +283,19 @@ class _Sums:
         self.offset: Any = 0.0
         self.hessian: Any = 0.0
 
-    def add(self, part: np.ndarray, shown: torch.Tensor, weights: torch.Tensor | None) -> None:
-        if self.level.keep is not None:
-            counted = self.level.keep[part]
-            self.ink += float(shown[~counted].sum())
-            part, shown = part[counted.numpy()], shown[counted]
-            weights = None if weights is None else weights[counted]
-        flat = shown.flatten()
-        self.squares += float(flat @ flat)
-        self.count += len(part)
-        image = shown.sum(0)
-        self.ink += float(image.sum())
-        self.image = self.image + (image if weights is None else (shown * weights).sum(0))
-        self.plain = self.plain + image
-        self.weight = self.weight + (len(part) if weights is None else weights.sum(0))
-        if self.level.pairs:
-            jacobian = steepest_descent(shown, self.level.newton.motion)
-            self.jacobians = self.jacobians + jacobian.sum(0)
-            self.offset = self.offset + (jacobian * shown.flatten(1)[..., None]).sum((0, 1))
-            self.hessian = self.hessian + torch.einsum("bmk,bml->kl", jacobian, jacobian)
+    def add(self, share: _Share) -> None:
+        """Run by run, in order: sums in another order differ in their last bits."""
+        self.squares += float(share.squares)
+        self.count += int(share.count)
+        self.ink += float(share.other_ink)
+        self.ink += float(share.ink)
+        self.image = self.image + share.image
+        self.plain = self.plain + share.plain
+        self.weight = self.weight + (share.weight if share.weight.ndim else int(share.weight))
+        if self.pairs:
+            self.jacobians = self.jacobians + share.jacobians
+            self.offset = self.offset + share.offset
+            self.hessian = self.hessian + share.hessian
 
     def residual(self, template: torch.Tensor) -> float:
         """Mean squared distance of the counted images from a template, from the sums alone."""
@@ -182,6 +306,6 @@ class _Sums:
         weight = self.weight if isinstance(self.weight, int | float) else self.weight.clamp(min=1e-3)
         mean = self.image / weight
         target = {"mean": mean if fixed is None else fixed, "ink": self.ink}
-        if self.level.pairs:
+        if self.pairs:
             target |= {"jacobians": self.jacobians, "offset": self.offset, "hessian": self.hessian}
         return target

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -9,6 +11,8 @@ from congeal.images import Stack
 
 CHUNK_VALUES = 400_000
 """Pixel values a method holds at once, so that memory stays flat and batches stay in cache."""
+SHARD_VALUES = 4_000_000
+"""Pixel values of a shard: some ten seconds of placing images on one core."""
 
 
 def chunks(stack: Stack, times: int = 1, multiple: int = 1) -> list[np.ndarray]:
@@ -16,11 +20,29 @@ def chunks(stack: Stack, times: int = 1, multiple: int = 1) -> list[np.ndarray]:
 
     multiple: if there is more than one run there are so many, or twice as many, …, so that threads finish together.
     """
-    pixels = stack.channels * max(stack.size[0] * stack.size[1], stack.frame[0] * stack.frame[1])
+    pixels = stack_values(stack)
     parts = -(-len(stack) * pixels // (times * CHUNK_VALUES))
     parts = -(-parts // multiple) * multiple if parts > 1 else parts
     parts = min(len(stack), parts)  # large images go one by one
     return list(np.array_split(np.arange(len(stack)), max(1, parts)))
+
+
+def shards(parts: Sequence[np.ndarray], values: int, least: int = 1) -> list[list[np.ndarray]]:
+    """Successive runs put together to shards, the units in which work is spread and sums are merged.
+
+    values: of one image. least: shards that there are if there are as many runs. It depends on nothing but sizes, so
+    that sums are the same wherever they are made.
+    """
+    if not parts:
+        return []
+    images = max(1, SHARD_VALUES // max(1, values))
+    together = max(1, min(images // max(1, len(parts[0])), len(parts) // least))
+    return [list(parts[first : first + together]) for first in range(0, len(parts), together)]
+
+
+def stack_values(stack: Stack) -> int:
+    """Pixel values of one image of a stack, or of its frame if that is larger."""
+    return int(stack.channels * max(stack.size[0] * stack.size[1], stack.frame[0] * stack.frame[1]))
 
 
 def start_poses(stack: Stack) -> torch.Tensor:

@@ -11,20 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
+from congeal.distributed.broadcast import key_of
 from congeal.geometry.matrix import invert, normalise, rescale
 from congeal.images import Stack
 from congeal.images.levels import finer_sizes
-from congeal.methods.job import Job
+from congeal.methods.job import Job, Spread
 from congeal.metrics import scales
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import corner_motion
 from congeal.solvers.sharpen import PASSES, Details, Sharpened, sharpen, sharpen_alone
-from congeal.solvers.streaming import chunks
+from congeal.solvers.streaming import chunks, stack_values
 from congeal.solvers.threads import few_threads
 from congeal.solvers.witness import Level
 
@@ -186,23 +188,49 @@ def finer_alone(
     found, error = poses.double().clone(), torch.full((len(poses),), torch.nan, dtype=torch.float32)
     if not steps or any(one.frame != level.frame for one, (level, _) in zip(larger, steps, strict=True)):
         return found, error  # larger pictures of so many images were not to be had
-    details = [Details(one, appearance, keep=False) for one in larger]
+    alone = _Alone(stack, larger, steps, appearance, motion, poses.numpy())
 
-    def work(parts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def work(parts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, ...]]:
         with few_threads(larger[-1].frame):
-            yield from map(one_run, parts)
+            yield from map(alone, parts)
 
-    def one_run(part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        here, unsure = poses[part].double(), torch.empty(0)
-        for detail, (level, passes) in zip(details, steps, strict=True):
-            entry = poses_at(here, stack, detail.stack)
-            there, unsure = sharpen_alone(detail, part, entry, level, motion, passes)
-            here = poses_at(there, detail.stack, stack)
-        scale = _zoom(there, detail.stack) * max(stack.size) / max(detail.stack.size)
+    spread = Spread(alone, alone.key(), stack_values(larger[-1])) if job.crew is not None else None
+    job.place(chunks(larger[-1]), work, found, error, beside=beside, name="sharpened", spread=spread)
+    return found, error
+
+
+@dataclass
+class _Alone:
+    """What finer levels do with a run of new images, in this process or another."""
+
+    stack: Stack
+    larger: list[Stack]
+    steps: list[tuple[Level, int]]
+    appearance: Appearance
+    motion: str
+    poses: np.ndarray
+
+    @cached_property
+    def _details(self) -> list[Details]:
+        return [Details(one, self.appearance, keep=False) for one in self.larger]
+
+    def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:
+        here, unsure = torch.from_numpy(self.poses[part]).double(), torch.empty(0)
+        for detail, (level, passes) in zip(self._details, self.steps, strict=True):
+            entry = poses_at(here, self.stack, detail.stack)
+            there, unsure = sharpen_alone(detail, part, entry, level, self.motion, passes)
+            here = poses_at(there, detail.stack, self.stack)
+        scale = _zoom(there, detail.stack) * max(self.stack.size) / max(detail.stack.size)
         return here, (unsure * scale).float()
 
-    job.place(chunks(larger[-1]), work, found, error, beside=beside, name="sharpened")
-    return found, error
+    def key(self) -> str:
+        """What the answer depends on, besides the images."""
+        levels = [
+            (level.tiles.frame, level.tiles.side, level.tiles.corner, level.template, level.noise, level.count, passes)
+            for level, passes in self.steps
+        ]
+        floors = [level.floor for level, _ in self.steps]
+        return key_of("finer", levels, floors, self.appearance.kind, self.motion, self.poses, self.stack.kept)
 
 
 def poses_at(poses: torch.Tensor, stack: Stack, other: Stack) -> torch.Tensor:

@@ -143,7 +143,7 @@ class Recipe:
     def _straight(self, sample: Sample, state: State) -> tuple[State, Guide, float]:
         """Settle and refine, twice if tries helped at all; and the share of the images that they helped."""
         guide = Guide.of(state, self.appearance, self.motion, all_match=False)
-        quiet, helped = Job(self.job.method, quiet=self.job.quiet), 0.0
+        quiet, helped = Job(self.job.method, quiet=self.job.quiet, crew=self.job.crew), 0.0
         nothing_to_look_for = float(state.scores.min()) >= ALL_MATCH
         for _ in range(_ROUNDS):
             if not nothing_to_look_for:

@@ -11,21 +11,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
+from congeal.distributed.broadcast import key_of
 from congeal.images import Stack
 from congeal.methods.deep.networks import DeSTNet
 from congeal.methods.deep.state import State
-from congeal.methods.job import Job
+from congeal.methods.job import Job, Spread
 from congeal.solvers.appearance import Appearance, at_most
 from congeal.solvers.filters import frame_unit
 from congeal.solvers.matching import Matcher, Views, random_warps
 from congeal.solvers.motions import restricted
 from congeal.solvers.pose_prior import PosePrior
-from congeal.solvers.streaming import chunks
+from congeal.solvers.streaming import chunks, stack_values
 from congeal.solvers.threads import few_threads, in_order
 from congeal.solvers.witness import Level
 
@@ -142,24 +144,56 @@ def settle(
     name: str = "placed",
 ) -> Settled:
     """Every image, each by itself, at working size; goes on where an interrupted job left off."""
-    settler, n = Settler(guide, settings), len(stack)
+    settling, n = Settling(stack, guide, settings), len(stack)
     found, scores, gained = (torch.empty(n, *shape, dtype=torch.float32) for shape in ((3, 3), (), ()))
 
     def work(parts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, ...]]:
-        read = ((part, stack.images(part), stack.masks(part)) for part in parts)
         with few_threads(stack.frame) as free:
-            yield from in_order(one, read, free)
-
-    @torch.no_grad()
-    def one(some: tuple[np.ndarray, torch.Tensor, torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
-        part, images, masks = some
-        views = Views(guide.appearance.features(images), masks)
-        return settler.settle(views, torch.as_tensor(stack.start[part]).float())
+            yield from in_order(settling.one, map(settling.read, parts), free)
 
     # The same runs for any number of threads: sums over other runs differ in their last bits.
     parts = chunks(stack, settings.batch, multiple=settings.batch)
-    job.place(parts, work, found, scores, gained, beside=beside, name=name)
+    spread = Spread(settling, settling.key(), stack_values(stack)) if job.crew is not None else None
+    job.place(parts, work, found, scores, gained, beside=beside, name=name, spread=spread)
     return Settled(found, scores, gained)
+
+
+@dataclass
+class Settling:
+    """What this stage does with a run of images, in this process or another."""
+
+    stack: Stack
+    guide: Guide
+    settings: SettleSettings
+
+    @cached_property
+    def _settler(self) -> Settler:
+        return Settler(self.guide, self.settings)
+
+    def read(self, part: np.ndarray) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None]:
+        """A run, its images and its masks."""
+        _ = self._settler  # made before threads ask for it
+        return part, self.stack.images(part), self.stack.masks(part)
+
+    @torch.no_grad()
+    def one(self, some: tuple[np.ndarray, torch.Tensor, torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+        """Poses, scores and what tries gained, of a run that was read."""
+        part, images, masks = some
+        views = Views(self.guide.appearance.features(images), masks)
+        return self._settler.settle(views, torch.as_tensor(self.stack.start[part]).float())
+
+    def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:
+        return self.one(self.read(part))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("stack", "guide", "settings")}
+
+    def key(self) -> str:
+        """What the answer depends on, besides the images."""
+        guide, stack = self.guide, self.stack
+        knows = (guide.motion, guide.template, guide.bars, guide.prior and guide.prior.tensor(), guide.appearance.kind)
+        net = {} if guide.aligner is None else guide.aligner.state_dict()
+        return key_of("settle", knows, net, self.settings, stack.kept, stack.start, stack.size, stack.frame)
 
 
 class Settler:

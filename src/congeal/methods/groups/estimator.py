@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from congeal.distributed import Crew
 from congeal.errors import CongealError
 from congeal.geometry import MOTIONS
 from congeal.images import Layout, Stack
@@ -269,7 +270,9 @@ class CongealGroups(Method):
             outside=outside,
         )
 
-    def _measured(self, stack: Stack, answer: torch.Tensor | Found, kind: str, *, verbose: bool) -> Alignment:
+    def _measured(
+        self, stack: Stack, answer: torch.Tensor | Found, kind: str, *, verbose: bool, crew: Crew | None = None
+    ) -> Alignment:
         assert isinstance(answer, GroupsFound)
         assert answer.outside is not None
         numbers = torch.empty(4, len(stack), dtype=torch.float64)

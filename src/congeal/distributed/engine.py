@@ -1,0 +1,119 @@
+"""The seam: an engine runs functions elsewhere. It is little more than `concurrent.futures.Executor`.
+
+Another engine is one more file with a class like `Processes`, and one line in `open_engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from typing import Any, Protocol
+
+from congeal.errors import CongealError
+
+FORMS = "processes:N, dask:local:N, dask:tcp://HOST:PORT or dask:FILE.json"
+MOST_WORKERS = 4096
+
+
+class Engine(Protocol):
+    """Who runs tasks."""
+
+    @property
+    def workers(self) -> int:
+        """How many tasks can run at once, as far as is known now."""
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Run function(*arguments) somewhere."""
+
+    def lost(self, error: BaseException) -> bool:
+        """Whether this error says that a worker is gone, and nothing about the task."""
+
+    def sound(self) -> bool:
+        """Whether tasks that were submitted may still come back; if not, `recover` is called."""
+
+    def recover(self) -> None:
+        """Be ready for tasks again after losses."""
+
+    def close(self) -> None:
+        """End what this engine started; leave alone what it was given."""
+
+
+class Given:
+    """An executor of the caller's own, which stays open."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    @property
+    def workers(self) -> int:
+        """What executors of the standard library know of themselves, else 1."""
+        return int(getattr(self._executor, "_max_workers", None) or 1)
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """As the executor does."""
+        return self._executor.submit(function, *arguments)
+
+    def lost(self, error: BaseException) -> bool:
+        """Cancelled by somebody else; an executor that is broken stays so."""
+        return isinstance(error, CancelledError)
+
+    def sound(self) -> bool:
+        """An executor says itself what became of a task."""
+        return True
+
+    def recover(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """It is not ours."""
+
+
+def open_engine(on: Any) -> Engine:
+    """The engine of `--on`, of an executor, or of a Dask client."""
+    if isinstance(on, Executor):
+        return Given(on)
+    if type(on).__module__.split(".")[0] == "distributed":
+        from congeal.distributed.dask import Dask
+
+        return Dask.of_client(on)
+    if not isinstance(on, str):
+        raise CongealError(f"an executor is {FORMS}, a concurrent.futures.Executor or a Dask client, not {on!r}")
+    kind, _, rest = on.partition(":")
+    if kind == "processes":
+        from congeal.distributed.processes import Processes
+
+        return Processes(worker_count(rest, on))
+    if kind == "dask" and rest.startswith("local"):
+        from congeal.distributed.dask import Dask
+
+        return Dask.local(worker_count(rest.removeprefix("local").removeprefix(":"), on))
+    if kind == "dask" and rest:
+        from congeal.distributed.dask import Dask
+
+        return Dask.at(rest)
+    raise CongealError(f"there is nothing to work on called {on!r}: give {FORMS}")
+
+
+def check_engine(on: Any) -> None:
+    """Refuse what `open_engine` would refuse for its words alone."""
+    if not isinstance(on, str):
+        return
+    kind, _, rest = on.partition(":")
+    if kind == "processes":
+        worker_count(rest, on)
+    elif kind == "dask" and rest.startswith("local"):
+        worker_count(rest.removeprefix("local").removeprefix(":"), on)
+    elif kind != "dask" or not rest:
+        raise CongealError(f"there is nothing to work on called {on!r}: give {FORMS}")
+
+
+def worker_count(text: str, whole: str) -> int:
+    """The N of processes:N."""
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_WORKERS:
+        raise CongealError(f"{whole!r} does not say how many workers: give {FORMS}, with N from 1 to {MOST_WORKERS}")
+    return int(text)
+
+
+def is_broken(error: BaseException) -> bool:
+    """A pool of processes says this of all its tasks when one process is gone."""
+    return isinstance(error, BrokenExecutor | CancelledError)

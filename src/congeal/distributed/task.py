@@ -1,0 +1,104 @@
+"""One task, as a worker does it: the work of a stage, called with one shard; its answer becomes a file.
+
+A task may be done twice, by two workers even: both write the same bytes under the same name.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from congeal.distributed.broadcast import Order, host, receive, versions
+from congeal.distributed.exchange import Exchange, open_exchange, pack
+from congeal.errors import CongealError, RunFailed
+
+TRIES = 3
+"""How often a shard is tried before what went wrong is taken for granted."""
+_KEPT = 2  # works of stages that a worker remembers
+_WORKS: OrderedDict[str, Any] = OrderedDict()
+
+
+class TryAgain(Exception):
+    """A shard could not be read; perhaps another time.
+
+    Parameters
+    ----------
+    reason : str
+    instead : dict of arrays, optional
+        The result if it stays so; the last try takes it.
+    """
+
+    def __init__(self, reason: str, instead: dict[str, np.ndarray] | None = None) -> None:
+        super().__init__(reason)
+        self.instead = instead
+
+
+def result_name(number: int) -> str:
+    """The file of a shard's result."""
+    return f"{number:08d}.npz"
+
+
+def perform(order: Order, number: int, item: Any, attempt: int) -> None:
+    """Do shard `number` of a stage, if its result is not there yet."""
+    _check_versions(order)
+    exchange = open_exchange(order.exchange)
+    name = f"{order.folder}/{result_name(number)}"
+    work = _work(exchange, order)
+    if exchange.has(name):
+        return
+    began = time.monotonic()
+    try:
+        result = work(item)
+    except TryAgain as problem:
+        if attempt < TRIES or problem.instead is None:
+            raise TryAgain(str(problem)) from None
+        result = problem.instead
+    except RunFailed as error:
+        raise RunFailed(f"{error} (on worker {host()})") from error
+    about = {"seconds": round(time.monotonic() - began, 3), "worker": host(), "attempt": attempt}
+    try:
+        for key in getattr(work, "large", ()):
+            if key in result:
+                exchange.write_array(f"{order.folder}/{number:08d}.{key}.npy", result.pop(key))
+        exchange.write(name, pack({**result, "about": np.array(json.dumps(about))}))
+    except RunFailed as error:
+        raise RunFailed(f"{error} (on worker {host()})") from error
+
+
+def _work(exchange: Exchange, order: Order) -> Any:
+    known = f"{order.exchange} {order.folder} {order.digest}"
+    if known not in _WORKS:
+        _one_thread()
+        try:
+            made = receive(exchange, order)
+        except (FileNotFoundError, PermissionError) as error:
+            raise CongealError(
+                f"worker {host()} cannot read {order.exchange}/{order.folder}, which the driver wrote ({error}): "
+                "choose an output with -o on a disk that all workers see, or in object storage"
+            ) from error
+        _WORKS[known] = made
+        while len(_WORKS) > _KEPT:
+            _WORKS.popitem(last=False)
+    _WORKS.move_to_end(known)
+    return _WORKS[known]
+
+
+def _check_versions(order: Order) -> None:
+    here = dict(versions())
+    for name, wanted in order.versions:
+        if here.get(name) != wanted:
+            raise CongealError(
+                f"worker {host()} has {name} {here.get(name)}, the driver {wanted}: "
+                "install the same versions everywhere"
+            )
+
+
+def _one_thread() -> None:
+    """A worker is one core's worth of work; whoever wants more starts more workers."""
+    import torch
+
+    torch.set_num_threads(1)

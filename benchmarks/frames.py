@@ -26,6 +26,7 @@ import numpy as np
 
 import congeal.images.threads as congeal_threads
 from congeal.images import ImageSource
+from congeal.images.resample import Sampling
 from congeal.opening import open_images
 from congeal.pipeline.display import DisplayRange
 from congeal.pipeline.render import render_originals
@@ -33,6 +34,7 @@ from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 HEIGHT, WIDTH = 960, 1280
+SAMPLING = Sampling()
 
 
 def measure(threads: int = 2, n: int = 24, repeats: int = 5, *, quick: bool = False) -> dict[str, float]:
@@ -111,6 +113,7 @@ def with_congeal(images: ImageSource, matrices: np.ndarray, folder: Path) -> Non
             weigh=True,
             write_aligned=True,
             output_format="auto",
+            sampling=SAMPLING,
             start_pictures=None,
             quiet=True,
         )

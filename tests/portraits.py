@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 
-from congeal.geometry import map_points
-from congeal.images import warp_pixels
+from congeal.geometry import map_points, warp
 
 # Two eyes and a mouth in scikit-image's public-domain portrait of Eileen Collins (NASA), 512×512.
 FACE = np.array([[205.0, 108.0], [243.0, 106.0], [226.0, 140.0]])
@@ -67,14 +67,10 @@ def take(shot: Shot) -> Image.Image:
     """The photograph, upright."""
     import skimage.data
 
-    pixels = warp_pixels(
-        skimage.data.astronaut(),
-        np.linalg.inv(shot.photo_from_portrait),
-        (shot.height, shot.width),
-        padding="reflect",
-        mode="bicubic",
-    )
-    return Image.fromarray(pixels)
+    portrait = torch.from_numpy(skimage.data.astronaut()).permute(2, 0, 1)[None].float()
+    back = torch.from_numpy(np.linalg.inv(shot.photo_from_portrait))[None]
+    pixels = warp(portrait, back, (shot.height, shot.width), padding="reflect", mode="bicubic")
+    return Image.fromarray(pixels[0].permute(1, 2, 0).round().clamp(0, 255).byte().numpy())
 
 
 def save(picture: Image.Image, path: Path, orientation: int) -> None:

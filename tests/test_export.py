@@ -17,6 +17,8 @@ from congeal import CongealError, DeepCongealing, Transforms, align, load, open_
 from congeal.cli import main
 from congeal.export import FORMATS, export
 from congeal.geometry import warp
+from congeal.images import warp_pixels
+from congeal.images.resample import SOFT
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"(<!-- not run[^\n]*\n)?```(\w+)\n(.*?)\n```", re.DOTALL)
@@ -63,7 +65,9 @@ def test_the_page_on_exports(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(place)
     table, arrays, opencv, skimage, itk, napari, python, onnx = run_page("export.md")
     found = Transforms.load("run/transforms.csv")
-    ours = np.asarray(Image.open("run/aligned/0.png"))
+    image = np.asarray(Image.open("photos/0.png"))
+    size = found.aligned_size or image.shape  # the pages sample as their programs do by default, bilinearly
+    ours = warp_pixels(image, found[0].inverse().matrices[0], (size[0], size[1]), SOFT)
 
     assert np.array_equal(table["matrices"], found.matrices)
     assert np.allclose(table["point"], found[0].apply_points([[10, 12]])[0, 0])
@@ -75,8 +79,9 @@ def test_the_page_on_exports(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert close(itk["aligned"], ours, 1)
     row_column = napari["affine"] @ (5.0, 7.0, 1.0)
     assert np.allclose(row_column[1::-1], found[0].apply_points([[7.0, 5.0]])[0, 0])
-    image = np.asarray(Image.open("photos/0.png")).astype(float)
-    shown = ndimage.affine_transform(image, np.linalg.inv(napari["affine"]), output_shape=ours.shape, order=1)
+    shown = ndimage.affine_transform(
+        image.astype(float), np.linalg.inv(napari["affine"]), output_shape=ours.shape, order=1
+    )
     assert close(shown, ours, 1)
     assert python["in_aligned"].shape == (12, 1, 2)
     assert len(Transforms.load("good.csv")) == int(found.ok.sum())

@@ -19,7 +19,7 @@ from congeal.geometry.sampling import coverage, warp
 from congeal.images import open_writer, pack, prepare, warp_image, warp_pixel_batch, warp_pixels
 from congeal.images.canvas import place, put_on_canvas
 from congeal.images.encode import png_bytes
-from congeal.images.resample import covered
+from congeal.images.resample import Sampling, covered
 from congeal.images.source import ImageSource, Indices
 from congeal.opening import open_images
 
@@ -83,10 +83,14 @@ def test_bicubic_overshoot_is_clipped() -> None:
     step = np.zeros((8, 8, 1), np.uint8)
     step[:, 4:] = 255
     half = np.array([[1.0, 0, 0.5], [0, 1, 0], [0, 0, 1]])
-    out = warp_pixels(step, half, (8, 8), padding="border", mode="bicubic")
-    assert (out[:, 3] > 120).all()
-    assert (out[:, 0] == 0).all()
-    assert (out[:, 6] == 255).all()
+    for kernel in ("bicubic", "lanczos"):
+        out = warp_pixels(step, half, (8, 8), Sampling(kernel, "edge"))
+        assert (out[:, 3] > 120).all()
+        assert (out[:, 0] < 20).all()
+        assert (out[:, 6] > 240).all()
+        ramp = warp_pixels((50 + step // 4).astype(np.uint8), half, (8, 8), Sampling(kernel, "edge"))
+        assert ramp.min() == 50, "nor does it ring below the darkest pixel"
+        assert ramp.max() == 50 + 63
 
 
 def test_shrinking_a_photo_does_not_alias() -> None:
@@ -124,7 +128,7 @@ def test_parts_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = warp(torch.from_numpy(pixels).permute(0, 3, 1, 2).double(), torch.from_numpy(matrices), size)
     for at_once in (1, 200, 3000):
         monkeypatch.setattr("congeal.images.resample._PIXELS_AT_ONCE", at_once)
-        out = warp_pixel_batch(pixels, matrices, size)
+        out = warp_pixel_batch(pixels, matrices, size, Sampling("bilinear"))
         assert np.abs(out - whole.permute(0, 2, 3, 1).numpy()).max() < 0.51
         cover = covered(matrices, (30, 41), size)
         np.testing.assert_allclose(cover, coverage(torch.from_numpy(matrices), (30, 41), size)[:, 0], atol=2e-4)

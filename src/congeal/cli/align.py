@@ -63,6 +63,13 @@ class Align:
     """Do not write the aligned images, only transforms and pictures of the whole."""
     output_format: str = "auto"
     """auto gives back what came in; or files, npy, tiff, shards, mp4 or gif."""
+    interpolation: Annotated[
+        str | None, tyro.conf.arg(metavar="nearest|bilinear|bicubic|lanczos", help_behavior_hint="")
+    ] = None
+    """How pixels are looked up between pixels; bicubic unless given. Masks are never blended."""
+    fill: Annotated[str | None, tyro.conf.arg(metavar="NUMBER|nan|edge", help_behavior_hint="")] = None
+    """What lies outside an image, on the scale of its pixels; 0 unless given. edge goes on with the outermost pixels.
+    Where images have alpha, it is transparent as well."""
     transforms_format: str = "auto"
     """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
     set: Settings = dataclasses.field(default_factory=list)
@@ -100,6 +107,8 @@ class Align:
             device=self.device,
             write_aligned=not self.no_aligned,
             output_format=self.output_format,
+            interpolation=self.interpolation,
+            fill=self.fill,
             transforms_format=self.transforms_format,
             executor=self.on,
             quiet=self.quiet,
@@ -133,6 +142,13 @@ class Apply:
     """Do not write the aligned images."""
     output_format: str = "auto"
     """auto gives back what came in; or files, npy, tiff, shards, mp4 or gif."""
+    interpolation: Annotated[
+        str | None, tyro.conf.arg(metavar="nearest|bilinear|bicubic|lanczos", help_behavior_hint="")
+    ] = None
+    """How pixels are looked up between pixels; bicubic unless given. Masks are never blended."""
+    fill: Annotated[str | None, tyro.conf.arg(metavar="NUMBER|nan|edge", help_behavior_hint="")] = None
+    """What lies outside an image, on the scale of its pixels; 0 unless given. edge goes on with the outermost pixels.
+    Where images have alpha, it is transparent as well."""
     transforms_format: str = "auto"
     """csv, npz or parquet; auto is csv for up to 200,000 images and npz for more."""
     on: On = None
@@ -159,6 +175,8 @@ class Apply:
             device=self.device,
             write_aligned=not self.no_aligned,
             output_format=self.output_format,
+            interpolation=self.interpolation,
+            fill=self.fill,
             transforms_format=self.transforms_format,
             executor=self.on,
             quiet=self.quiet,

@@ -62,8 +62,18 @@ def sample_in_units(
     images: torch.Tensor, unit: torch.Tensor, size: Size, mode: Mode = "bilinear", padding: Padding = "zeros"
 ) -> torch.Tensor:
     """`warp` for those who keep their matrices in the sampler's own coordinates (`to_units`) over many steps."""
-    grid = _project(unit, size)[:, :2].permute(0, 2, 3, 1)
+    grid = sampling_grid_in_units(unit, size)
     return functional.grid_sample(images, grid, mode=mode, padding_mode=_PADDING[padding], align_corners=False)
+
+
+def sampling_grid_in_units(unit: torch.Tensor, size: Size) -> torch.Tensor:
+    """Where each output pixel looks: (B, h, w, 2) in the sampler's own coordinates, from unit_from_output (B, 3, 3)."""
+    return _project(unit, size)[:, :2].permute(0, 2, 3, 1)
+
+
+def lookup(images: torch.Tensor, grid: torch.Tensor, mode: Literal["nearest", "bilinear"]) -> torch.Tensor:
+    """Images (B, C, H, W) at a grid (B, h, w, 2) in the sampler's coordinates; outside, the outermost pixels go on."""
+    return functional.grid_sample(images, grid, mode=mode, padding_mode="border", align_corners=False)
 
 
 def _keep_still(images: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -54,12 +54,15 @@ def placements(sources: np.ndarray, canvas: Size) -> np.ndarray:
 
 
 def put_on_canvas(
-    pixels: np.ndarray, canvas: Size, placement: Placement, mask: np.ndarray | None = None
+    pixels: np.ndarray, canvas: Size, placement: Placement, mask: np.ndarray | None = None, *, sharp: bool = False
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """(H, W, C) → (C, h, w) float32 in the same units, and the canvas mask (h, w), None where everything is covered."""
+    """(H, W, C) → (C, h, w) float32 in the same units, and the canvas mask (h, w), None where everything is covered.
+
+    sharp: a cubic filter in place of the triangle; its values may leave the range of the pixels.
+    """
     height, width = pixels.shape[:2]
-    rows, cover_y = _axis(height, canvas[0], placement.scale_y, placement.offset_y)
-    columns, cover_x = _axis(width, canvas[1], placement.scale_x, placement.offset_x)
+    rows, cover_y = _axis(height, canvas[0], placement.scale_y, placement.offset_y, sharp)
+    columns, cover_x = _axis(width, canvas[1], placement.scale_x, placement.offset_x, sharp)
     if (height, width) == canvas and placement == (1, 1, 0, 0):
         out = np.ascontiguousarray(np.moveaxis(pixels, -1, 0), dtype=np.float32)
         return out, None if mask is None or (mask >= 1).all() else mask.astype(np.float32)
@@ -90,12 +93,21 @@ def _filter(pixels: np.ndarray, weights: np.ndarray, axis: int = 0) -> np.ndarra
 
 
 @lru_cache(maxsize=128)
-def _axis(n_source: int, n_canvas: int, scale: float, offset: float) -> tuple[np.ndarray, np.ndarray]:
+def _axis(
+    n_source: int, n_canvas: int, scale: float, offset: float, sharp: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Weights (n_canvas, n_source) of the filter along one axis, and how much of each canvas pixel is covered."""
     left = np.arange(n_canvas) - offset
     cover = np.clip(np.minimum(left + 1, scale * n_source) - np.maximum(left, 0), 0, 1).astype(np.float32)
     centre = np.clip((left + 0.5) / scale - 0.5, 0, n_source - 1)
     reach = max(1.0, 1 / scale)
-    weights = np.maximum(0, 1 - np.abs(np.arange(n_source) - centre[:, None]) / reach)
+    distance = np.abs(np.arange(n_source) - centre[:, None]) / reach
+    weights = _cubic(distance) if sharp else np.maximum(0, 1 - distance)
     weights *= (cover > 0)[:, None] / weights.sum(1, keepdims=True)
     return weights.astype(np.float32), cover
+
+
+def _cubic(x: np.ndarray) -> np.ndarray:
+    """The cubic through four points (Catmull and Rom), for distances x ≥ 0."""
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))

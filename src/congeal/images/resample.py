@@ -4,32 +4,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
 from congeal.errors import CongealError
-from congeal.geometry.sampling import MIN_DENOMINATOR, Mode, Padding, sample_in_units, to_units
+from congeal.geometry.interpolation import Interpolation, interpolate, spline_coefficients
+from congeal.geometry.sampling import MIN_DENOMINATOR, sample_in_units, to_units
 from congeal.images.canvas import Placement, put_on_canvas
 from congeal.images.source import Image
 
 Size = tuple[int, int]
-# Below this many source pixels per aligned pixel bilinear sampling misses nothing that matters.
-_PREFILTER_FROM = 2.0
-_PIXELS_AT_ONCE = 1 << 17  # of the output: their grid and samples stay in the cache
+Fill = float | Literal["edge"]
+# From so many source pixels per aligned pixel on a picture is filtered first. Below that bilinear sampling, which is
+# soft itself, misses nothing that matters.
+_PREFILTER_FROM = {"nearest": math.inf, "bilinear": 2.0, "bicubic": 1.1, "lanczos": 1.1}
+_PIXELS_AT_ONCE = 1 << 17  # of the output: their grid and samples stay in the cache …
+_LOOKUPS = {"nearest": 1, "bilinear": 1, "bicubic": 4, "lanczos": 4}  # … where they are read so many times
+_WHOLE = 1e-4  # pixels by which a shift may miss whole pixels and still be one
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How pixels are looked up between pixels, and what lies outside an image.
+
+    interpolation: see `congeal.geometry.interpolation`. Sharp kernels are held inside the range of each image, so that
+    nothing rings beyond black and white. fill: a value on the scale of the pixels; NaN, which integers have none of
+    (theirs is 0); or "edge", which goes on with the outermost pixels.
+    """
+
+    interpolation: Interpolation = "bicubic"
+    fill: Fill = 0.0
+
+    def value(self, dtype: np.dtype) -> float:
+        """What is put outside an image of this dtype."""
+        if self.fill == "edge" or (dtype.kind != "f" and not math.isfinite(self.fill)):
+            return 0.0
+        return float(self.fill)
+
+    def kernel(self, dtype: np.dtype) -> Interpolation:
+        """The kernel for images of this dtype: what is true or false is not blended."""
+        return "bilinear" if dtype.kind == "b" and self.interpolation != "nearest" else self.interpolation
+
+
+SHARP = Sampling()
+SOFT = Sampling("bilinear")
 
 
 def warp_pixels(
-    pixels: np.ndarray,
-    source_from_aligned: np.ndarray,
-    size: Size,
-    padding: Padding = "zeros",
-    mode: Mode = "bilinear",
+    pixels: np.ndarray, source_from_aligned: np.ndarray, size: Size, sampling: Sampling = SHARP
 ) -> np.ndarray:
     """(H, W, C) or (H, W) source pixels → the aligned picture of `size` (h, w), same dtype and channels.
 
-    Integers are rounded and clipped to their range. A picture much smaller than its source is filtered
-    first, so that photographs do not alias.
+    Integers are rounded and clipped to their range. A picture smaller than its source is filtered first, so that
+    photographs do not alias.
     """
     if pixels.ndim not in (2, 3):
         raise CongealError(f"pixels must be (H, W) or (H, W, C), not {pixels.shape}")
@@ -37,59 +67,139 @@ def warp_pixels(
     image = pixels[..., None] if grey else pixels
     matrix = np.asarray(source_from_aligned, dtype=np.float64)
     shrink = scale_at_centre(matrix, size)
-    if shrink > _PREFILTER_FROM and image.dtype != bool:
+    if shrink > _PREFILTER_FROM[sampling.interpolation] and image.dtype != bool:
         reduced = (max(1, round(image.shape[0] / shrink)), max(1, round(image.shape[1] / shrink)))
         placement = Placement(reduced[1] / image.shape[1], reduced[0] / image.shape[0], 0.0, 0.0)
-        values, _ = put_on_canvas(image, reduced, placement)
-        result = _sample(values[None], (placement.matrix @ matrix)[None], size, image.dtype, padding, mode)[0]
+        values, _ = put_on_canvas(image, reduced, placement, sharp=sampling.interpolation != "bilinear")
+        result = _sample(values[None], (placement.matrix @ matrix)[None], size, image.dtype, sampling)[0]
     else:
-        result = warp_pixel_batch(image[None], matrix[None], size, padding, mode)[0]
+        result = warp_pixel_batch(image[None], matrix[None], size, sampling)[0]
     return result[..., 0] if grey else result
 
 
 def warp_pixel_batch(
-    pixels: np.ndarray,
-    source_from_aligned: np.ndarray,
-    size: Size,
-    padding: Padding = "zeros",
-    mode: Mode = "bilinear",
+    pixels: np.ndarray, source_from_aligned: np.ndarray, size: Size, sampling: Sampling = SHARP
 ) -> np.ndarray:
     """(B, H, W, C) → (B, h, w, C) in the same dtype, one matrix (B, 3, 3) each, without the filter for shrinking.
 
-    The identity returns the image bit for bit.
+    The identity and shifts by whole pixels return the pixels bit for bit.
     """
-    wide = pixels.dtype.itemsize > 2 and pixels.dtype != np.float32  # float32 holds no more than 24 bits exactly
-    kind = np.dtype(np.float64 if wide else np.float32)
     matrices = np.asarray(source_from_aligned, dtype=np.float64)
-    still = (matrices.astype(kind) == np.eye(3)).all((1, 2)) & (pixels.shape[1:3] == size)
-    if still.all():
-        return pixels.copy()
-    batch, height, width, channels = pixels.shape
-    values = np.empty((batch, channels, height, width), kind)
+    still = whole_shifts(matrices, size)
+    out = np.empty((len(pixels), *size, pixels.shape[-1]), pixels.dtype)
+    for k in np.flatnonzero(still):
+        _shift(pixels[k], np.rint(matrices[k, :2, 2]).astype(int), sampling, out[k])
+    moved = np.flatnonzero(~still)
+    if not len(moved):
+        return out
+    some = pixels if len(moved) == len(pixels) else pixels[moved]
+    batch, height, width, channels = some.shape
+    wide = pixels.dtype.itemsize > 2 and pixels.dtype != np.float32  # float32 holds no more than 24 bits exactly
+    values = np.empty((batch, channels, height, width), np.float64 if wide else np.float32)
     for channel in range(channels):
-        values[:, channel] = pixels[..., channel]
-    out = _sample(values, matrices, size, pixels.dtype, padding, mode)
-    if still.any():
-        out[still] = pixels[still]
+        values[:, channel] = some[..., channel]
+    sampled = _sample(values, matrices[moved], size, pixels.dtype, sampling)
+    if len(moved) == len(pixels):
+        return sampled
+    out[moved] = sampled
     return out
+
+
+def warp_masks(
+    masks: np.ndarray, source_from_aligned: np.ndarray, size: Size, interpolation: Interpolation
+) -> np.ndarray:
+    """(B, H, W) in [0, 1] → (B, h, w): 0 outside. A mask that is only 0 and 1 stays so: it takes what is nearest."""
+    soft = Sampling("nearest" if interpolation == "nearest" else "bilinear")
+    if len(masks) == 1:
+        out = warp_pixels(masks[0], source_from_aligned[0], size, soft)[None]
+    else:
+        out = warp_pixel_batch(masks[..., None], source_from_aligned, size, soft)[..., 0]
+    for mask, given in zip(out, masks, strict=True):
+        if ((given == 0) | (given == 1)).all():
+            mask[:] = mask >= 0.5
+    return np.clip(out, 0, 1)
+
+
+def whole_shifts(matrices: np.ndarray, size: Size) -> np.ndarray:
+    """(B,) whether each matrix (B, 3, 3) moves a picture of this size by whole pixels, or not at all."""
+    longest = max(size)
+    linear = np.abs(matrices[:, :2, :2] - np.eye(2)).max((1, 2)) * longest
+    depth = np.abs(matrices[:, 2] - [0, 0, 1]) * [longest**2, longest**2, longest]
+    shift = matrices[:, :2, 2]
+    miss = np.abs(shift - np.rint(shift)).max(1)
+    return (linear < _WHOLE) & (depth.max(1) < _WHOLE) & (miss < _WHOLE) & (np.abs(shift).max(1) < 1e9)
+
+
+def _shift(pixels: np.ndarray, shift: np.ndarray, sampling: Sampling, out: np.ndarray) -> None:
+    """Pixels (H, W, C) that lie so many columns and rows further, as they are."""
+    height, width = pixels.shape[:2]
+    columns, rows = (np.arange(n) + by for n, by in zip((out.shape[1], out.shape[0]), shift.tolist(), strict=True))
+    out[:] = pixels[np.clip(rows, 0, height - 1)[:, None], np.clip(columns, 0, width - 1)]
+    if sampling.fill != "edge":
+        fill = _fitting(sampling.value(out.dtype), out.dtype)
+        out[(rows < 0) | (rows >= height)] = fill
+        out[:, (columns < 0) | (columns >= width)] = fill
+
+
+def _fitting(value: float, dtype: np.dtype) -> float:
+    """A value as this dtype holds it."""
+    if dtype.kind == "b":
+        return float(value >= 0.5)
+    if dtype.kind in "ui":
+        limits = np.iinfo(dtype)
+        return float(min(max(round(value), limits.min), limits.max))
+    return value
 
 
 def _sample(
-    values: np.ndarray, source_from_aligned: np.ndarray, size: Size, dtype: np.dtype, padding: Padding, mode: Mode
+    values: np.ndarray, source_from_aligned: np.ndarray, size: Size, dtype: np.dtype, sampling: Sampling
 ) -> np.ndarray:
     """(B, C, H, W) floats → (B, h, w, C) of `dtype`, a few images or a few rows of one at a time."""
-    images = torch.from_numpy(values)
-    units = to_units(torch.from_numpy(source_from_aligned), (images.shape[2], images.shape[3]), size)
+    kernel = sampling.kernel(dtype)
+    source = values.shape[2], values.shape[3]
+    sharp = kernel in ("bicubic", "lanczos")
+    images = torch.from_numpy(spline_coefficients(values) if kernel == "bicubic" else values)
+    if sharp:
+        low, high = (torch.from_numpy(limit((2, 3), keepdims=True)) for limit in (values.min, values.max))
+    fades = kernel == "bilinear" and sampling.fill == 0  # into black, which the sampler does itself
+    units = to_units(torch.from_numpy(source_from_aligned), source, size)
     out = np.empty((len(images), *size, images.shape[1]), dtype)
-    for some, rows, unit in _parts(units, size):
-        part = sample_in_units(images[some], unit.to(images.dtype), (rows.stop - rows.start, size[1]), mode, padding)
-        _put(out[some, rows], part.numpy(), exceeds=mode != "bilinear")
+    for some, rows, unit in _parts(units, size, _PIXELS_AT_ONCE // _LOOKUPS[kernel]):
+        here, own = (rows.stop - rows.start, size[1]), unit.to(images.dtype)
+        if fades:
+            part = sample_in_units(images[some], own, here)
+        else:
+            part = interpolate(images[some], own, here, kernel)
+        if sharp:
+            torch.clamp(part, low[some], high[some], out=part)
+        if not fades and sampling.fill != "edge":
+            cover = _covered(unit, source, here)
+            _fill_outside(part.numpy(), cover >= 0.5 if kernel == "nearest" else cover, sampling.value(dtype))
+        _put(out[some, rows], part.numpy())
     return out
 
 
-def _parts(units: torch.Tensor, size: Size) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-    """Images, rows of the output, and matrices (b, 3, 3) that do for these rows, counted from 0, what `units` do."""
-    at_once, rows = max(1, _PIXELS_AT_ONCE // (size[0] * size[1])), max(1, _PIXELS_AT_ONCE // size[1])
+def _fill_outside(part: np.ndarray, cover: np.ndarray, fill: float) -> None:
+    """Let samples (b, C, h, w) fade into `fill` where the image ends, by the share (b, h, w) that lies inside.
+
+    Nothing fades into NaN, nor where the share is true or false.
+    """
+    if (cover == 1).all():
+        return
+    if math.isnan(fill) or cover.dtype == bool:
+        np.copyto(part, fill, where=(cover < 0.5)[:, None])
+        return
+    part *= cover[:, None]
+    if fill:
+        part += fill * (1 - cover[:, None])
+
+
+def _parts(units: torch.Tensor, size: Size, pixels: int) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+    """Images, rows of the output, and matrices (b, 3, 3) that do for these rows, counted from 0, what `units` do.
+
+    pixels: how many of the output may be done at a time.
+    """
+    at_once, rows = max(1, pixels // (size[0] * size[1])), max(1, pixels // size[1])
     for first in range(0, len(units), at_once):
         some = slice(first, first + at_once)
         for top in range(0, size[0], rows):
@@ -98,14 +208,14 @@ def _parts(units: torch.Tensor, size: Size) -> Iterator[tuple[slice, slice, torc
             yield some, slice(top, min(top + rows, size[0])), unit
 
 
-def _put(out: np.ndarray, values: np.ndarray, *, exceeds: bool) -> None:
-    """Floats (b, C, h, w) into (b, h, w, C) of any type; exceeds: they may lie outside the range of their sources."""
+def _put(out: np.ndarray, values: np.ndarray) -> None:
+    """Floats (b, C, h, w) into (b, h, w, C) of any type."""
     if out.dtype.kind == "b":
         values = values >= 0.5
     elif out.dtype.kind in "ui":
         values = np.rint(values, out=values)
-        if exceeds or out.dtype.itemsize > 2:  # 64 bits end where no float is
-            limits = np.iinfo(out.dtype)
+        limits = np.iinfo(out.dtype)
+        if out.dtype.itemsize > 2:  # 64 bits end where no float is
             values = np.clip(values, limits.min, limits.max, out=values)
     for channel in range(out.shape[-1]):
         out[..., channel] = values[:, channel]
@@ -117,14 +227,19 @@ def covered(source_from_aligned: np.ndarray, source: Size, size: Size) -> np.nda
     A bilinear sample less than a pixel outside the outermost pixel centres has a share of that pixel, on each axis.
     """
     units = to_units(torch.from_numpy(np.asarray(source_from_aligned, dtype=np.float64)), source, size)
-    out = np.ones((len(units), *size), np.float32)
-    for some, rows, unit in _parts(units, size):
-        height, inside = rows.stop - rows.start, slice(0, 0)
-        if len(unit) == 1:
-            inside = _columns_inside(unit[0].numpy(), source, (height, size[1]))
-        for columns in (slice(0, inside.start), slice(inside.stop, size[1])):
-            if columns.start < columns.stop:
-                out[some, rows, columns] = _shares(unit.numpy(), source, height, columns)
+    out = np.empty((len(units), *size), np.float32)
+    for some, rows, unit in _parts(units, size, _PIXELS_AT_ONCE):
+        out[some, rows] = _covered(unit, source, (rows.stop - rows.start, size[1]))
+    return out
+
+
+def _covered(unit: torch.Tensor, source: Size, size: Size) -> np.ndarray:
+    """What `covered` gives for unit_from_output (b, 3, 3)."""
+    out = np.ones((len(unit), *size), np.float32)
+    inside = _columns_inside(unit[0].numpy(), source, size) if len(unit) == 1 else slice(0, 0)
+    for columns in (slice(0, inside.start), slice(inside.stop, size[1])):
+        if columns.start < columns.stop:
+            out[:, :, columns] = _shares(unit.numpy(), source, size[0], columns)
     return out
 
 
@@ -162,12 +277,12 @@ def _columns_inside(unit: np.ndarray, source: Size, size: Size) -> slice:
     return slice(math.ceil(first), math.floor(last) + 1) if first <= last else slice(0, 0)
 
 
-def warp_image(image: Image, source_from_aligned: np.ndarray, size: Size, padding: Padding = "zeros") -> Image:
+def warp_image(image: Image, source_from_aligned: np.ndarray, size: Size, sampling: Sampling = SHARP) -> Image:
     """An aligned Image: pixels and, if it has alpha, the mask."""
     mask = None
     if image.mask is not None:
-        mask = np.clip(warp_pixels(image.mask, source_from_aligned, size), 0, 1)
-    return Image(image.id, warp_pixels(image.pixels, source_from_aligned, size, padding), mask)
+        mask = warp_masks(image.mask[None], source_from_aligned[None], size, sampling.interpolation)[0]
+    return Image(image.id, warp_pixels(image.pixels, source_from_aligned, size, sampling), mask)
 
 
 def scale_at_centre(matrix: np.ndarray, size: Size) -> float:

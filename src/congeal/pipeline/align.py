@@ -39,6 +39,7 @@ from congeal.pipeline.request import (
 from congeal.pipeline.result import Result
 from congeal.pipeline.stages import Answer, fit_model, keep_fit, log, prepare_stack
 from congeal.pipeline.starts import at_faces, init_name, read_start
+from congeal.pipeline.wanted import asked_sampling, read_sampling
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 from congeal.transforms.lists import Listed
@@ -65,6 +66,8 @@ def align(
     device: str | None = None,
     write_aligned: bool = True,
     output_format: str = "auto",
+    interpolation: str | None = None,
+    fill: float | str | None = None,
     transforms_format: str = "auto",
     executor: Any = None,
     quiet: bool = False,
@@ -121,6 +124,12 @@ def align(
         Write the aligned images, not only transforms and pictures of the whole.
     output_format : str
         "auto" gives back what came in; or "files", "npy", "tiff", "shards", "mp4", "gif".
+    interpolation : str, optional
+        How aligned pixels are looked up between original ones: "nearest", "bilinear" (fast, soft), "bicubic" (a spline)
+        or "lanczos"; "bicubic" unless given. Masks, and images of true and false, are never blended.
+    fill : float or str, optional
+        What lies outside an image: a number on the scale of its pixels, NaN for floats, or "edge" to go on with the
+        outermost pixels; 0 unless given. Where images have alpha, it is transparent as well.
     transforms_format : str
         "csv", "npz" or "parquet"; "auto" is CSV for up to 200,000 images and NPZ for more.
     executor : str, concurrent.futures.Executor or distributed.Client, optional
@@ -145,6 +154,7 @@ def align(
     check_formats(images, output_format, transforms_format)
     place = place_of(output)
     check_place(place, images, output_format, write_aligned=write_aligned, spread=executor is not None)
+    sampling = read_sampling(interpolation, fill, images)
     name, preset_params = choose_method(method, preset)
     given = {"motion": motion, "train": train, "size": size, "random_state": seed, **device_setting(name, device)}
     settings = {**preset_params, **{k: v for k, v in given.items() if v is not None}}
@@ -167,6 +177,7 @@ def align(
         "seed": model.random_state,
         "write_aligned": write_aligned,
         "output_format": output_format,
+        **asked_sampling(sampling),
         **asked_format(transforms_format),
         **asked_stack(channel, z),
         "version": __version__,

@@ -32,6 +32,7 @@ from congeal.pipeline.request import (
 from congeal.pipeline.result import Result
 from congeal.pipeline.stages import Answer, keep_answer, log, prepare_stack
 from congeal.pipeline.starts import at_faces, inherited, init_name, read_start
+from congeal.pipeline.wanted import asked_sampling, inherited_sampling
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
@@ -48,6 +49,8 @@ def apply(
     device: str | None = None,
     write_aligned: bool = True,
     output_format: str = "auto",
+    interpolation: str | None = None,
+    fill: float | str | None = None,
     transforms_format: str = "auto",
     executor: Any = None,
     quiet: bool = False,
@@ -75,6 +78,8 @@ def apply(
         Use only the first `limit` images.
     device : str, optional
         "auto" or "cpu": new images are aligned on the CPU.
+    interpolation, fill : optional
+        As for `align`; those of the run unless given.
     write_aligned, output_format, transforms_format, executor, quiet, command
         As for `align`.
 
@@ -105,6 +110,7 @@ def apply(
         init = inherited(trained.config)
     images = at_faces(images, init, quiet=quiet)
     start = read_start(init, images)
+    sampling = inherited_sampling(trained.config, interpolation, fill, images)
     config = {
         "task": "apply",
         "run": str(trained.path.resolve()),
@@ -117,6 +123,7 @@ def apply(
         "seed": trained.config.get("seed"),
         "write_aligned": write_aligned,
         "output_format": output_format,
+        **asked_sampling(sampling),
         **asked_format(transforms_format),
         **asked_stack(asked, z),
         "version": __version__,

@@ -138,7 +138,9 @@ def smaller(size: Size, longest: int) -> Size:
 
 def png(values: np.ndarray, longest: int | None = None) -> bytes:
     """(h, w, 1 or 3) on the 0–255 scale → an 8-bit PNG, its longer side at most `longest`."""
-    grey_levels = values if values.dtype == np.uint8 else np.rint(np.clip(values, 0, 255)).astype(np.uint8)
+    grey_levels = values
+    if values.dtype != np.uint8:
+        grey_levels = np.rint(np.clip(np.nan_to_num(values), 0, 255)).astype(np.uint8)
     shrink = 1 if longest is None else max(values.shape[:2]) / longest
     if longest is not None and shrink > 1:
         picture = Pillow.fromarray(grey_levels[..., 0] if grey_levels.shape[-1] == 1 else grey_levels)

@@ -5,6 +5,7 @@ Threads do this for several of them side by side; what they made is handed out i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import torch
 from congeal.files import write_bytes
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
-from congeal.images.resample import covered
+from congeal.images.resample import SOFT, Sampling, covered, warp_masks
 from congeal.images.threads import in_order, usable_cores
 from congeal.images.writers import takes_parts
 from congeal.pipeline.display import DisplayRange, png
@@ -52,16 +53,14 @@ class Batch:
             return self
         return Batch(self.pixels[rows], None if self.masks is None else self.masks[rows])
 
-    def sample(self, source_from_output: np.ndarray, size: Size) -> Batch:
+    def sample(self, source_from_output: np.ndarray, size: Size, sampling: Sampling) -> Batch:
         """The same images through (B,3,3), at `size`. One image goes through the filter for shrinking as well."""
+        masks = None
+        if self.masks is not None:
+            masks = warp_masks(self.masks, source_from_output, size, sampling.interpolation)
         if len(self.pixels) == 1:
-            matrix = source_from_output[0]
-            mask = None if self.masks is None else warp_pixels(self.masks[0], matrix, size)[None]
-            return Batch(warp_pixels(self.pixels[0], matrix, size)[None], mask)
-        masks = (
-            None if self.masks is None else warp_pixel_batch(self.masks[..., None], source_from_output, size)[..., 0]
-        )
-        return Batch(warp_pixel_batch(self.pixels, source_from_output, size), masks)
+            return Batch(warp_pixels(self.pixels[0], source_from_output[0], size, sampling)[None], masks)
+        return Batch(warp_pixel_batch(self.pixels, source_from_output, size, sampling), masks)
 
 
 class View(NamedTuple):
@@ -99,7 +98,7 @@ class Drawing:
     run: the folder for small pictures of the images that the report shows.
     found and start (N,3,3) are `aligned_from_source`. size and shown_size: of the aligned picture, and of the one of
     the start. samples: the images that the report shows. weigh: whether what lies outside an image does not count.
-    draws_start: whether the picture of the start is wanted.
+    draws_start: whether the picture of the start is wanted. sampling: how pixels are interpolated.
     """
 
     run: RunFolder | Path
@@ -113,6 +112,7 @@ class Drawing:
     weigh: bool
     draws_start: bool
     writer: Writer | None
+    sampling: Sampling
 
     def draw(self, rows: np.ndarray) -> Drawn:
         """Read, sample, write and view these images; in any thread."""
@@ -122,11 +122,11 @@ class Drawing:
             reason = f"it was read once, but not again for writing: {error}"
             return Drawn(len(rows), lost=Skipped(self.source.id(int(rows[0])), reason))
         source_from_aligned = invert(self.found.matrices[rows])
-        aligned = images.sample(source_from_aligned, self.size)
+        aligned = images.sample(source_from_aligned, self.size, self.sampling)
         after = self._view(aligned, source_from_aligned, images.size)
-        write = (
-            None if self.writer is None else begin_writing(self.writer, self.source, rows, aligned, source_from_aligned)
-        )
+        write = None
+        if self.writer is not None:
+            write = begin_writing(self.writer, self.source, rows, aligned, source_from_aligned, self.sampling)
         shown = np.flatnonzero(np.isin(rows, self.samples))
         self._write_thumbnails("after", rows[shown], aligned.pixels[shown])
         before = self._draw_start(rows, images, shown)
@@ -139,15 +139,20 @@ class Drawing:
         if not len(chosen):
             return None
         source_from_shown = invert(rescale(self.size, self.shown_size) @ self.start[rows[chosen]])
-        before = images.some(chosen).sample(source_from_shown, self.shown_size)
+        # Only the report shows it: in a smaller picture nobody sees how sharp the kernel was.
+        sampling = self.sampling if self.shown_size == self.size else SOFT
+        before = images.some(chosen).sample(source_from_shown, self.shown_size, sampling)
         self._write_thumbnails("before", rows[shown], before.pixels[np.searchsorted(chosen, shown)])
         return self._view(before, source_from_shown, images.size) if self.draws_start else None
 
     def _view(self, drawn: Batch, source_from_frame: np.ndarray, source: Size) -> View:
         levels = np.ascontiguousarray(self.display.levels(drawn.pixels).swapaxes(2, 3))
-        if not self.weigh and drawn.masks is None:
+        empty = self.sampling.fill != "edge" and math.isnan(self.sampling.fill)
+        if not self.weigh and not empty and drawn.masks is None:
             return View(levels, None)
         cover = covered(source_from_frame, source, drawn.size)
+        if empty and levels.dtype.kind == "f":  # nothing is no brightness, however little it weighs
+            cover, levels = np.where(cover < 0.5, 0, cover), np.nan_to_num(levels)
         return View(levels, (cover if drawn.masks is None else cover * drawn.masks)[:, :, None])
 
     def _write_thumbnails(self, side: str, rows: np.ndarray, pixels: np.ndarray) -> None:
@@ -157,24 +162,31 @@ class Drawing:
             write_bytes(self.run / SAMPLES / f"{index}_{side}.png", png(own.levels(image), longest=THUMBNAIL))
 
 
-def write_some(source: ImageSource, found: Transforms, size: Size, writer: Writer, rows: np.ndarray) -> Drawn:
+def write_some(
+    source: ImageSource, found: Transforms, size: Size, writer: Writer, sampling: Sampling, rows: np.ndarray
+) -> Drawn:
     """Read, sample and write these images, and nothing else; in any thread."""
     try:
         images, _ = read_batch(source, rows)
     except UnreadableImage:
         return Drawn(len(rows))
     source_from_aligned = invert(found.matrices[rows])
-    aligned = images.sample(source_from_aligned, size)
-    return Drawn(len(rows), write=begin_writing(writer, source, rows, aligned, source_from_aligned))
+    aligned = images.sample(source_from_aligned, size, sampling)
+    return Drawn(len(rows), write=begin_writing(writer, source, rows, aligned, source_from_aligned, sampling))
 
 
 def begin_writing(
-    writer: Writer, source: ImageSource, rows: np.ndarray, aligned: Batch, source_from_aligned: np.ndarray
+    writer: Writer,
+    source: ImageSource,
+    rows: np.ndarray,
+    aligned: Batch,
+    source_from_aligned: np.ndarray,
+    sampling: Sampling,
 ) -> Callable[[], None]:
     """Write these images, or the parts they stand for; what is left has to be done in order."""
     if not takes_parts(writer, source):
         return writer.begin_new(rows, aligned.pixels, aligned.masks)
-    write = partial(write_parts, writer, source, rows, source_from_aligned, aligned.size)
+    write = partial(write_parts, writer, source, rows, source_from_aligned, aligned.size, sampling)
     if not writer.any_order:
         return write
     write()
@@ -182,7 +194,12 @@ def begin_writing(
 
 
 def write_parts(
-    writer: Writer, source: ImageSource, rows: np.ndarray, source_from_aligned: np.ndarray, size: Size
+    writer: Writer,
+    source: ImageSource,
+    rows: np.ndarray,
+    source_from_aligned: np.ndarray,
+    size: Size,
+    sampling: Sampling,
 ) -> None:
     """The parts of some images, each read, sampled as its image was, and written, before the next one is read."""
     for row, matrix in zip(rows, source_from_aligned, strict=True):
@@ -190,7 +207,7 @@ def write_parts(
             if source.parts is None or writer.done(int(part)):
                 continue
             images, _ = read_batch(source.parts, np.array([part]))
-            drawn = images.sample(matrix[None], size)
+            drawn = images.sample(matrix[None], size, sampling)
             writer.begin_new(np.array([part]), drawn.pixels, drawn.masks)()
 
 

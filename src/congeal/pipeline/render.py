@@ -24,6 +24,7 @@ import numpy as np
 from congeal.files import make_folders, replacing, sweep, write_bytes, write_json
 from congeal.images import ImageSource, Skipped, Writer, open_writer
 from congeal.images.grouped import GroupedWriter
+from congeal.images.resample import Sampling
 from congeal.images.sharded import cut
 from congeal.images.threads import in_order, usable_cores
 from congeal.images.writers import ShardWriter, is_whole, takes_parts
@@ -41,7 +42,7 @@ START_PICTURES = ("mean_before.png", "variance_before.png")  # under .work
 GROUP_VALUES = 32_000_000  # values of large pictures that go into the statistics at a time …
 GROUP_IMAGES = 256  # … and of small ones at most so many
 BAND_ROWS = 64  # of a picture that become grey levels at a time
-NOTES = 3  # version of what is noted
+NOTES = 4  # version of what is noted
 PARTS = ("after", "before", "own_after", "own_before")
 SAVE_EVERY = 20.0  # seconds
 SHOWN = 720  # longer side of the pictures that only the report shows
@@ -220,6 +221,7 @@ def render_originals(
     weigh: bool,
     write_aligned: bool,
     output_format: str,
+    sampling: Sampling,
     start_pictures: Path | None,
     quiet: bool,
     by_others: Callable[[Drawing, np.ndarray, Rendered], None] | None = None,
@@ -246,7 +248,7 @@ def render_originals(
         result = Rendered()
     writer = writer_of(run, source, found, output_format) if write_aligned else None
     if writer is not None and by_others is None:
-        write_again(writer, source, found, rows[: result.position], size)
+        write_again(writer, source, found, rows[: result.position], sampling)
     drawing = Drawing(
         run=run,
         source=source,
@@ -259,6 +261,7 @@ def render_originals(
         weigh=weigh,
         draws_start=start_pictures is None,
         writer=writer,
+        sampling=sampling,
     )
     began, saving = time.monotonic() - result.seconds, Saving()
     if by_others is not None:
@@ -335,9 +338,9 @@ def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:
     return max(1, min(GROUP_IMAGES, GROUP_VALUES // (size[0] * size[1] * display.channels)))
 
 
-def write_again(writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, size: Size) -> None:
+def write_again(writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling) -> None:
     """Write images that were seen by an interrupted pass but did not reach the disk: those of an unfinished shard."""
-    draw = partial(write_some, source, found, size, writer)
+    draw = partial(write_some, source, found, writer.size, writer, sampling)
     with side_by_side(draw, source, found, missing_rows(writer, source, rows)) as all_drawn:
         for drawn in all_drawn:
             if drawn.write is not None:

@@ -10,6 +10,7 @@ from congeal.images import ImageSource
 from congeal.pipeline.render import missing_rows, write_again, writer_of
 from congeal.pipeline.result import Result
 from congeal.pipeline.stages import Answer, finish, write_transforms
+from congeal.pipeline.wanted import sampling_of
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import TABLES
 from congeal.transforms import Transforms
@@ -47,7 +48,7 @@ def complete_aligned(run: RunFolder, images: ImageSource, found: Transforms) -> 
     missing = missing_rows(writer, images, rows)
     if len(missing):
         log.info("%d aligned images are gone or damaged and are written again", len(missing))
-        write_again(writer, images, found, missing, found.aligned_size)
+        write_again(writer, images, found, missing, sampling_of(config))
         writer.close()
 
 

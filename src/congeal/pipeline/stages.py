@@ -40,6 +40,7 @@ from congeal.pipeline.render import START_PICTURES, Rendered, render_originals
 from congeal.pipeline.result import Result
 from congeal.pipeline.spread import render_by_crew
 from congeal.pipeline.starts import note_faces
+from congeal.pipeline.wanted import sampling_of
 from congeal.report import write_report
 from congeal.runs.checkpoint import History
 from congeal.runs.folder import RunFolder
@@ -237,6 +238,7 @@ def finish(
             weigh=run.state["quality"]["kind"] == "photo",
             write_aligned=config["write_aligned"],
             output_format=config["output_format"],
+            sampling=sampling_of(config),
             start_pictures=start_pictures,
             quiet=quiet,
             by_others=drawn_by_others(run, images),

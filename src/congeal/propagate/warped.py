@@ -18,6 +18,7 @@ from congeal.geometry.sampling import coverage
 from congeal.images import ImageSource, UnreadableImage, warp_pixels
 from congeal.images.encode import encode
 from congeal.images.names import OutputNames, write_names
+from congeal.images.resample import SOFT
 from congeal.pipeline.display import DisplayRange, display_range_of
 from congeal.progress import Progress
 from congeal.propagate.tables import kept
@@ -124,10 +125,10 @@ def land_mask(mask: np.ndarray, mask_from_source: np.ndarray, size: Size, classe
     """
     ahead = reach(mask_from_source, mask.shape, size) > 0
     if classes is None:
-        return np.rint(warp_pixels(mask.astype(np.float32), mask_from_source, size) * ahead).astype(np.uint8)
+        return np.rint(warp_pixels(mask.astype(np.float32), mask_from_source, size, SOFT) * ahead).astype(np.uint8)
     result, largest, background = np.zeros(size, np.uint8), np.zeros(size, np.float32), np.ones(size, np.float32)
     for value in classes[classes > 0]:
-        share = warp_pixels((mask == value).astype(np.float32), mask_from_source, size) * ahead
+        share = warp_pixels((mask == value).astype(np.float32), mask_from_source, size, SOFT) * ahead
         result = np.where(share > largest, value, result)
         largest, background = np.maximum(share, largest), background - share
     return np.where(largest >= background, result, 0).astype(np.uint8)
@@ -148,7 +149,7 @@ def composite(
         pixels = np.repeat(pixels, 3, axis=-1)
     if pixels.shape[-1] != 3:
         colour = colour @ np.array([0.299, 0.587, 0.114], np.float32)[:, None]
-    warped = warp_pixels(np.concatenate([colour * alpha, alpha], -1), drawing_from_source, size)
+    warped = warp_pixels(np.concatenate([colour * alpha, alpha], -1), drawing_from_source, size, SOFT)
     warped = warped * (reach(drawing_from_source, alpha.shape[:2], size)[..., None] > 0)
     opacity, paint = warped[..., -1:], warped[..., :-1]
     if pixels.dtype == bool:

@@ -17,6 +17,7 @@ from congeal.distributed.exchange import refusal, system_of
 from congeal.files import write_bytes
 from congeal.geometry.matrix import invert
 from congeal.images import ImageSource, Writer, open_writer
+from congeal.images.resample import SOFT
 from congeal.images.writers import NpyWriter, RowWriter, ShardWriter
 from congeal.pipeline.draw import SAMPLES, Drawing, read_batch
 from congeal.pipeline.render import Rendered, cut_rows, draw_shards, write_again
@@ -109,7 +110,8 @@ def render_by_crew(
     began, writer, run = time.monotonic(), drawing.writer, drawing.run
     shards = cut_rows(rows, drawing.found, drawing.source, drawing.display, writer)
     found, start = drawing.found, drawing.start
-    key = key_of(found.matrices, start, drawing.size, drawing.display, drawing.weigh, output_format, writer is None)
+    how = (drawing.size, drawing.display, drawing.weigh, drawing.sampling)
+    key = key_of(found.matrices, start, *how, output_format, writer is None)
     stage = STAGE if writer is not None else "averaging"
     aligned: str | None = None
     if isinstance(writer, NpyWriter):
@@ -133,7 +135,7 @@ def render_by_crew(
         )
         writer.all_written(seen)
     elif writer is not None and resumed and remote is None:  # files that somebody removed meanwhile
-        write_again(writer, drawing.source, found, rows, drawing.size)
+        write_again(writer, drawing.source, found, rows, drawing.sampling)
     result.seconds = time.monotonic() - began
 
 
@@ -147,5 +149,5 @@ def make_room(
             images, _ = read_batch(source, np.array([i]))
         except Exception:  # another one tells as much
             continue
-        return writer.make_room(images.sample(invert(found.matrices[[i]]), size).pixels), not there
+        return writer.make_room(images.sample(invert(found.matrices[[i]]), size, SOFT).pixels), not there
     return None, False

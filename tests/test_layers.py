@@ -21,7 +21,7 @@ LAYERS = [
     ["runs"],
     ["report"],
     ["pipeline"],
-    ["comparison", "export", "propagate"],
+    ["comparison", "export", "propagate", "stacking"],
     ["reproduce", "studio"],
     ["cli"],
 ]

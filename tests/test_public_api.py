@@ -27,6 +27,7 @@ PUBLIC = [
     "load",
     "open_images",
     "pack",
+    "stack",
 ]
 
 

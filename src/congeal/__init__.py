@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from congeal.pipeline.align import align
     from congeal.pipeline.apply import apply
     from congeal.propagate import collect_points, propagate_mask, propagate_overlay, propagate_points
+    from congeal.stacking.stack import stack
     from congeal.transforms import Transforms
 
 __version__ = "0.2.0"
@@ -63,6 +64,7 @@ __all__ = [
     "propagate_mask",
     "propagate_overlay",
     "propagate_points",
+    "stack",
 ]
 
 # public name: where it is defined
@@ -81,6 +83,7 @@ _HOME = classes() | {
     "propagate_mask": "congeal.propagate.propagate_mask",
     "propagate_overlay": "congeal.propagate.propagate_overlay",
     "propagate_points": "congeal.propagate.propagate_points",
+    "stack": "congeal.stacking.stack.stack",
 }
 
 

@@ -1,4 +1,4 @@
-"""Commands that use a finished run: export, propagate, studio and report."""
+"""Commands that use a finished run: export, propagate, stack, studio and report."""
 
 from __future__ import annotations
 
@@ -84,6 +84,55 @@ class Propagate:
             said.append(propagate.collect_points(run, self.collect, to, exclude=exclude).summary())
         if not self.quiet:
             print(*said, sep="\n")
+
+
+@dataclasses.dataclass
+class Stack:
+    """Combine the aligned originals of a run into one picture, in which flaws of single images go away."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
+    output: Annotated[str, output("FILE")]
+    """The file to write: .tif or .fits (32-bit floats, in the units of the originals) or .png (16 bits)."""
+    method: Annotated[str, tyro.conf.arg(metavar="clip|median|mean|sharp")] = "clip"
+    """clip: the mean of what is near the median; median; mean; or sharp: a mean weighted by how sharp images are."""
+    sigma: float = 3.0
+    """For clip: how many standard deviations from the median still count."""
+    best: Annotated[str, tyro.conf.arg(metavar="PERCENT")] = "100"
+    """Use only the best so many percent of the images: those that show most of the detail."""
+    flagged: Flag = False
+    """Use images whose status is not ok as well."""
+    exclude: File = None
+    """Images to leave out: a table with the column id, such as RUN/studio/excluded.csv, or one id per line."""
+    interpolation: Annotated[
+        str | None, tyro.conf.arg(metavar="nearest|bilinear|bicubic|lanczos", help_behavior_hint="")
+    ] = None
+    """How pixels are looked up between pixels; as in the run unless given."""
+    source: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
+    """The original images, if they moved since the run."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        """Write the picture and print what went into it."""
+        from congeal.stacking import stack
+
+        stacked = stack(
+            self.run_folder,
+            self.output,
+            method=self.method,
+            sigma=self.sigma,
+            best=self.best,
+            flagged=self.flagged,
+            exclude=self.exclude,
+            interpolation=self.interpolation,
+            source=self.source,
+            quiet=self.quiet,
+        )
+        if not self.quiet:
+            print(f"{Path(self.output).resolve()}: {len(stacked.ids)} images ({self.method})")
 
 
 @dataclasses.dataclass

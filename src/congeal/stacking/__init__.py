@@ -1,0 +1,12 @@
+"""One picture out of many: the aligned originals of a run, combined.
+
+stack.py     `stack`: which images, how, and where to
+frames.py    originals as they lie in the aligned picture, a few rows of it at a time
+combine.py   means that flaws do not reach
+pick.py      how much of the detail each image shows
+picture.py   the file that is written
+"""
+
+from congeal.stacking.stack import METHODS, Stacked, stack
+
+__all__ = ["METHODS", "Stacked", "stack"]

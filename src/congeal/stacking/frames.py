@@ -1,0 +1,106 @@
+"""Originals as they lie in the aligned picture, in their own units, a few rows of it at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from congeal.errors import RunFailed
+from congeal.geometry.matrix import invert
+from congeal.images import Image, ImageSource, UnreadableImage, warp_pixels
+from congeal.images.resample import Sampling, covered, warp_masks
+from congeal.images.threads import in_order, usable_cores
+from congeal.progress import Progress
+from congeal.transforms import Transforms
+
+log = logging.getLogger("congeal")
+
+Size = tuple[int, int]
+THREAD_VALUES = 64_000_000  # pixel values that all threads may have at hand
+
+
+class Seen(NamedTuple):
+    """One image in some rows of the aligned picture: values (h, w, C) and what each pixel weighs (h, w)."""
+
+    row: int
+    values: np.ndarray
+    weight: np.ndarray
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The images `rows` of a source, sampled through `found`. channels and dtype are those of all of them."""
+
+    source: ImageSource
+    found: Transforms
+    rows: np.ndarray
+    sampling: Sampling
+    size: Size
+    channels: int
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling) -> Frames:
+        """Look at the images once to see what they are."""
+        height, width = found.aligned_size or (1, 1)
+        kinds = set()
+        for i in rows.tolist():
+            try:
+                header = source.probe(i)
+            except UnreadableImage:
+                continue
+            kinds.add((header.channels, header.dtype.name))
+            if source.shape is not None:
+                break
+        channels, dtypes = {kind[0] for kind in kinds}, {kind[1] for kind in kinds}
+        if not kinds:
+            raise RunFailed("none of the images can be read any more")
+        if len(dtypes) > 1 or (not channels <= {1, 3} and len(channels) > 1):
+            told = ", ".join(f"{name} in {count} channels" for count, name in sorted(kinds))
+            raise RunFailed(f"the images are of different kinds ({told}): leave some out with --exclude")
+        # The edge goes on under pixels that are partly outside; how much of them counts is the weight.
+        kernel = replace(sampling, fill="edge")
+        return cls(source, found, rows, kernel, (height, width), max(channels), np.dtype(dtypes.pop()))
+
+    def some(self, rows: np.ndarray) -> Frames:
+        """The same with fewer images."""
+        return replace(self, rows=rows)
+
+    def seen(self, top: int = 0, bottom: int | None = None, *, what: str, quiet: bool) -> Iterator[Seen]:
+        """Every image in these rows of the picture, in order; those that cannot be read any more are left out."""
+        bottom = self.size[0] if bottom is None else bottom
+        values = (bottom - top) * self.size[1] * self.channels
+        threads = min(usable_cores(), max(1, THREAD_VALUES // (4 * values)))
+        usual = torch.get_num_threads()
+        with Progress(len(self.rows), what, quiet=quiet) as progress:
+            begin = partial(torch.set_num_threads, 1)
+            try:
+                for one in in_order(partial(self._one, top, bottom), self.rows.tolist(), threads, begin=begin):
+                    progress.update()
+                    if one is not None:
+                        yield one
+            finally:
+                torch.set_num_threads(usual)
+
+    def _one(self, top: int, bottom: int, row: int) -> Seen | None:
+        try:
+            image = self.source.read(row)
+        except UnreadableImage as error:
+            log.warning("%s is left out: %s", self.source.id(row), error)
+            return None
+        source_from_rows = invert(self.found.matrices[row]) @ [[1, 0, 0], [0, 1, top], [0, 0, 1]]
+        size = bottom - top, self.size[1]
+        values = warp_pixels(self._floats(image), source_from_rows, size, self.sampling)
+        weight = covered(source_from_rows[None], (image.pixels.shape[0], image.pixels.shape[1]), size)[0]
+        if image.mask is not None:
+            weight = weight * warp_masks(image.mask[None], source_from_rows[None], size, "bilinear")[0]
+        return Seen(row, np.broadcast_to(values, (*size, self.channels)), weight)
+
+    def _floats(self, image: Image) -> np.ndarray:
+        return image.pixels.astype(np.float32)

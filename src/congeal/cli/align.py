@@ -67,6 +67,9 @@ class Align:
         str | None, tyro.conf.arg(metavar="nearest|bilinear|bicubic|lanczos", help_behavior_hint="")
     ] = None
     """How pixels are looked up between pixels; bicubic unless given. Masks are never blended."""
+    canvas: Annotated[str, tyro.conf.arg(metavar="input|common|union|WxH")] = "input"
+    """The frame of the results: as the input, cropped to what every image covers, grown to hold all of every image, or
+    so many pixels around the middle. Images that cannot be trusted do not count."""
     fill: Annotated[str | None, tyro.conf.arg(metavar="NUMBER|nan|edge", help_behavior_hint="")] = None
     """What lies outside an image, on the scale of its pixels; 0 unless given. edge goes on with the outermost pixels.
     Where images have alpha, it is transparent as well."""
@@ -108,6 +111,7 @@ class Align:
             write_aligned=not self.no_aligned,
             output_format=self.output_format,
             interpolation=self.interpolation,
+            canvas=self.canvas,
             fill=self.fill,
             transforms_format=self.transforms_format,
             executor=self.on,

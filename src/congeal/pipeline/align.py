@@ -15,6 +15,7 @@ from congeal.images.channels import Channel
 from congeal.images.excluded import exclude_images
 from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method
+from congeal.pipeline.canvas import asked_canvas, check_canvas
 from congeal.pipeline.crewing import crew_for, hired, open_for
 from congeal.pipeline.groups import grouping_method
 from congeal.pipeline.remote_output import check_place, copied, place_of
@@ -67,6 +68,7 @@ def align(
     write_aligned: bool = True,
     output_format: str = "auto",
     interpolation: str | None = None,
+    canvas: str = "input",
     fill: float | str | None = None,
     transforms_format: str = "auto",
     executor: Any = None,
@@ -127,6 +129,9 @@ def align(
     interpolation : str, optional
         How aligned pixels are looked up between original ones: "nearest", "bilinear" (fast, soft), "bicubic" (a spline)
         or "lanczos"; "bicubic" unless given. Masks, and images of true and false, are never blended.
+    canvas : str
+        The frame of the results: "input"; "common", cropped to what every image covers; "union", grown to hold all of
+        every image; or "WxH", so many pixels around the middle. Images that cannot be trusted do not count.
     fill : float or str, optional
         What lies outside an image: a number on the scale of its pixels, NaN for floats, or "edge" to go on with the
         outermost pixels; 0 unless given. Where images have alpha, it is transparent as well.
@@ -155,6 +160,7 @@ def align(
     place = place_of(output)
     check_place(place, images, output_format, write_aligned=write_aligned, spread=executor is not None)
     sampling = read_sampling(interpolation, fill, images)
+    check_canvas(canvas)
     name, preset_params = choose_method(method, preset)
     given = {"motion": motion, "train": train, "size": size, "random_state": seed, **device_setting(name, device)}
     settings = {**preset_params, **{k: v for k, v in given.items() if v is not None}}
@@ -178,6 +184,7 @@ def align(
         "write_aligned": write_aligned,
         "output_format": output_format,
         **asked_sampling(sampling),
+        **asked_canvas(canvas),
         **asked_format(transforms_format),
         **asked_stack(channel, z),
         "version": __version__,

@@ -17,6 +17,7 @@ from congeal.images.intensity import AlignOn
 from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
+from congeal.pipeline.canvas import inherited_canvas
 from congeal.pipeline.crewing import crew_for, hired, open_for
 from congeal.pipeline.groups import group_facts
 from congeal.pipeline.remote_output import check_place, copied, place_of
@@ -124,6 +125,7 @@ def apply(
         "write_aligned": write_aligned,
         "output_format": output_format,
         **asked_sampling(sampling),
+        **inherited_canvas(trained),
         **asked_format(transforms_format),
         **asked_stack(asked, z),
         "version": __version__,

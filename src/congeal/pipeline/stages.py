@@ -32,6 +32,7 @@ from congeal.images import ImageSource, Skipped, Stack, prepare
 from congeal.images.writers import FILMS, chosen_format
 from congeal.methods.base import Method
 from congeal.metrics import Quality
+from congeal.pipeline.canvas import choose_canvas
 from congeal.pipeline.crewing import RESULTS
 from congeal.pipeline.display import display_range_of, seen_range
 from congeal.pipeline.draw import Drawing
@@ -163,8 +164,12 @@ def keep_answer(
 
     how: what was asked and decided on the way to the answer, see `HOW`. facts: of the groups of a pile.
     """
-    table = write_transforms(run, found)
     start = stack.to_transforms(stack.start)
+    box, why = choose_canvas(run, found)
+    how = {**how, "decisions": {**how["decisions"], **why}}
+    if box is not None:
+        found, start = (one.placed(box.box_from_frame, box.size) for one in (found, start))
+    table = write_transforms(run, found)
     start.save(run.work / "start.npz")
     run.discard("rendering.npz")  # of another answer, if there is one, and so are aligned images
     shutil.rmtree(run / "aligned", ignore_errors=True)
@@ -177,6 +182,7 @@ def keep_answer(
         fit_seconds=seconds,
         **{name: how[name] for name in HOW},
         **(facts or {}),
+        canvas=None if box is None else {"left": box.left, "top": box.top, "size": box.size},
         look=seen_range(stack),
         versions=versions(),
     )

@@ -285,6 +285,13 @@ class Transforms:
         composed = np.where((status == "skipped")[:, None, None], np.nan, composed)
         return Transforms(self.ids, composed, self.source_sizes, aligned_size, status, score)
 
+    def placed(self, further_from_aligned: ArrayLike, size: tuple[int, int]) -> Transforms:
+        """The same rows on another canvas: one matrix (3,3) further, to a picture of `size` (height, width)."""
+        same = self._take(slice(None), self.ids)
+        same.matrices = matrix.normalise(np.asarray(further_from_aligned, dtype=np.float64) @ self.matrices)
+        same.aligned_size = _size(size)
+        return same
+
     def apply_points(self, xy: ArrayLike, inverse: bool = False) -> NDArray[np.float64]:
         """Map points (x, y) from every source image to the aligned picture; with `inverse`, back to every source image.
 

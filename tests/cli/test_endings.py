@@ -34,6 +34,7 @@ def test_the_last_lines_say_where_and_what_next(
     new = [{"NEW_IMAGES": "photos", "DIR": "new"}.get(word, word) for word in shlex.split(told["next"])]
     assert new[0] == "congeal"
     assert main(new[1:]) == 0, "the next command works as it is printed"
+    assert last_lines(capsys)["next"] == "congeal studio new", "new images are no model"
 
 
 def test_a_result_that_needs_a_look_leads_to_the_studio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,10 +29,8 @@ def print_result(result: Result, quiet: bool) -> None:
 
 def next_command(result: Result) -> str:
     """What to type now: a sound result is used, any other is looked at."""
-    from congeal.methods.registry import method_class
-
     run = shlex.quote(str(result.folder))
-    if result.metrics["verdict"] in SOUND and method_class(result.metrics["method"]).can_transform():
+    if result.metrics["verdict"] in SOUND and (result.folder / "model.safetensors").is_file():
         return f"congeal apply {run} NEW_IMAGES -o DIR"
     return f"congeal studio {run}"
 

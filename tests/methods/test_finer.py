@@ -54,6 +54,19 @@ def test_poses_are_as_exact_as_the_originals_allow() -> None:
     assert errors[64] > 0.2
 
 
+def test_sampling_between_pixels_does_not_pull_at_shifted_pictures() -> None:
+    rng, side = np.random.default_rng(0), 128
+    across, down = np.meshgrid(np.fft.fftfreq(side), np.fft.fftfreq(side))
+    steps = np.hypot(across, down)
+    spectrum = np.fft.fft2(rng.standard_normal((side, side))) / (0.02 + steps) * (steps < 0.35)
+    shifts = np.stack([np.linspace(0, 3, 13), np.linspace(2, 0, 13)], 1)
+    made = [np.fft.ifft2(spectrum * np.exp(-2j * np.pi * (across * x + down * y))).real for x, y in shifts]
+    images = np.stack(made).astype(np.float32)[:, 16:-16, 16:-16]
+    found = DeepCongealing(size=32, motion="translation").fit(images).transforms_.matrices[:, :2, 2]
+    off = found + shifts
+    assert np.abs(off - off.mean(0)).max() < 0.008, "0.017 with the bias of bilinear weights"
+
+
 def test_levels_rise_and_are_in_the_history(model: Method) -> None:
     assert model.levels_ == (32, 96)
     assert model.decisions_["resolution"]["sentence"].startswith("Worked at 32 pixels, then 96")

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from congeal.geometry import warp
+from congeal.geometry import map_points, warp
 from congeal.geometry.sampling import sample_points
 from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge, mean_motion
+from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.streaming import chunks
 from congeal.solvers.threads import in_order
 from congeal.solvers.tiles import MOST_TILES, Tiles
@@ -169,6 +170,7 @@ def sharpen(
             break
     assert before is not None
     assert level is not None
+    found = gauge.fix(without_sampling_bias(found, level, motion), None, keep)
     return Sharpened(found, error, before, likeness, level)
 
 
@@ -187,4 +189,23 @@ def sharpen_alone(
 
     for _ in range(passes):
         found = witness.newton.compose(found, ask().delta)
-    return found, ask().error
+    error = ask().error
+    return (without_sampling_bias(found, level, motion) if passes else found), error
+
+
+def without_sampling_bias(poses: torch.Tensor, level: Level, motion: str) -> torch.Tensor:
+    """Poses (n, 3, 3) freed from what bilinear sampling adds to them.
+
+    A value between two pixels, at the share x of the way, shows what is at x − w² x (1 − x) (1 − 2x) / 6, w being the
+    frequency of what is there: the third cumulant of the two weights. Steps end where that looks right. If a picture is
+    turned, x differs from tile to tile and little is left of it; if it is only shifted, all tiles err alike.
+    """
+    tiles = level.tiles.corner.double()
+    if not len(tiles):
+        return poses
+    where = map_points(poses, tiles)  # (n, T, 2) of one pixel in each tile
+    share = where - where.floor()
+    bias = level.roughness * share * (1 - share) * (1 - 2 * share) / 6
+    fields = point_motion(tiles, level.frame, motion).flatten(1).T  # (2T, k): where each freedom moves the tiles
+    delta = (torch.linalg.pinv(fields) @ bias.flatten(1)[..., None])[..., 0]
+    return GaussNewton(motion, level.frame).compose(poses, delta)

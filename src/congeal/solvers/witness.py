@@ -21,7 +21,7 @@ _LEAST_NOISE = 0.02  # of the mean variance: no tile is quite free of noise
 _LEAST_TILES = 6  # that an image must cover before it is moved or its error is known
 _LEAST_SHARE = 0.25  # of the images must show a tile: where an image is nearly alone, it would be its own witness
 _DAMPING = 1e-4
-SAMPLING_ERROR = 0.005
+SAMPLING_ERROR = 0.004
 """Pixels along an axis: what sampling between pixels costs a pose, however little noise there is …"""
 SHRINKING_ERROR = 0.01
 """… and what it costs if the pictures were made smaller before."""
@@ -56,6 +56,17 @@ class Level:
     def frame(self) -> Size:
         """(height, width) of the frame at this level."""
         return self.tiles.frame
+
+    @property
+    def roughness(self) -> torch.Tensor:
+        """(2,) mean square frequency of the template's slopes along x and y, in (radians per pixel)²."""
+        middle, all_of_it = slice(1, -1), self.template.double()[self.count > 0]
+        before, here, after = slice(None, -2), all_of_it[:, middle, middle], slice(2, None)
+        left, right = all_of_it[:, middle, before], all_of_it[:, middle, after]
+        above, below = all_of_it[:, before, middle], all_of_it[:, after, middle]
+        bends = torch.stack([(one - 2 * here + other).square().sum() for one, other in ((left, right), (above, below))])
+        slopes = torch.stack([(one - other).square().sum() / 4 for one, other in ((left, right), (above, below))])
+        return bends / slopes.clamp(min=1e-12)
 
 
 class LevelSums:

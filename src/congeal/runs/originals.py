@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+
 from congeal.errors import CongealError
+from congeal.files import refuse_links
 from congeal.images import ImageSource
 from congeal.opening import open_images, open_images_of_run
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
+CORRECTIONS = "studio/transforms.csv"  # poses corrected by hand, only those
 TABLES = ("transforms.csv", "transforms.npz", "transforms.parquet")
 
 
-def run_transforms(run: RunFolder) -> Transforms:
-    """The run's transforms, in whichever format it has them, with the aligned size that CSV has no column for."""
+def run_transforms(run: RunFolder, *, corrected: bool = True) -> Transforms:
+    """The run's transforms, in whichever format it has them, with the aligned size that CSV has no column for.
+
+    corrected: with those in the place of its own that were corrected by hand in the studio.
+    """
     table = next((run / name for name in TABLES if (run / name).exists()), None)
     if table is None:
         raise CongealError(f"{run} has no transforms.csv yet; run its 'congeal align' command again to finish it")
@@ -24,7 +31,25 @@ def run_transforms(run: RunFolder) -> Transforms:
     if not isinstance(size, list) or len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
         raise CongealError(f"{run / 'metrics.json'} is damaged: its aligned_size is {size!r}")
     found.aligned_size = (size[0], size[1])
-    return found
+    return with_corrections(run, found) if corrected else found
+
+
+def with_corrections(run: RunFolder, found: Transforms) -> Transforms:
+    """The transforms with the rows of RUN/studio/transforms.csv, the poses that were corrected by hand, put in."""
+    table = run / CORRECTIONS
+    if not table.exists():
+        return found
+    refuse_links(table.parent, table)
+    own = Transforms.load(table)
+    place = {id: row for row, id in enumerate(found.ids)}
+    known = np.array([row for row, id in enumerate(own.ids) if id in place], dtype=int)
+    rows = np.array([place[own.ids[row]] for row in known], dtype=int)
+    matrices, status = found.matrices.copy(), found.status
+    columns = {name: getattr(found, name).copy() for name in ("score", "out_of_frame", "uncertainty_px")}
+    matrices[rows], status[rows] = own.matrices[known], own.status[known]
+    for name, column in columns.items():
+        column[rows] = getattr(own, name)[known]
+    return Transforms(found.ids, matrices, found.source_sizes, found.aligned_size, status, **columns)
 
 
 def transforms_of(run: str | os.PathLike[str] | Transforms) -> Transforms:

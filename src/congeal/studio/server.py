@@ -21,12 +21,13 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from congeal.errors import CongealError
 from congeal.report.page import fill_template, shown_name
-from congeal.studio.session import Session
+from congeal.studio.realign import Realignment
+from congeal.studio.session import LARGE, Session, quoted
 
 log = logging.getLogger("congeal")
 
@@ -40,6 +41,7 @@ class Studio:
     def __init__(self, run: str | os.PathLike[str], *, source: Any = None, port: int = 0) -> None:
         self.session = Session(run, source)
         self.token = secrets.token_urlsafe(24)
+        self._changing, self._realignment = threading.Lock(), cast("Realignment | None", None)
         try:
             self._server = _Server(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
@@ -72,6 +74,34 @@ class Studio:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    # ---- the same run without the excluded images
+
+    def realign(self) -> dict[str, Any]:
+        """Begin to align the set again without the images that were saved as excluded; gives how it goes."""
+        with self._changing:
+            if self._realignment is not None and self._realignment.running:
+                raise CongealError("the set is being aligned already; wait until that is done")
+            excluded = self.session.state()["excluded"]
+            self._realignment = Realignment(self.session.run, self.session.source, excluded)
+        return self.realignment_state()
+
+    def realignment_state(self) -> dict[str, Any]:
+        """How that goes: none, running, done or failed."""
+        again = self._realignment
+        if again is None:
+            return {"state": "none"}
+        words = {"folder": shown_name(str(again.run)), "next": f"congeal studio {quoted(again.run)}"}
+        return {**again.state(), **words}
+
+    def open_realigned(self) -> dict[str, Any]:
+        """Show the run that was made last instead of the one before; the page loads anew."""
+        with self._changing:
+            if self._realignment is None or not self._realignment.done:
+                raise CongealError("there is no finished run to open")
+            self.session = Session(self._realignment.run, self.session.source)
+            self._realignment = None
+        return {"opened": shown_name(str(self.session.run.path))}
 
     def serve_until_interrupted(self) -> None:
         """Wait for Ctrl-C, which is how one leaves the studio and no error."""
@@ -162,6 +192,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_picture(session.picture(route), keep=False)
         elif route.startswith("original/") and route.removeprefix("original/").isdecimal() and len(route) < 30:
             self._send_picture(session.thumbnail(int(route.removeprefix("original/"))), keep=True)
+        elif route.startswith("large/") and route.removeprefix("large/").isdecimal() and len(route) < 30:
+            self._send_picture(session.thumbnail(int(route.removeprefix("large/")), LARGE), keep=True)
+        elif route == "realign":
+            self._send_json(self.server.studio.realignment_state())
         else:
             raise _Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
 
@@ -176,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"first": first, "count": count, "sort": sort, "low": low, "high": high, "show": show}
 
     def _post(self, route: str) -> None:
-        if route != "save":
+        if route not in ("save", "settle", "realign", "open"):
             raise _Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
         origin = self.headers.get("Origin")
         if origin is not None and origin != f"http://{self.headers['Host']}":
@@ -184,8 +218,16 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_content_type() != "application/json":
             raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON")
         document = self._read_document()
-        folder = self.server.studio.session.save(document, _decoded_mask(document.get("mask")))
-        self._send_json({"saved": folder.name})
+        studio = self.server.studio
+        if route == "settle":
+            self._send_json(studio.session.settle(document))
+        elif route == "realign":
+            self._send_json(studio.realign())
+        elif route == "open":
+            self._send_json(studio.open_realigned())
+        else:
+            studio.session.save(document, _decoded_mask(document.get("mask")))
+            self._send_json(studio.session.saved_words())
 
     def _read_document(self) -> Mapping[str, Any]:
         length = self.headers.get("Content-Length", "")

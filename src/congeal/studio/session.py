@@ -1,10 +1,11 @@
-"""What the page sees of a run, and what it saves: RUN/studio/points.csv, mask.png, excluded.csv."""
+"""What the page sees of a run, and what it saves: RUN/studio/points.csv, mask.png, excluded.csv, transforms.csv."""
 
 from __future__ import annotations
 
 import io
 import math
 import os
+import shlex
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,16 +17,21 @@ from PIL import Image as Pillow
 
 from congeal.errors import CongealError
 from congeal.files import is_plain, make_folders, refuse_links, write_bytes, write_rows
-from congeal.geometry.matrix import invert, rescale
+from congeal.geometry.matrix import invert, map_points, rescale
+from congeal.geometry.motion import MOTIONS
 from congeal.images import UnreadableImage
 from congeal.pipeline.display import display_range_of, smaller
 from congeal.propagate.tables import read_points
+from congeal.report.data import page_contrast
 from congeal.report.page import shown_name
 from congeal.report.pictures import encode
 from congeal.runs.folder import RunFolder
-from congeal.runs.originals import open_originals, run_transforms
+from congeal.runs.originals import CORRECTIONS, open_originals, run_transforms
+from congeal.studio.settle import settle
+from congeal.transforms import Transforms
 from congeal.transforms.lists import read_table
 
+LARGE = 1024  # … and of one that is enlarged
 THUMBNAIL = 224  # longer side of the originals in the gallery, in pixels
 MASK_SIDE = 512  # the mask is painted at a multiple of the aligned size that reaches about this
 PAGE = 120  # images told about at a time, at most
@@ -34,19 +40,29 @@ LONGEST_NAME = 200
 LARGEST = 1e9  # of a coordinate
 
 
+def quoted(path: Path) -> str:
+    """A path as it is typed."""
+    return shown_name(shlex.quote(str(path)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
 class Session:
     """One run opened for marking. Safe to use from several threads."""
 
     def __init__(self, run: str | os.PathLike[str], source: Any = None) -> None:
         self.run = RunFolder.existing(run)
-        self.found = run_transforms(self.run)
+        self.found = run_transforms(self.run, corrected=False)
         self.images = open_originals(self.run, self.found, source)
+        self.source = source
         self.folder = self.run / "studio"
         self.aligned = self.found.aligned_size or (1, 1)
         self.mask_scale = max(1, MASK_SIDE // max(self.aligned))
         self._back = self.found.inverse().matrices
         self._known = np.flatnonzero(np.isfinite(self.found.matrices).all(axis=(1, 2)))
-        self._display = display_range_of(self.run)
+        self._display, self._contrast = display_range_of(self.run), page_contrast(self.run)
         self._saving = threading.Lock()  # the three files of one page stay together
         self._reading = threading.Lock()  # sources of shards and TIFF stacks share one open file
 
@@ -64,6 +80,8 @@ class Session:
             "points": [{"x": x, "y": y, "name": name} for (x, y), name in zip(xy.tolist(), names, strict=True)],
             "excluded": [row["id"] for row in read_table(excluded, ("id",))] if excluded.exists() else [],
             "has_mask": (self.folder / "mask.png").exists(),
+            "poses": [self._pose(i, matrix) for i, matrix in self._saved_poses().items()],
+            "can_realign": self.run.config.get("task") == "align",
         }
 
     def rows(self, first: int, count: int, sort: str, low: float, high: float, show: str) -> dict[str, Any]:
@@ -83,10 +101,91 @@ class Session:
         part = rows[max(first, 0) : max(first, 0) + min(max(count, 0), PAGE)]
         return {"total": len(rows), "rows": [self._row(int(i)) for i in part]}
 
+    def _saved_poses(self) -> dict[int, np.ndarray]:
+        """Corrected poses by number, as they were saved last time."""
+        if not (self.run / CORRECTIONS).exists():
+            return {}
+        now = run_transforms(self.run).matrices
+        return {int(i): now[i] for i in self._known if not np.array_equal(now[i], self.found.matrices[i])}
+
+    def _size(self, i: int) -> tuple[int, int]:
+        return int(self.found.source_sizes[i, 0]), int(self.found.source_sizes[i, 1])
+
+    def _pose(self, i: int, matrix: np.ndarray, **more: Any) -> dict[str, Any]:
+        """What the page needs of a pose that is not the run's."""
+        thumbnail_from_aligned = rescale(self._size(i), self._thumbnail_size(i)) @ invert(matrix)
+        return {
+            "index": i,
+            "matrix": matrix.ravel().tolist(),
+            "thumbnail_from_aligned": thumbnail_from_aligned.ravel().tolist(),
+            "aligned_from_thumbnail": invert(thumbnail_from_aligned).ravel().tolist(),
+            **more,
+        }
+
+    def settle(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The pose of one image after points of the mean were dragged to where they belong in it; nothing is saved.
+
+        document: {index, matrix or null, pins: [{x, y, u, v}]}: the image, the pose it has on the page if that is not
+        the run's, and (x, y) of the aligned picture that belong to (u, v) of the small picture.
+        """
+        i = self._checked_index(document.get("index"))
+        given = document.get("matrix")
+        base = self.found.matrices[i] if given is None else self._checked_matrix(given)
+        pins = self._checked_pins(document.get("pins"))
+        source_from_thumbnail = rescale(self._thumbnail_size(i), self._size(i))
+        places = map_points(source_from_thumbnail, pins[:, 2:])
+        mean = self.picture("mean.png")
+        if mean is None:
+            raise CongealError(f"{self.run} has no mean.png; run its 'congeal align' command again")
+        with Pillow.open(io.BytesIO(mean), formats=["PNG"]) as picture:
+            wanted = np.asarray(picture.convert("L"), dtype=np.float32)
+        seen = self._levels(i)
+        if seen is None:
+            raise CongealError("that image cannot be read any more")
+        motion = self.run.read_json("metrics.json").get("motion")
+        motion = motion if motion in MOTIONS else "similarity"
+        settled = settle(seen.mean(-1, dtype=np.float32), wanted, base, (pins[:, :2], places), motion)
+        return self._pose(i, settled.matrix, fitted=settled.fitted)
+
+    def _checked_index(self, index: Any) -> int:
+        if not isinstance(index, int) or isinstance(index, bool) or index not in self._known:
+            raise CongealError("there is no such image")
+        return index
+
+    def _checked_matrix(self, values: Any) -> np.ndarray:
+        if not isinstance(values, list) or len(values) != 9 or not all(map(_is_number, values)):
+            raise CongealError("a pose is nine numbers")
+        matrix = np.array(values, dtype=np.float64).reshape(3, 3)
+        if abs(np.linalg.det(matrix)) < 1e-12 or abs(matrix[2, 2]) < 1e-12:
+            raise CongealError("a pose must have an inverse")
+        return matrix / matrix[2, 2]
+
+    def _checked_pins(self, pins: Any) -> np.ndarray:
+        if not isinstance(pins, list) or not 0 < len(pins) <= MOST_POINTS:
+            raise CongealError(f"one to {MOST_POINTS} points must be dragged")
+        rows = [[pin.get(key) for key in ("x", "y", "u", "v")] if isinstance(pin, dict) else [] for pin in pins]
+        if not all(len(row) == 4 and all(map(_is_number, row)) for row in rows):
+            raise CongealError("a dragged point needs numbers x, y, u and v")
+        return np.array(rows, dtype=np.float64)
+
+    def _checked_poses(self, poses: Any) -> Transforms | None:
+        """Corrected poses as a table; the score of an image moved by hand is not known."""
+        if not isinstance(poses, list) or len(poses) > len(self.found):
+            raise CongealError("the corrected poses must be a list")
+        found = {
+            self._checked_index(one.get("index")): self._checked_matrix(one.get("matrix"))
+            for one in poses
+            if isinstance(one, dict)
+        }
+        rows = sorted(found)
+        if not rows:
+            return None
+        ids, sizes = [self.found.ids[i] for i in rows], self.found.source_sizes[rows]
+        return Transforms(ids, np.stack([found[i] for i in rows]), sizes, self.aligned, ["ok"] * len(rows))
+
     def _row(self, i: int) -> dict[str, Any]:
         height, width = self._thumbnail_size(i)
-        size = (int(self.found.source_sizes[i, 0]), int(self.found.source_sizes[i, 1]))
-        thumbnail_from_aligned = rescale(size, (height, width)) @ self._back[i]
+        thumbnail_from_aligned = rescale(self._size(i), (height, width)) @ self._back[i]
         score, error = float(self.found.score[i]), float(self.found.uncertainty_px[i])
         return {
             "index": i,
@@ -105,22 +204,28 @@ class Session:
         height, width = self.found.source_sizes[i].tolist()
         return smaller((height, width), THUMBNAIL)
 
-    def thumbnail(self, i: int) -> bytes | None:
+    def thumbnail(self, i: int, longest: int = THUMBNAIL) -> bytes | None:
         """The original number i, small, as PNG or JPEG; None if there is none or it cannot be read."""
         if not 0 <= i < len(self.found) or not np.isfinite(self.found.matrices[i]).all():
             return None
+        shown = self._levels(i)
+        if shown is None:
+            return None
+        levels = np.clip(np.rint(shown), 0, 255).astype(np.uint8)
+        height, width = smaller(self._size(i), longest)
+        picture = self._contrast.shown(Pillow.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels))
+        if picture.size != (width, height):
+            picture = picture.resize((width, height), Pillow.Resampling.BILINEAR, reducing_gap=2.0)
+        return encode(picture, "JPEG", quality=85) if width * height > 10_000 else encode(picture, "PNG")
+
+    def _levels(self, i: int) -> np.ndarray | None:
+        """(H, W, 1 or 3) grey levels of the original number i; None if it cannot be read."""
         try:
             with self._reading:
                 pixels = self.images.read(i).pixels
         except UnreadableImage:
             return None
-        shown = replace(self._display, channels=3 if pixels.shape[-1] == 3 else 1).levels(pixels)
-        levels = np.clip(np.rint(shown), 0, 255).astype(np.uint8)
-        height, width = self._thumbnail_size(i)
-        picture = Pillow.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)
-        if picture.size != (width, height):
-            picture = picture.resize((width, height), Pillow.Resampling.BILINEAR, reducing_gap=2.0)
-        return encode(picture, "JPEG", quality=85) if width * height > 10_000 else encode(picture, "PNG")
+        return replace(self._display, channels=3 if pixels.shape[-1] == 3 else 1).levels(pixels)
 
     def picture(self, name: str) -> bytes | None:
         """mean.png of the run, or the mask.png saved last time."""
@@ -134,8 +239,14 @@ class Session:
         whose opacity counts, at mask_scale times the aligned size, or None for no mask."""
         points, excluded = self._checked_points(document.get("points")), self._checked_ids(document.get("excluded"))
         painted = None if mask is None else self._checked_mask(mask)
+        poses = self._checked_poses(document.get("poses", []))
         with self._saving:
             make_folders(self.run.path, "studio")
+            if poses is None:
+                (self.run / CORRECTIONS).unlink(missing_ok=True)
+            else:
+                refuse_links(self.run / CORRECTIONS)
+                poses.save(self.run / CORRECTIONS)
             write_rows(self.folder / "excluded.csv", [{"id": id} for id in excluded], columns=["id"])
             if points:
                 write_rows(self.folder / "points.csv", points, columns=["x", "y", "name"])
@@ -146,6 +257,19 @@ class Session:
             else:
                 (self.folder / "mask.png").unlink(missing_ok=True)
         return self.folder
+
+    def saved_words(self) -> dict[str, Any]:
+        """Where the page was saved to, and the command to go on with."""
+        names = ("points.csv", "mask.png", "excluded.csv", "transforms.csv")
+        files = [name for name in names if (self.folder / name).exists()]
+        marks = [f"--points {quoted(self.folder / 'points.csv')}"] if "points.csv" in files else []
+        marks += [f"--mask {quoted(self.folder / 'mask.png')}"] if "mask.png" in files and not marks else []
+        run, left_out = quoted(self.run.path), quoted(self.folder / "excluded.csv")
+        if marks:
+            following = f"congeal propagate {run} {marks[0]} --exclude {left_out} -o marks"
+        else:
+            following = f"congeal export {run} --to transforms.npz"
+        return {"saved": self.folder.name, "folder": shown_name(str(self.folder)), "files": files, "next": following}
 
     def _checked_points(self, points: Any) -> list[dict[str, Any]]:
         if not isinstance(points, list) or len(points) > MOST_POINTS:

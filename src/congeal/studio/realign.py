@@ -1,0 +1,101 @@
+"""The same run once more, without the images that were excluded on the page: in a thread, into a folder of its own."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from congeal.errors import CongealError
+from congeal.images.excluded import REASON
+from congeal.pipeline.align import align
+from congeal.runs.folder import RunFolder
+
+log = logging.getLogger("congeal")
+
+FOLDER = "realigned"
+OWN = (
+    "source",
+    "output",
+    "exclude",
+    "params",
+    "method",
+    "quiet",
+    "command",
+    "seed",
+)  # not taken from config.json as is
+
+
+class Realignment:
+    """One such run. `state()` says how it goes; `run` is its folder."""
+
+    def __init__(self, run: RunFolder, source: Any, excluded: Sequence[str]) -> None:
+        config = run.config
+        if config.get("task") != "align":
+            raise CongealError(f"{run} was made with 'congeal apply', which aligns each image by itself")
+        if not excluded:
+            raise CongealError("no image is excluded, so that there is nothing to leave out")
+        before = [row["id"] for row in run.read_rows("skipped.csv") if row["reason"] == REASON]
+        self.run = next_folder(run / "studio")
+        self._excluded = [*excluded, *before]
+        self._source = config["source"] if source is None else source
+        self._config = config
+        self._began, self._state, self._said = time.monotonic(), "running", ""
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended well."""
+        return self._state == "done"
+
+    @property
+    def running(self) -> bool:
+        """Whether it goes on."""
+        return self._state == "running"
+
+    def state(self) -> dict[str, Any]:
+        """How it goes: running, done or failed, the seconds it took, and a sentence."""
+        return {"state": self._state, "seconds": round(time.monotonic() - self._began), "said": self._said}
+
+    def _work(self) -> None:
+        asked = {
+            name: self._config[name]
+            for name in inspect.signature(align).parameters
+            if name not in OWN and self._config.get(name) is not None
+        }
+        try:
+            result = align(
+                self._source,
+                self.run,
+                method=self._config["method"],
+                params=self._config.get("params"),
+                exclude=self._excluded,
+                quiet=True,
+                command=f"congeal studio: re-aligned without {len(self._excluded)} images",
+                **asked,
+            )
+        except CongealError as error:
+            self._end("failed", str(error))
+        except Exception as error:
+            log.error("congeal: the set could not be aligned again", exc_info=error)
+            self._end("failed", "that is a bug; the terminal says more")
+        else:
+            metrics = result.metrics
+            likeness = "" if metrics.get("likeness_after") is None else f", likeness {metrics['likeness_after']:.2f}"
+            self._end("done", f"{metrics['n_images']} images: {metrics['verdict']}{likeness}")
+
+    def _end(self, state: str, said: str) -> None:
+        self._said, self._state = said, state  # what is said before it is over
+
+
+def next_folder(studio: Path) -> Path:
+    """The first folder realigned-1, realigned-2, … that is not there yet."""
+    number = 1
+    while (studio / f"{FOLDER}-{number}").exists() or (studio / f"{FOLDER}-{number}").is_symlink():
+        number += 1
+    return studio / f"{FOLDER}-{number}"

@@ -211,7 +211,11 @@ def test_saved_work_is_there_next_time(studio: Studio, run: Path) -> None:
     ids = Transforms.load(run / "transforms.csv").ids
     points = [{"x": 3.25, "y": 4.5, "name": 'tip, "upper"'}, {"x": -1, "y": 2, "name": ""}]
     document = {"points": points, "excluded": [ids[3], ids[1]], "mask": png((504, 504))}
-    assert save(studio, document) == (200, b'{"saved": "studio"}')
+    status, answer = save(studio, document)
+    words = json.loads(answer)
+    assert (status, words["saved"]) == (200, "studio")
+    assert words["files"] == ["points.csv", "mask.png", "excluded.csv"]
+    assert f"congeal propagate {run} --points {studio.folder / 'points.csv'}" in words["next"]
     assert sorted(path.name for path in studio.folder.iterdir()) == ["excluded.csv", "mask.png", "points.csv"]
     with Studio(run) as again:
         state = json.loads(ask(again, f"/{again.token}/state")[2])

@@ -49,6 +49,12 @@ def wait_for(page: Page, selector: str, text: str) -> None:
     expect(page.locator(selector)).to_have_text(text)
 
 
+def wait_for_saved(page: Page) -> None:
+    from playwright.sync_api import expect
+
+    expect(page.locator("#said")).to_contain_text("saved to ")
+
+
 def canvas(page: Page, id: str) -> np.ndarray:
     """(h, w, 4) what is drawn over one original; the frame is awaited first."""
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -87,7 +93,7 @@ def test_mark_exclude_save_and_come_back(studio: Studio, page: Page, run: Path, 
     page.click(".original[data-id='odd.png'] button")
     assert page.inner_text("#said") == "not saved yet"
     page.keyboard.press("Control+s")
-    wait_for(page, "#said", "saved")
+    wait_for_saved(page)
 
     saved = rows(run / "studio" / "points.csv")
     assert [row["name"] for row in saved] == ["middle", "2"]
@@ -112,7 +118,7 @@ def test_mark_exclude_save_and_come_back(studio: Studio, page: Page, run: Path, 
     page.click("#clear-mask")
     page.click("#clear-points")
     page.click("#save")
-    wait_for(page, "#said", "saved")
+    wait_for_saved(page)
     assert not (run / "studio" / "mask.png").exists()
     assert not (run / "studio" / "points.csv").exists()
 

@@ -15,6 +15,7 @@ from congeal.geometry import warp
 from congeal.geometry.matrix import invert, map_points, rescale
 from congeal.geometry.pins import transform_from_points
 from congeal.images import warp_pixels
+from congeal.images.resample import covered
 from congeal.pipeline.display import smaller
 from congeal.solvers.contrast import local_contrast
 from congeal.solvers.filters import blur
@@ -58,11 +59,14 @@ def settle(
     source_from_canvas = invert(canvas_from_frame @ frame_from_aligned @ begun)
     seen = local_contrast(_tensor(warp_pixels(pixels[..., None], source_from_canvas, canvas)[..., 0]))
     wanted = local_contrast(_tensor(warp_pixels(mean[..., None], invert(frame_from_aligned), frame)[..., 0]))
+    inside = _tensor(covered(source_from_canvas[None], (pixels.shape[0], pixels.shape[1]), canvas)[0])
     start = torch.as_tensor(canvas_from_frame)[None].float()
-    found = start
+    found, newton = start, GaussNewton(motion, frame)
     for sigma in BLURS:
-        newton = GaussNewton(motion, frame)
-        found = newton.descend(blur(seen, sigma), found, newton.linearise(blur(wanted, sigma)[0]), STEPS)
+        soft, line = blur(seen, sigma), newton.linearise(blur(wanted, sigma)[0])
+        for _ in range(STEPS):
+            delta = newton.delta(warp(soft, found, frame), line, warp(inside, found, frame))
+            found = newton.compose(found, delta)
     fitted_from_begun = frame_from_begun(found[0].double().numpy(), canvas_from_frame, frame_from_aligned)
     matrix = fitted_from_begun @ begun
     moved = np.hypot(*(map_points(matrix, places) - targets).T).max() if np.isfinite(matrix).all() else np.inf

@@ -1,0 +1,109 @@
+"""Poses corrected by hand: pins, the fit from there, what is refused, and what the rest of the package makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from blobs import blob
+from congeal import CongealError, Transforms, align
+from congeal.export import export
+from congeal.geometry.matrix import map_points
+from congeal.geometry.pins import transform_from_points
+from congeal.studio.session import Session
+from congeal.studio.settle import settle
+
+
+@pytest.mark.parametrize(
+    ("motion", "count", "free"),
+    [("translation", 3, "translation"), ("homography", 1, "translation"), ("rigid", 2, "rigid"),
+     ("affine", 2, "similarity"), ("homography", 3, "affine")],
+)  # fmt: skip
+def test_pins_are_met_as_far_as_the_motion_can(motion: str, count: int, free: str) -> None:
+    linear = {
+        "translation": np.eye(2),
+        "rigid": np.array([[0.6, -0.8], [0.8, 0.6]]),
+        "similarity": 1.5 * np.array([[0.6, -0.8], [0.8, 0.6]]),
+        "affine": np.array([[1.2, 0.3], [-0.1, 0.7]]),
+    }[free]
+    points = np.array([[0.0, 0.0], [10.0, 2.0], [3.0, 8.0]])[:count]
+    targets = points @ linear.T + (5, -3)
+    found = transform_from_points(points, targets, motion)
+    assert np.allclose(map_points(found, points), targets)
+    assert np.allclose(found[:2, :2], linear)
+
+
+def test_points_on_one_line_or_on_one_place_do_no_harm() -> None:
+    line = np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
+    assert np.isfinite(transform_from_points(line, line + 1, "affine")).all()
+    same = np.ones((2, 2))
+    assert np.allclose(transform_from_points(same, same + 2, "affine"), [[1, 0, 2], [0, 1, 2], [0, 0, 1]])
+
+
+def scene() -> np.ndarray:
+    noise = np.random.default_rng(0).normal(size=(150, 200))
+    smooth = ndimage.gaussian_filter(noise, 4)
+    return (255 * (smooth - smooth.min()) / np.ptp(smooth)).astype(np.float32)
+
+
+def test_a_pin_near_the_truth_is_enough_for_the_fit() -> None:
+    whole = scene()
+    mean, image = whole[30:120, 40:160], whole[16:106, 60:180]  # it lies 20 px to the left and 14 down in the image
+    rough = np.array([[60.0, 45.0]]), np.array([[60.0 - 20 + 2.0, 45.0 + 14 - 1.5]])
+    found = settle(image, mean, np.eye(3), rough, "rigid")
+    assert found.fitted
+    assert np.allclose(found.matrix[:2, 2], (20, -14), atol=0.6)
+    assert np.allclose(found.matrix[:2, :2], np.eye(2), atol=0.01)
+
+
+def test_where_the_fit_would_leave_the_pin_the_user_is_right() -> None:
+    mean = scene()[30:120, 40:160]
+    wrong = np.array([[60.0, 45.0]]), np.array([[30.0, 45.0]])  # 30 px off, and the picture knows nothing of it
+    found = settle(mean, mean, np.eye(3), wrong, "translation")
+    assert np.hypot(*(map_points(found.matrix, wrong[1]) - wrong[0])[0]) < 0.05 * 120 + 1e-6
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("settle")
+    np.save(folder / "images.npy", blob(6))
+    align(folder / "images.npy", folder / "run", method="lsc", motion="translation", size=16, quiet=True)
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"index": 99, "pins": []}, "no such image"),
+        ({"index": "0", "pins": []}, "no such image"),
+        ({"index": 0, "pins": []}, "dragged"),
+        ({"index": 0, "pins": [{"x": 1, "y": 1, "u": "a", "v": 0}]}, "x, y, u and v"),
+        ({"index": 0, "matrix": [0] * 9, "pins": [{"x": 1, "y": 1, "u": 1, "v": 0}]}, "inverse"),
+        ({"index": 0, "matrix": [1], "pins": [{"x": 1, "y": 1, "u": 1, "v": 0}]}, "nine numbers"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(run: Path, document: dict[str, Any], says: str) -> None:
+    with pytest.raises(CongealError, match=says):
+        Session(run).settle(document)
+
+
+def test_corrected_poses_are_used_from_then_on(run: Path, tmp_path: Path) -> None:
+    session = Session(run)
+    moved = session.found.matrices[2].copy()
+    moved[0, 2] += 3
+    nothing: dict[str, Any] = {"points": [], "excluded": []}
+    with pytest.raises(CongealError, match="inverse"):
+        session.save({**nothing, "poses": [{"index": 2, "matrix": [0.0] * 9}]}, None)
+    session.save({**nothing, "poses": [{"index": 2, "matrix": moved.ravel().tolist()}]}, None)
+    assert "transforms.csv" in session.saved_words()["files"]
+    assert [pose["index"] for pose in Session(run).state()["poses"]] == [2]
+    export(run, tmp_path / "t.npz")
+    out = Transforms.load(tmp_path / "t.npz")
+    assert np.allclose(out.matrices[2], moved)
+    assert np.array_equal(out.matrices[[0, 1, 3]], session.found.matrices[[0, 1, 3]])
+    session.save(nothing, None)
+    assert not (run / "studio" / "transforms.csv").exists()

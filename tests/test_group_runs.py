@@ -69,6 +69,19 @@ def test_the_mean_of_a_group_is_that_of_its_images(run: Path) -> None:
     assert np.abs(np.mean(images, 0) - mean).max() <= 1
 
 
+def test_the_report_shows_groups(run: Path) -> None:
+    page = (run / "report.html").read_text()
+    for words in (
+        'id="groups"',
+        "Which groups are alike",
+        "How many groups",
+        "Some images of group 2",
+        "Least certain",
+    ):
+        assert words in page
+    assert "Groups and labels" not in page, "files have no labels"
+
+
 def test_new_images_get_a_group(run: Path, tmp_path: Path) -> None:
     new = save_pile(tmp_path / "new", 60, 70)
     assert main(["apply", str(run), str(new), "-o", str(tmp_path / "applied"), "--quiet"]) == 0
@@ -95,6 +108,7 @@ def test_the_same_command_resumes_and_another_number_is_refused(
 def test_labels_of_a_named_set_are_compared(tmp_path: Path) -> None:
     result = congeal.align("digits:all", tmp_path / "run", method="lsc", groups=3, limit=60, quiet=True)
     known = result.metrics["group_labels"]
+    assert "Groups and labels" in (tmp_path / "run" / "report.html").read_text()
     assert np.array(known["confusion"]).sum() <= 60
     assert 0 < known["accuracy"] <= 1
     assert Transforms.load(tmp_path / "run" / "transforms.csv").group is not None

@@ -15,6 +15,7 @@ from congeal.report.charts import bin_of, curves, histogram
 from congeal.report.confidence import Confidence, confidence_of, shown_confidence
 from congeal.report.contrast import Contrast, brightened, contrast_of
 from congeal.report.drift import drift
+from congeal.report.groups import gather_groups
 from congeal.report.moves import QUANTITIES, changed, moves
 from congeal.report.pictures import picture
 from congeal.report.worst import typical, worst
@@ -77,6 +78,7 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
         "unmoved": [] if whole is None else [q.name for q in QUANTITIES if not changed(q, whole.moved[q.key])],
         "drift": None if whole is None else drift(whole.moved, whole.step),
         "gallery": cards,
+        "groups": gather_groups(run, metrics, cards, contrast),
         "worst": worst(cards, usual),
         "skipped": [{key: row[key][:LONGEST_ID] for key in ("id", "reason")} for row in skipped[:MOST_SKIPPED]],
         "n_skipped": len(skipped),

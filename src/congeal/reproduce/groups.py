@@ -207,7 +207,8 @@ def _separating(make: Callable[[], ImageSource], seed: int) -> Callable[[], Row]
         if noise.any():
             outside = found < 0
             row |= {"noise_outside": float(outside[noise].mean()), "others_outside": float(outside[~noise].mean())}
-        return {**row, "found_alone": _counting(lambda: images, seed)()["n_groups"]}
+        alone = _counting(lambda: images, seed)()
+        return {**row, "auto_groups": alone["n_groups"], "auto_purity": alone["purity"]}
 
     return measure
 
@@ -340,7 +341,8 @@ def _mixed_table(rows: Sequence[Row]) -> Table:
         Column("in no group", "outside", share),
         Column("noise in no group", "noise_outside", share),
         Column("others in no group", "others_outside", share),
-        Column("groups found by auto", "found_alone", count),
+        Column("groups found by auto", "auto_groups", count),
+        Column("their purity", "auto_purity", thousandths),
     ]
     return Table("Mixed sets", columns, list(sound(rows)))
 

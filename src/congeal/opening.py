@@ -15,13 +15,14 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.images.animation import ANIMATION, open_animation
 from congeal.images.arrays import ArraySource, ListSource, from_tensor, open_npy, open_npz
-from congeal.images.decode import EXTENSIONS
+from congeal.images.decode import EXTENSIONS, FITS
 from congeal.images.files import list_files, matches, natural_key, open_folder, open_list, open_paths
 from congeal.images.packing import packed_files
 from congeal.images.remote_shards import RemoteShardSource
 from congeal.images.selection import choose, chosen
 from congeal.images.source import ImageSource, Subset
 from congeal.images.video import VIDEO, open_video
+from congeal.images.zarr_stacks import is_zarr, open_zarr
 from congeal.transforms.ids import Ids
 
 _NAMED = re.compile(r"[a-z]+(-[a-z]+)*:[^/\\]")
@@ -145,6 +146,10 @@ def _open(anything: Any, z: str | None) -> ImageSource:
         return _in_memory(from_tensor(anything), anything)
     if isinstance(anything, Sequence) and not isinstance(anything, bytes):
         return _open_sequence(anything, z)
+    if all(hasattr(anything, name) for name in ("shape", "dtype", "ndim", "__getitem__")):
+        from congeal.images.lazy import open_lazy
+
+        return open_lazy(anything)
     raise CongealError(
         f"images cannot be read from a {type(anything).__name__}: give a path, an array, a tensor or a list"
     )
@@ -199,7 +204,7 @@ def _open_found(paths: list[Path], what: str, z: str | None = None) -> ImageSour
         from congeal.images.parquet import open_parquet
 
         return _held_by(open_parquet(paths, name=what), *paths)
-    if len(paths) == 1 and not suffixes <= EXTENSIONS - ANIMATION:
+    if len(paths) == 1 and (paths[0].is_dir() or not suffixes <= EXTENSIONS - ANIMATION - FITS):
         return open_path(paths[0], z)
     if suffixes <= VIDEO:
         raise CongealError(f"{what} is {len(paths)} videos: align one at a time, such as {paths[0]}")
@@ -211,6 +216,8 @@ def open_path(path: Path, z: str | None = None) -> ImageSource:
     if not os.path.exists(path):  # also where the name is too long to be one
         raise CongealError(f"no such file or folder: {path}")
     if path.is_dir():
+        if is_zarr(path):
+            return open_zarr(path, z)
         return _open_directory(path)
     suffix = path.suffix.lower()
     if not path.is_file() and suffix not in EXTENSIONS - set(_TIFF):  # of images it is one among others to be skipped
@@ -228,6 +235,10 @@ def open_path(path: Path, z: str | None = None) -> ImageSource:
         from congeal.images.tiff import open_tiff
 
         return _held_by(open_tiff(path, z), path)
+    if suffix in FITS:
+        from congeal.images.fits_stacks import open_fits
+
+        return _held_by(open_fits(path, z), path)
     if suffix == ".mat":
         from congeal.images.mat import open_mat
 
@@ -244,7 +255,7 @@ def open_path(path: Path, z: str | None = None) -> ImageSource:
 
     if is_idx(path):
         return _held_by(open_idx(path), path)
-    known = "an image, a video, .npy, .npz, .txt, .lst, .tar, .parquet, .mat (affNIST), idx or idx.gz"
+    known = "an image, a video, .fits, .npy, .npz, .txt, .lst, .tar, .parquet, .mat (affNIST), idx or idx.gz"
     raise CongealError(f"{path} is not a known kind of file: give a folder, {known}")
 
 

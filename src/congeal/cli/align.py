@@ -62,7 +62,7 @@ class Align:
     no_aligned: Flag = False
     """Do not write the aligned images, only transforms and pictures of the whole."""
     output_format: str = "auto"
-    """auto gives back what came in; or files, npy, tiff, shards, mp4 or gif."""
+    """auto gives back what came in; or files, npy, tiff, zarr, fits, shards, mp4 or gif."""
     interpolation: Annotated[
         str | None, tyro.conf.arg(metavar="nearest|bilinear|bicubic|lanczos", help_behavior_hint="")
     ] = None
@@ -145,7 +145,7 @@ class Apply:
     no_aligned: Flag = False
     """Do not write the aligned images."""
     output_format: str = "auto"
-    """auto gives back what came in; or files, npy, tiff, shards, mp4 or gif."""
+    """auto gives back what came in; or files, npy, tiff, zarr, fits, shards, mp4 or gif."""
     interpolation: Annotated[
         str | None, tyro.conf.arg(metavar="nearest|bilinear|bicubic|lanczos", help_behavior_hint="")
     ] = None

@@ -15,6 +15,7 @@ from congeal.errors import MissingExtra, first_line, require
 from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.source import Header, Image, UnreadableImage
 
+FITS = frozenset((".fits", ".fit", ".fts"))
 EXTENSIONS = frozenset(
     [
         ".png",
@@ -33,6 +34,7 @@ EXTENSIONS = frozenset(
         ".tga",
         ".jp2",
         ".avif",
+        *FITS,
     ]
 )
 MOST_BYTES = 1 << 30
@@ -42,6 +44,7 @@ MOST_PIXELS = 178_956_970
 MOST_DECODED = 16 * MOST_PIXELS
 """Bytes of the pixels of one image."""
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+FITS_MAGIC = b"SIMPLE  ="
 ORIENTATION_TAG = 0x0112
 # Pillow modes that need no conversion, and what the others become.
 _PLAIN = {"L", "LA", "RGB", "RGBA", "F", "I", "I;16", "I;16L", "I;16B", "I;16N"}
@@ -66,6 +69,10 @@ def decode(data: bytes, id: str) -> Image:
             from congeal.images.tiff import decode_tiff
 
             return decode_tiff(data, id)
+        if data[:9] == FITS_MAGIC:
+            from congeal.images.fits_stacks import decode_fits
+
+            return decode_fits(data, id)
         if deep_colour_png(data):
             return _decode_deep_png(data, id)
         with Pillow.open(io.BytesIO(data)) as picture:
@@ -80,7 +87,7 @@ def decode(data: bytes, id: str) -> Image:
 
 def probe(data: bytes, id: str) -> Header | None:
     """Size and type from the first bytes of a file, or None if only decoding can tell."""
-    if not data or data[:4] in TIFF_MAGIC or deep_colour_png(data):
+    if not data or data[:4] in TIFF_MAGIC or data[:9] == FITS_MAGIC or deep_colour_png(data):
         return None
     try:
         with Pillow.open(io.BytesIO(data)) as picture:

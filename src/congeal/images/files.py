@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.images.decode import EXTENSIONS, decode, probe, read_regular
+from congeal.images.decode import EXTENSIONS, FITS, decode, probe, read_regular
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage, unique_ids
 from congeal.images.video import VIDEO
 from congeal.transforms.ids import Ids
@@ -52,6 +52,14 @@ class FileSource(ImageSource):
     def files_behind(self, rows: np.ndarray) -> Iterator[str]:
         """One file per image."""
         return (os.path.join(self.base, self.relative[i]) for i in rows.tolist())
+
+    def header_of(self, i: int) -> str:
+        """The header of a FITS file."""
+        if os.path.splitext(self.relative[i])[1].lower() not in FITS:
+            return ""
+        from congeal.images.fits_stacks import header_text
+
+        return header_text(self.path(i))
 
     def read(self, i: int) -> Image:
         """Decode file i."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from congeal.errors import CongealError
 from congeal.images.source import ImageSource
 from congeal.images.writers import Size, Writer, open_writer
 
@@ -23,6 +24,8 @@ class GroupedWriter(Writer):
     """A writer of the usual kind for each group, in a folder of its own; group (N,), −1 for none."""
 
     def __init__(self, folder: Path, source: ImageSource, size: Size, format: str, group: np.ndarray) -> None:
+        if source.parts is not None:
+            raise CongealError(f"{source.name} has depth and cannot be sorted by its projection: use --z planes")
         super().__init__(folder, source, size)
         self._group, self._place = group, np.zeros(len(group), dtype=np.int64)
         self._writers: dict[int, Writer] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from threading import Lock
 from typing import Any, Protocol
@@ -66,7 +66,9 @@ class IndexedReader:
 class HyperstackSource(ImageSource):
     """Every plane of a stack is an image (H, W, C), decoded when it is asked for."""
 
-    def __init__(self, stack: Hyperstack, reader: Reader, *, name: str, layout: str) -> None:
+    def __init__(
+        self, stack: Hyperstack, reader: Reader, *, name: str, layout: str, ids: Sequence[str] | None = None
+    ) -> None:
         if reader.dtype.kind not in "buif":
             raise CongealError(f"{name} has dtype {reader.dtype}; images are integers, floats or booleans")
         if 0 in stack.shape:
@@ -74,7 +76,7 @@ class HyperstackSource(ImageSource):
         self.hyperstack = self._stack = stack
         self.reader, self.name, self.layout = reader, name, layout
         self.grey, self.channel_names = not stack.channel_axes, stack.channel_names
-        self._ids = Ids(stack.ids())
+        self._ids = Ids(stack.ids() if ids is None else ids)
         self._rest = "".join(letter for letter in stack.axes if letter not in stack.image_axes)
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ from congeal.files import LONGEST_NAME, shortened, write_rows
 from congeal.images.decode import EXTENSIONS
 from congeal.transforms.ids import Ids
 
-WRITTEN = (".png", ".tif")  # what is put behind a stem
+WRITTEN = (".png", ".tif", ".fits")  # what is put behind a stem
 TABLE = "names.csv"
 _LONGEST_STEM = LONGEST_NAME - max(map(len, WRITTEN))
 _LONGEST_PATH = 1000  # bytes; systems allow 4096 with everything above it

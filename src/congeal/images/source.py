@@ -162,6 +162,10 @@ class ImageSource(ABC):
         """(file name of the shard, key of the sample) for images that come from shards."""
         return None
 
+    def header_of(self, i: int) -> str:
+        """The header that the file of image i has beside its pixels, as text; empty if there is none (FITS has)."""
+        return ""
+
     def files_behind(self, rows: np.ndarray) -> Iterator[str]:
         """The local files that hold the images at these positions."""
         return map(str, self.files)
@@ -272,6 +276,10 @@ class Subset(ImageSource):
         """Positions among the chosen images that are known to be bad."""
         bad = self.source.unreadable
         return {k: bad[int(i)] for k, i in enumerate(self.indices) if int(i) in bad} if bad else {}
+
+    def header_of(self, i: int) -> str:
+        """That of image i of the chosen ones."""
+        return self.source.header_of(int(self.indices[i]))
 
     def files_behind(self, rows: np.ndarray) -> Iterator[str]:
         """Those of the chosen images."""

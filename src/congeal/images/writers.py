@@ -28,7 +28,7 @@ from congeal.files import (
     writing,
 )
 from congeal.images.arrays import as_slice
-from congeal.images.decode import EXTENSIONS
+from congeal.images.decode import EXTENSIONS, FITS
 from congeal.images.encode import encode
 from congeal.images.mapped import MappedPages
 from congeal.images.names import WRITTEN, OutputNames, safe_name, write_names
@@ -36,7 +36,7 @@ from congeal.images.source import ImageSource
 from congeal.transforms.ids import Ids
 
 Size = tuple[int, int]
-FORMATS = ("auto", "files", "npy", "tiff", "shards", "mp4", "gif")
+FORMATS = ("auto", "files", "npy", "tiff", "zarr", "fits", "shards", "mp4", "gif")
 FILMS = ("mp4", "gif")  # one file whose frames come one after the other
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 TAR_END = bytes(2 * tarfile.BLOCKSIZE)
@@ -48,6 +48,7 @@ class Writer(ABC):
     exception finishes the output; after an exception or Ctrl-C what was written stays and `done` tells what."""
 
     any_order = False  # images may be written as they come, by several threads
+    poses: np.ndarray | None = None  # aligned_from_source of each image, if whoever writes them said so
 
     def __init__(self, folder: Path, source: ImageSource, size: Size, *, alone: bool = True) -> None:
         self.folder, self.source, self.size, self.alone = folder, source, size, alone
@@ -120,7 +121,7 @@ def chosen_format(source: ImageSource, format: str) -> str:
         raise CongealError(f"unknown output format '{format}': use {', '.join(FORMATS)}")
     if format == "auto":
         format = usual_format(source)
-        if format in ("npy", "tiff") and source.has_masks:
+        if format in ("npy", "tiff", "zarr", "fits") and source.has_masks:
             format = "files"  # an array has no place for alpha
     return format
 
@@ -130,6 +131,14 @@ def _writer_class(format: str) -> type[Writer]:
         from congeal.images.tiff_writer import TiffWriter
 
         return TiffWriter
+    if format == "zarr":
+        from congeal.images.zarr_writer import ZarrWriter
+
+        return ZarrWriter
+    if format == "fits":
+        from congeal.images.fits_writer import FitsWriter
+
+        return FitsWriter
     kinds: dict[str, type[Writer]] = {"files": FileWriter, "npy": NpyWriter, "shards": ShardWriter}
     return kinds[format]
 
@@ -139,10 +148,17 @@ def takes_parts(writer: Writer, source: ImageSource) -> bool:
     return source.parts is not None and writer.source is source.parts
 
 
+def tell_poses(writer: Writer, source: ImageSource, aligned_from_source: np.ndarray) -> None:
+    """Tell a writer how the images of a source are moved: some formats say where their pixels lie."""
+    parts = takes_parts(writer, source)
+    writer.poses = np.repeat(aligned_from_source, source.n_parts, axis=0) if parts else aligned_from_source
+
+
 def usual_format(source: ImageSource) -> str:
     """The format that gives back what came in."""
-    by_layout = {"array": "npy", "tiff": "tiff", "shards": "shards", "video": "mp4", "gif": "gif"}
-    return by_layout.get(source.layout, "files")
+    by_layout = {"array": "npy", "video": "mp4"}
+    format = by_layout.get(source.layout, source.layout)
+    return format if format in FORMATS else "files"
 
 
 class FileWriter(Writer):
@@ -167,8 +183,7 @@ class FileWriter(Writer):
 
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Write the file of image `index`."""
-        tiff = self.source.id(index).lower().endswith((".tif", ".tiff"))
-        data, extension = encode(pixels, mask, tiff=tiff)
+        data, extension = self._encoded(index, pixels, mask)
         below = self._names.stems[index] + extension
         write_bytes(self._folders.above(below) / os.path.basename(below), data)
 
@@ -176,6 +191,15 @@ class FileWriter(Writer):
         """All of it: files stand by themselves."""
         self.write_new(indices, pixels, masks)
         return _nothing
+
+    def _encoded(self, index: int, pixels: np.ndarray, mask: np.ndarray | None) -> tuple[bytes, str]:
+        suffix = os.path.splitext(self.source.id(index))[1].lower()
+        if suffix in FITS and mask is None:
+            from congeal.images.fits_writer import fits_bytes
+
+            pose = None if self.poses is None else self.poses[index]
+            return fits_bytes(pixels, self.source.header_of(index), pose), ".fits"
+        return encode(pixels, mask, tiff=suffix in (".tif", ".tiff"))
 
     def done(self, index: int) -> bool:
         """Whether its file is there."""
@@ -447,6 +471,10 @@ def is_whole(path: Path) -> bool:
         from congeal.images.tiff_writer import is_whole_tiff
 
         return is_whole_tiff(path)
+    if path.suffix == ".fits":
+        from congeal.images.fits_writer import is_whole_fits
+
+        return is_whole_fits(path)
     end = PNG_END if path.suffix == ".png" else TAR_END
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

@@ -27,7 +27,7 @@ from congeal.files import write_bytes
 from congeal.geometry import MOTIONS
 from congeal.images import Image, Layout, Stack, open_writer, prepare, warp_image
 from congeal.images.channels import Channel
-from congeal.images.writers import takes_parts
+from congeal.images.writers import takes_parts, tell_poses
 from congeal.methods.checks import MOST_SEED, Range, Seed, accepts, describe, plain_number
 from congeal.methods.found import Found
 from congeal.methods.job import Callback, Job, StateFile
@@ -459,6 +459,7 @@ def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> A
     aligned = (warp_image(source.read(int(i)), m, size) for i, m in zip(stack.kept, source_from_aligned, strict=True))
     if output is not None:
         with open_writer(output, source, size) as writer:
+            tell_poses(writer, source, transforms.matrices)
             if not takes_parts(writer, source):
                 for i, image in zip(stack.kept, aligned, strict=True):
                     writer.write(int(i), image.pixels, image.mask)
@@ -469,9 +470,32 @@ def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> A
     if source.parts is not None:
         pixels = [image.pixels for _, image in _aligned_parts(stack, source_from_aligned)]
         return [np.stack(pixels[k : k + source.n_parts]) for k in range(0, len(pixels), source.n_parts)]
+    if hasattr(images, "dask"):
+        return _as_dask(stack, source_from_aligned)
     if isinstance(images, np.ndarray | torch.Tensor):
         return _as_given(images, stack, aligned)
     return [image.pixels for image in aligned]
+
+
+def _as_dask(stack: Stack, source_from_aligned: np.ndarray) -> Any:
+    """A dask array that reads and moves an image when it is asked for; images that were skipped are zero."""
+    import dask.array
+    from dask.delayed import delayed
+
+    header = stack.source.probe(int(stack.kept[0]))
+    shape = (*stack.aligned_size, *(() if stack.source.grey else (header.channels,)))
+    poses = dict(zip(stack.kept.tolist(), source_from_aligned, strict=True))
+
+    def one(i: int) -> np.ndarray:
+        return warp_image(stack.source.read(i), poses[i], stack.aligned_size).pixels.reshape(shape)
+
+    images = [
+        dask.array.from_delayed(delayed(one)(i), shape, header.dtype)
+        if i in poses
+        else dask.array.zeros(shape, header.dtype)
+        for i in range(len(stack.source))
+    ]
+    return dask.array.stack(images)
 
 
 def _aligned_parts(stack: Stack, source_from_aligned: np.ndarray) -> Iterator[tuple[int, Image]]:

@@ -125,7 +125,7 @@ def align(
     write_aligned : bool
         Write the aligned images, not only transforms and pictures of the whole.
     output_format : str
-        "auto" gives back what came in; or "files", "npy", "tiff", "shards", "mp4", "gif".
+        "auto" gives back what came in; or "files", "npy", "tiff", "zarr", "fits", "shards", "mp4", "gif".
     interpolation : str, optional
         How aligned pixels are looked up between original ones: "nearest", "bilinear" (fast, soft), "bicubic" (a spline)
         or "lanczos"; "bicubic" unless given. Masks, and images of true and false, are never blended.

@@ -27,7 +27,7 @@ from congeal.images.grouped import GroupedWriter
 from congeal.images.resample import Sampling
 from congeal.images.sharded import cut
 from congeal.images.threads import in_order, usable_cores
-from congeal.images.writers import ShardWriter, is_whole, takes_parts
+from congeal.images.writers import ShardWriter, is_whole, takes_parts, tell_poses
 from congeal.metrics import RunningStats
 from congeal.pipeline.display import DisplayRange, png, smaller
 from congeal.pipeline.draw import SAMPLES, Drawing, Drawn, View, chunk_size, side_by_side, write_some
@@ -286,7 +286,9 @@ def writer_of(run: RunFolder, source: ImageSource, found: Transforms, output_for
     if size is None:
         raise ValueError("writing needs the aligned size")
     if found.group is None:
-        return open_writer(folder, source, size, output_format)
+        writer = open_writer(folder, source, size, output_format)
+        tell_poses(writer, source, found.matrices)
+        return writer
     return GroupedWriter(folder, source, size, output_format, found.group)
 
 

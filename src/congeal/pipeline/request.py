@@ -166,6 +166,9 @@ def check_formats(images: ImageSource, output_format: str, transforms_format: st
     check_film(output_format, images)
     if transforms_format not in TABLES:
         raise CongealError(f"unknown format of transforms '{transforms_format}': use {', '.join(TABLES)}")
+    for name, module in (("zarr", "zarr"), ("fits", "astropy.io.fits")):
+        if output_format == name:
+            require(module, name)
     if transforms_format == "parquet":
         require("pyarrow.parquet", "parquet")
 

@@ -18,7 +18,7 @@ from congeal.files import write_bytes
 from congeal.geometry.matrix import invert
 from congeal.images import ImageSource, Writer, open_writer
 from congeal.images.resample import SOFT
-from congeal.images.writers import NpyWriter, RowWriter, ShardWriter
+from congeal.images.writers import NpyWriter, RowWriter, ShardWriter, tell_poses
 from congeal.pipeline.draw import SAMPLES, Drawing, read_batch
 from congeal.pipeline.render import Rendered, cut_rows, draw_shards, write_again
 from congeal.progress import Progress
@@ -73,7 +73,9 @@ class ShardDrawing:
 
     def _open(self, folder: Path) -> Writer:
         drawing = self.drawing
-        return open_writer(folder, drawing.source, drawing.size, self.output_format, alone=False)
+        writer = open_writer(folder, drawing.source, drawing.size, self.output_format, alone=False)
+        tell_poses(writer, drawing.source, drawing.found.matrices)
+        return writer
 
     def _writer(self, home: Path) -> Any:
         if self.aligned is None:

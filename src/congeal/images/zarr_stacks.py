@@ -1,0 +1,218 @@
+"""Zarr arrays and OME-Zarr images (NGFF 0.4 and 0.5), versions 2 and 3 of the format: chunks are read as needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from congeal.errors import CongealError, first_line, require
+from congeal.images.hyperstack import Hyperstack, Step
+from congeal.images.hyperstack_source import IndexedReader, open_stack
+from congeal.images.source import ImageSource
+
+MARKS = ("zarr.json", ".zarray", ".zgroup")
+_DEFAULT_AXES = {2: "YX", 3: "IYX", 4: "IYXC", 5: "TCZYX"}
+_WORDS = {"time": "T", "channel": "C", "depth": "Z", "row": "Y", "column": "X", "height": "Y", "width": "X"}
+_SPARE = "IQPRABDEFGHJKLMNOUVW"
+# What decodes numbers. Pickle would run whatever a stranger put there, and the rest of such codecs hold no numbers.
+_CODECS = frozenset(
+    [
+        "blosc",
+        "zlib",
+        "gzip",
+        "zstd",
+        "lz4",
+        "bz2",
+        "lzma",
+        "shuffle",
+        "delta",
+        "fixedscaleoffset",
+        "quantize",
+        "packbits",
+        "astype",
+        "bitround",
+        "pcodec",
+        "crc32",
+        "crc32c",
+        "adler32",
+        "fletcher32",
+        "jenkins_lookup3",
+        "zfpy",
+        "bytes",
+        "transpose",
+        "sharding_indexed",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ZarrOrigin:
+    """What a Zarr has besides numbers, for a writer of Zarr.
+
+    format: 2 or 3. ngff: version of the OME metadata, empty for a plain array. attributes: of the array or group.
+    path: of the array in its group. names: of the axes, as they are written there. storage: chunks and compressors.
+    """
+
+    format: int
+    ngff: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    path: str = "0"
+    names: tuple[str, ...] = ()
+    storage: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_zarr(folder: Path) -> bool:
+    """Whether a folder is a Zarr array or group, or is called like one."""
+    return folder.suffix.lower() == ".zarr" or any((folder / mark).is_file() for mark in MARKS)
+
+
+def open_zarr(path: Path, z: str | None = None) -> ImageSource:
+    """The full resolution of an OME-Zarr image, or a plain array (N, H, W[, C])."""
+    zarr = require("zarr", "zarr")
+    try:
+        found = zarr.open(str(path), mode="r")
+        array, image = (found, {}) if isinstance(found, zarr.Array) else _array_of(path, found)
+        _refuse_codecs(path, array)
+        stack = _described(path, array, found, image)
+    except CongealError:
+        raise
+    except Exception as error:  # damaged metadata raise nearly anything
+        raise CongealError(f"{path} is not a readable Zarr array or OME-Zarr image ({first_line(error)})") from error
+    reader = IndexedReader(array, stack.axes, chunk=int(array.chunks[0]) if stack.axes[0] not in "YX" else 1)
+    source = open_stack(stack, reader, name=path.name, layout="zarr", z=z)
+    source.files = tuple(_files(path))
+    return source
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for below, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (Path(below) / name for name in sorted(names))
+
+
+def _array_of(path: Path, group: Any) -> tuple[Any, dict[str, Any]]:
+    """The array of a group with the largest pictures, and what OME says of it; the only one of a group without OME."""
+    attributes = dict(group.attrs)
+    about = attributes.get("ome", attributes)
+    images = about.get("multiscales") if isinstance(about, Mapping) else None
+    if images:
+        return group[images[0]["datasets"][0]["path"]], images[0]
+    arrays, groups = sorted(group.array_keys()), sorted(group.group_keys())
+    if len(arrays) == 1 and not groups:
+        return group[arrays[0]], {}
+    if len(groups) == 1 and not arrays:
+        return _array_of(path / groups[0], group[groups[0]])
+    inside = [*arrays, *groups]
+    if not inside:
+        raise CongealError(f"{path} is a Zarr group without arrays: it holds no images")
+    listed = ", ".join(inside[:5]) + (", …" if len(inside) > 5 else "")
+    raise CongealError(f"{path} is a Zarr group that holds {listed}: give one of them, such as {path / inside[0]}")
+
+
+def _refuse_codecs(path: Path, array: Any) -> None:
+    """Refuse what is not known to decode to numbers and nothing else."""
+    about = array.metadata.to_dict()
+    for name in _codec_names([about.get("filters"), about.get("compressor"), about.get("codecs")]):
+        plain = name.removeprefix("numcodecs.")
+        if plain not in _CODECS and not plain.startswith("imagecodecs_"):
+            raise CongealError(f"{path} is stored with the codec '{name}', which is not opened: store it with another")
+
+
+def _codec_names(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        known = value.get("id", value.get("name"))
+        if isinstance(known, str):
+            yield known
+        for inner in value.values():
+            yield from _codec_names(inner)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for inner in value:
+            yield from _codec_names(inner)
+
+
+def _described(path: Path, array: Any, found: Any, image: Mapping[str, Any]) -> Hyperstack:
+    """Axes, scales and channel names; those of OME, or the names of dimensions, or the usual order."""
+    about: Any = {}
+    if image:
+        names = tuple(axis["name"] if isinstance(axis, Mapping) else str(axis) for axis in image.get("axes", ()))
+    else:
+        names = tuple(name for name in getattr(array.metadata, "dimension_names", None) or () if name)
+    if len(names) != array.ndim:
+        if names:
+            raise CongealError(f"{path} names {len(names)} axes ({', '.join(names)}) and has {array.ndim}")
+        if array.ndim not in _DEFAULT_AXES:
+            raise CongealError(f"{path} has {array.ndim} dimensions and no names for them; a stack has 2 to 5")
+        names = tuple(_DEFAULT_AXES[array.ndim].lower())
+    axes = _letters(names)
+    if not {"Y", "X"} <= set(axes):
+        raise CongealError(f"{path} has the axes {', '.join(names)}; images need y and x")
+    stack = Hyperstack(axes, tuple(map(int, array.shape)))
+    steps: dict[str, Step] = {}
+    channels: tuple[str, ...] = ()
+    attributes = dict(found.attrs)
+    ngff, inside = "", "0"
+    if image:
+        about = attributes.get("ome", attributes)
+        ngff = str(about.get("version") or image.get("version") or "0.4")
+        inside = str(image["datasets"][0]["path"])
+        steps = _steps(image, axes)
+        channels = _channel_names(about)
+    storage = {"chunks": tuple(map(int, array.chunks)), "compressors": array.compressors, "filters": array.filters}
+    origin = ZarrOrigin(array.metadata.zarr_format, ngff, attributes, inside, names, storage)
+    named = channels if len(channels) == stack.n_channels else ()
+    return Hyperstack(axes, stack.shape, steps, named, origin=origin)
+
+
+def _letters(names: Sequence[str]) -> str:
+    """One letter for each name: its own if it is one, that of a word everybody knows, else a spare one."""
+    found = [name.upper() if len(name) == 1 and name.isascii() and name.isalpha() else "" for name in names]
+    found = [letter or _WORDS.get(name.lower(), "") for letter, name in zip(found, names, strict=True)]
+    spare = iter(letter for letter in _SPARE if letter not in found)
+    seen: set[str] = set()
+    letters = ""
+    for letter in found:
+        letter = letter if letter and letter not in seen else next(spare)
+        seen.add(letter)
+        letters += letter
+    return letters
+
+
+def _steps(image: Mapping[str, Any], axes: str) -> dict[str, Step]:
+    """Pixel sizes and time step from the scales of the image and of its full resolution."""
+    scale = np.ones(len(axes))
+    told = False
+    key = "coordinateTransformations"
+    for change in [*image["datasets"][0].get(key, ()), *image.get(key, ())]:
+        if change.get("type") == "scale" and len(change.get("scale", ())) == len(axes):
+            scale, told = scale * np.asarray(change["scale"], dtype=float), True
+    if not told:
+        return {}
+    units = [axis.get("unit", "") if isinstance(axis, Mapping) else "" for axis in image["axes"]]
+    pairs = zip(axes, scale.tolist(), units, strict=True)
+    known = [one for one in pairs if one[0] in "XYZT" and (one[2] or one[1] != 1)]
+    return {letter: Step(size, _short(unit)) for letter, size, unit in known}
+
+
+_UNITS = {"micrometer": "µm", "nanometer": "nm", "millimeter": "mm", "angstrom": "Å", "second": "s", "minute": "min"}
+_UNITS |= {"millisecond": "ms", "hour": "h", "meter": "m", "centimeter": "cm", "picometer": "pm"}
+
+
+def _short(unit: str) -> str:
+    return _UNITS.get(unit, unit)
+
+
+def long_unit(unit: str) -> str:
+    """A unit in the words of NGFF."""
+    return next((word for word, short in _UNITS.items() if short == unit), unit)
+
+
+def _channel_names(about: Any) -> tuple[str, ...]:
+    shown = about.get("omero") if isinstance(about, Mapping) else None
+    channels = shown.get("channels") if isinstance(shown, Mapping) else None
+    names = [str(channel.get("label", "")) for channel in channels or () if isinstance(channel, Mapping)]
+    return tuple(names) if any(names) else ()

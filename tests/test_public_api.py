@@ -18,6 +18,7 @@ PUBLIC = [
     "CongealError",
     "CongealGroups",
     "PaperCongealing",
+    "SequenceCongealing",
     "Transforms",
     "__version__",
     "align",

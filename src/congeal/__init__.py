@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from congeal.methods.pssv import PSSV
     from congeal.methods.rasl import RASL
     from congeal.methods.registry import methods as list_methods
+    from congeal.methods.sequence import SequenceCongealing
     from congeal.methods.sift import SIFT
     from congeal.methods.tgrasta import TGRASTA
     from congeal.opening import open_images
@@ -51,6 +52,7 @@ __all__ = [
     "Entropy",
     "LogDet",
     "PaperCongealing",
+    "SequenceCongealing",
     "Transforms",
     "__version__",
     "align",
@@ -71,6 +73,7 @@ __all__ = [
 _HOME = classes() | {
     "CongealGroups": "congeal.methods.groups.estimator.CongealGroups",
     "PaperCongealing": "congeal.methods.deep.paper.PaperCongealing",
+    "SequenceCongealing": "congeal.methods.sequence.SequenceCongealing",
     "Transforms": "congeal.transforms.Transforms",
     "align": "congeal.pipeline.align.align",
     "apply": "congeal.pipeline.apply.apply",

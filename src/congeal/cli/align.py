@@ -36,9 +36,15 @@ class Align:
     groups: Annotated[str | None, tyro.conf.arg(metavar="K|auto", help_behavior_hint="")] = None
     """How many kinds of things the pile holds, or auto to find out: it is sorted into groups and each is aligned by
     itself. Unless given the images are of one kind."""
-    reference: Annotated[str, tyro.conf.arg(metavar="auto|mean|stack|medoid|PATH|INDEX")] = "auto"
+    sequence: Flag = False
+    """The order of the images means something: each is followed from the one before it, however far they drift, and all
+    are adjusted together."""
+    smooth: Annotated[float | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Of a sequence take out only what shakes faster than within N images; slower motion stays."""
+    reference: Annotated[str, tyro.conf.arg(metavar="auto|first|previous|mean|stack|medoid|PATH|INDEX")] = "auto"
     """What to align to: the method's own choice (auto), its most typical image (medoid), an image file, or the index of
-    an image of the set; lsc also takes the mean of the set and all its images (stack)."""
+    an image of the set; lsc also takes the mean of the set and all its images (stack). With --sequence: the first, the
+    mean, an index or a file; previous follows each image from the one before it, as pystackreg does."""
     channel: Channel = None
     """What to align on: a channel's name or its number from 0, several with commas; all channels move. All are looked
     at unless given."""
@@ -98,6 +104,8 @@ class Align:
             motion=self.motion,
             train=self.train,
             groups=self.groups,
+            sequence=self.sequence,
+            smooth=self.smooth,
             params=parse_settings(self.set),
             reference=self.reference,
             channel=self.channel,

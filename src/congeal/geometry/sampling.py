@@ -109,6 +109,16 @@ def sample_points(
     return values[:, 0, 0], inside
 
 
+def sample_at(image: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values (..., M) of one image (H, W) at pixels `places` (..., M, 2), and whether each lies inside (..., M)."""
+    height, width = image.shape
+    sides = places.new_tensor([width, height])
+    inside = ((places >= 0) & (places <= sides - 1)).all(-1)
+    unit = ((2 * places + 1) / sides - 1).to(image.dtype).reshape(1, 1, -1, 2)
+    values = functional.grid_sample(image[None, None], unit, padding_mode="border", align_corners=False)
+    return values.view(places.shape[:-1]), inside
+
+
 def coverage(source_from_output: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:
     """(B, 1, h, w) in [0, 1]: how much of each bilinear sample comes from inside the source image.
 

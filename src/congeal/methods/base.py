@@ -136,6 +136,7 @@ class Method:
 
     name: ClassVar[str]
     motions: ClassVar[tuple[str, ...]] = MOTIONS
+    ordered: ClassVar[bool] = False  # the order of the images means something, so each is judged by those near it
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -336,7 +337,8 @@ class Method:
         for part in chunks(stack) if answer.motion != "homography" else ():
             poses[part] = on_motion(stack.start[part], answer.poses[part].cpu().numpy(), answer.motion, stack.frame)
         with torch.inference_mode(False):
-            result = measure(stack, poses, kind, motion=answer.motion, crew=crew, quiet=not verbose)
+            options: dict[str, Any] = {"ordered": self.ordered, "crew": crew, "quiet": not verbose}
+            result = measure(stack, poses, kind, motion=answer.motion, **options)
         error = None if answer.error is None else answer.error.double().cpu().numpy() * stack.source_pixels()
         transforms = stack.to_transforms(poses, result.score, result.status, result.out_of_frame, error)
         return Alignment(transforms, result.quality, poses, answer)

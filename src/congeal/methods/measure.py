@@ -22,6 +22,7 @@ from congeal.distributed.broadcast import key_of
 from congeal.geometry import coverage, invert, normalise, rescale, warp
 from congeal.images import Stack
 from congeal.methods.glimpses import make_preview
+from congeal.methods.neighbours import among_neighbours
 from congeal.metrics import Evidence, PixelMeter, Quality, blank, geometric_mean, scales
 from congeal.metrics.contrast import local_contrast
 from congeal.metrics.foreign import Crowd
@@ -75,23 +76,25 @@ def measure(
     kind: str,
     *,
     motion: str = "homography",
+    ordered: bool = False,
     crew: Crew | None = None,
     quiet: bool = True,
 ) -> Measurement:
     """Quality before and after, score and status.
 
     kind: "object" or "photo", which decides what counts as a collapse. motion: what the method was allowed; one that
-    cannot scale is not to blame for the size that a start gives to an object. crew: who looks at the images; None for
+    cannot scale is not to blame for the size that a start gives to an object. ordered: the images are a sequence, of
+    which each is compared with its neighbours and may leave the frame. crew: who looks at the images; None for
     this process.
     """
     with torch.no_grad(), Progress(2 * len(stack), "measuring", quiet=quiet or crew is not None) as progress:
         key = "" if crew is None else key_of(stack_from_frame, stack.kept, stack.start, stack.size, stack.frame, kind)
         over = _Over(crew, key, progress)
         pixels = _pixels(stack, stack_from_frame, kind, over)
-        alike = _alike(stack, stack_from_frame, kind, over)
+        alike = (_in_sequence if ordered else _alike)(stack, stack_from_frame, kind, over)
     # What is around an object is empty: the frame may go anywhere there, but a match that needs it must be a good one.
     bent = wild(pixels.frame_scale)
-    lost = pixels.lost | (bent if kind == "photo" else wild(pixels.scale))
+    lost = (pixels.lost & (not ordered)) | (bent if kind == "photo" else wild(pixels.scale))
     status = np.full(len(stack), OK, dtype=np.uint8)
     status[alike.near < np.where(bent, alike.least_if_bent, alike.least)] = OUTLIER
     status[lost] = FAILED
@@ -108,6 +111,7 @@ def measure(
         expected_energy=1.0 if can_scale(motion) else _start_energy(stack),
         mean_scale=geometric_mean(pixels.scale[counted]),
         out_of_frame_share=float(pixels.outside.mean()),
+        sequence=ordered,
     )
     with torch.no_grad():
         preview = make_preview(stack, stack_from_frame, pixels.means, alike.score, status)
@@ -270,6 +274,20 @@ class _Views:
         weights = appearance.covered(matrices, stack.size, stack.frame, stack.masks(rows))
         self.sharpness.update(shown, weights)
         return local_contrast(shown, weights)
+
+
+def _in_sequence(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) -> _Alike:
+    seen = among_neighbours(stack, stack_from_frame, kind)
+    rise = (seen.after - seen.before)[np.isfinite(seen.after - seen.before)]
+    numbers = {
+        "likeness_before": _mean(seen.before),
+        "likeness_after": _mean(seen.after),
+        "likeness_error": float(rise.std() / max(1, len(rise) - 1) ** 0.5) if len(rise) else float("nan"),
+        "improved_share": float((rise > 0).mean()) if len(rise) else float("nan"),
+        "chance_likeness": seen.chance,
+    }
+    near = np.nan_to_num(seen.after, nan=-1.0)
+    return _Alike(numbers, seen.after, near, seen.least, seen.least, seen.flat)
 
 
 def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) -> _Alike:

@@ -70,6 +70,9 @@ _PRINTED = {"paper": ("congeal.methods.deep.paper", "PaperCongealing")}
 # Neither: it sorts a pile, and another method aligns each group. The command line asks for it by --groups.
 _GROUPS = {"groups": ("congeal.methods.groups.estimator", "CongealGroups")}
 
+# Nor this one, which is for images in an order. The command line asks for it by --sequence.
+_ORDERED = {"sequence": ("congeal.methods.sequence", "SequenceCongealing")}
+
 # name on the command line: (method, name of its parameters in congeal.methods.deep.congealing)
 PRESETS = {"paper-mnist": ("paper", "PAPER_MNIST"), "paper-lfw": ("paper", "PAPER_LFW")}
 
@@ -87,7 +90,7 @@ def classes() -> dict[str, str]:
 def method_name(word: str) -> str:
     """A method's own name, however it is written: "LSC" is "lsc"."""
     name = word.lower()
-    if name in _METHODS or name in _PRINTED or name in _GROUPS:
+    if name in _METHODS or name in _PRINTED | _GROUPS | _ORDERED:
         return name
     raise CongealError(f"unknown method '{word}'{meant(word, _METHODS)}: choose one of {', '.join(_METHODS)}")
 
@@ -95,7 +98,7 @@ def method_name(word: str) -> str:
 def method_class(name: str) -> type[Method]:
     """The class behind a method's name."""
     name = method_name(name)
-    unlisted = _PRINTED | _GROUPS
+    unlisted = _PRINTED | _GROUPS | _ORDERED
     module, cls = unlisted[name] if name in unlisted else _METHODS[name][:2]
     return getattr(importlib.import_module(module), cls)
 

@@ -36,3 +36,14 @@ def doubles(contrast: torch.Tensor, counts: torch.Tensor | None = None) -> tuple
         y, x = divmod(at, near.shape[2])
         made[i] = torch.roll(made[i], (y - down, x - right), (0, 1))
     return made, best.double() / norm.double()
+
+
+def best_shift_likeness(image: torch.Tensor, other: torch.Tensor) -> float:
+    """The likeness that a double of one image (h,w) reaches against another one, moved to where it fits best."""
+    height, width = image.shape
+    phases = fft.rfft2(torch.randn(image.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32))
+    spectrum = fft.rfft2(image).abs() * phases / phases.abs().clamp(min=1e-9)
+    made, match = (fft.irfft2(part, s=(height, width)) for part in (spectrum, spectrum.conj() * fft.rfft2(other)))
+    down, right = max(1, int(CHANCE_REACH * height)), max(1, int(CHANCE_REACH * width))
+    near = torch.roll(match, (down, right), (0, 1))[: 2 * down + 1, : 2 * right + 1]
+    return float(near.max()) / max(float(made.norm()) * float(other.norm()), 1e-9)

@@ -90,6 +90,15 @@ CHANCE_REACH = 0.25
 """How far a double is moved to where it fits best, as a share of the frame. What it reaches there against what `lsc`
 makes of the same: noise 0.056 against 0.053, noise of 28 pixels 0.114 against 0.122, blobs 0.17 against 0.20."""
 
+# ---- sequences, of which each image is held against those near it in time
+
+TIME_NEIGHBOURS = (1, 3)
+"""How many images before and after: the next, and one that slow motion has moved a little from."""
+NEIGHBOUR_SHARE = 0.5
+"""An image of a sequence is as like its neighbours as this share of what is usual: they show the same thing."""
+BOTH_SEEN = 0.1
+"""Share of a frame that two images must both show to be compared."""
+
 # ---- single images
 
 WILD_SCALE = 3.0

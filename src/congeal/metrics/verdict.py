@@ -72,6 +72,8 @@ class Evidence:
         Share of aligned images with next to no ink left.
     out_of_frame_share, out_of_frame_before : float
         Mean share of the aligned frame that lies outside its source image, as aligned and at the start.
+    sequence : bool
+        The images have an order: likeness is that to neighbours, and images may leave the frame of the result.
     """
 
     n_images: int = 0
@@ -97,6 +99,7 @@ class Evidence:
     blank_share: float = 0.0
     out_of_frame_share: float = 0.0
     out_of_frame_before: float = 0.0
+    sequence: bool = False
 
     @property
     def rise(self) -> float:
@@ -126,13 +129,18 @@ def judge(seen: Evidence) -> str:
 
 
 def _measurable(seen: Evidence) -> bool:
-    amount = seen.energy_ratio if seen.kind == "object" else seen.mean_scale
+    amount = seen.energy_ratio if _holds_ink(seen) else seen.mean_scale
     return bool(seen.n_images and np.isfinite([amount, seen.likeness_before, seen.likeness_after]).all())
+
+
+def _holds_ink(seen: Evidence) -> bool:
+    """Whether all of an object should be in the frame."""
+    return seen.kind == "object" and not seen.sequence
 
 
 def _size(seen: Evidence) -> str | None:
     """What became of the object as a whole, if it is not there as it was: "shrunk", "zoomed" or "failed"."""
-    if seen.kind == "object":
+    if _holds_ink(seen):
         energy, (low, high) = seen.energy_ratio / seen.expected_energy, COLLAPSE_ENERGY
         if energy > high:
             return "zoomed"
@@ -143,7 +151,8 @@ def _size(seen: Evidence) -> str | None:
         return "failed" if energy < LOST_ENERGY and seen.mean_scale >= COLLAPSE_SCALE[0] else "shrunk"
     if not COLLAPSE_SCALE[0] <= seen.mean_scale <= COLLAPSE_SCALE[1]:
         return "shrunk" if seen.mean_scale < 1 else "zoomed"
-    return "failed" if seen.out_of_frame_share - seen.out_of_frame_before > LOST_RISE else None
+    left = seen.out_of_frame_share - seen.out_of_frame_before > LOST_RISE
+    return "failed" if left and not seen.sequence else None
 
 
 def _several_kinds(seen: Evidence) -> bool:

@@ -25,6 +25,7 @@ from congeal.pipeline.request import (
     asked_format,
     asked_stack,
     check_formats,
+    check_smooth,
     check_unchanged,
     choose_method,
     command_name,
@@ -55,6 +56,8 @@ def align(
     motion: str | None = None,
     train: str | None = None,
     groups: int | str | None = None,
+    sequence: bool = False,
+    smooth: float | None = None,
     params: Mapping[str, Any] | None = None,
     reference: str | int = "auto",
     channel: Channel = None,
@@ -95,11 +98,18 @@ def align(
     groups : int or str, optional
         How many kinds of things the pile holds, or "auto" to find out: it is sorted into groups, and each is aligned by
         itself. Unless given the images are of one kind.
+    sequence : bool
+        The order of the images means something: each is followed from the one before it, however far they drift, and
+        all are adjusted together.
+    smooth : float, optional
+        Of a sequence only what shakes faster than within so many images is taken out; slower motion stays.
     params : mapping, optional
         Further hyper-parameters of the method, by name.
     reference : str or int
         What to align to: "auto" for the method's own choice, "mean", "stack", "medoid" for the most typical image,
-        the index of an image of the source, or an image file.
+        the index of an image of the source, or an image file. Of a sequence it is whose frame the result is in:
+        "first" unless given, "previous" (each image follows the one before it, as in pystackreg), "mean", an index or
+        a file.
     channel : int, str or several of them, optional
         What to align on: the number of a channel from 0, or its name where the stack has names; all channels move
         together. All of them are looked at unless given.
@@ -161,8 +171,10 @@ def align(
     check_place(place, images, output_format, write_aligned=write_aligned, spread=executor is not None)
     sampling = read_sampling(interpolation, fill, images)
     check_canvas(canvas)
-    name, preset_params = choose_method(method, preset)
+    name, preset_params = choose_method(method, preset, sequence=sequence)
     given = {"motion": motion, "train": train, "size": size, "random_state": seed, **device_setting(name, device)}
+    if smooth is not None:
+        given |= check_smooth(smooth, name, groups)
     settings = {**preset_params, **{k: v for k, v in given.items() if v is not None}}
     if groups is None:
         model = make_method(name, settings, params)

@@ -25,13 +25,19 @@ from congeal.methods.registry import method_class, method_name
 from congeal.runs.folder import RunFolder
 
 DEFAULT_METHOD = "deep"
+SEQUENCE = "sequence"
 TABLES = ("auto", "csv", "npz", "parquet")
 # Words for a reference that methods know themselves.
 REFERENCES = ("mean", "stack", "medoid")
+ORDERED_REFERENCES = ("first", "previous", "mean")  # those of a sequence
 
 
-def choose_method(method: str | None, preset: str | None) -> tuple[str, dict[str, Any]]:
+def choose_method(method: str | None, preset: str | None, *, sequence: bool = False) -> tuple[str, dict[str, Any]]:
     """The name of the method that runs, and the parameters that the preset, if one is asked for, gives it."""
+    if sequence:
+        if preset is not None or (method is not None and method_name(method) not in (DEFAULT_METHOD, SEQUENCE)):
+            raise CongealError("--sequence is a method of its own, for images in an order; leave out --method")
+        return SEQUENCE, {}
     if preset is None:
         return method_name(method or DEFAULT_METHOD), {}
     from congeal.methods import registry
@@ -42,6 +48,13 @@ def choose_method(method: str | None, preset: str | None) -> tuple[str, dict[str
             f"the preset '{preset}' belongs to the method '{name}', not to '{method}'; leave one of them out"
         )
     return name, params
+
+
+def check_smooth(smooth: float, name: str, groups: int | str | None) -> dict[str, Any]:
+    """The setting of a sequence; anything else has no order to smooth along."""
+    if name != SEQUENCE or groups is not None:
+        raise CongealError("--smooth is for images in an order: add --sequence")
+    return {"smooth": smooth}
 
 
 def refuse_twice(params: Mapping[str, Any], **given: Any) -> None:
@@ -124,12 +137,15 @@ def set_reference(model: Method, reference: str | int, images: ImageSource) -> N
                 f"there is no image {text} to be the reference: {images.name} has 0 to {len(images) - 1}"
             )
         model.set_params(reference=int(text))
-    elif text in REFERENCES:
+    elif text in (ORDERED_REFERENCES if model.ordered else REFERENCES):
         model.set_params(reference=text)
+    elif text in ORDERED_REFERENCES:
+        raise CongealError(f"the reference '{text}' is one of an image in an order: add --sequence")
     elif Path(text).is_file():
         model.set_params(reference=str(Path(text).resolve()))
     else:
-        words = ", ".join(f"'{word}'" for word in ("auto", *REFERENCES))
+        known = ORDERED_REFERENCES if model.ordered else REFERENCES
+        words = ", ".join(f"'{word}'" for word in ("auto", *known))
         raise CongealError(f"the reference is {words}, an index or an image file, not {text!r}")
     model.check_parameters()
 

@@ -6,7 +6,7 @@ raise by itself. A larger motion must win by more than chance, image by image.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -65,12 +65,27 @@ def choose_motion(
     poses, start: stack_from_frame (n, 3, 3) of the stack of `details`. From the simplest on, a motion is compared with
     the next one and with the largest; larger ones than that need not be tried.
     """
-    trial, largest = _Trial(details, poses, start, keep), motions[-1]
-    trial.of(largest)
+    return simplest(_Trial(details, poses, start, keep).foretold, motions)
+
+
+def simplest(foretold: Callable[[str], torch.Tensor], motions: Sequence[str] = MOTIONS) -> MotionChoice:
+    """The simplest sufficient motion. foretold: tries one, and gives what it foretells of each of some images (n,)."""
+    done: dict[str, torch.Tensor] = {}
+
+    def of(motion: str) -> torch.Tensor:
+        if motion not in done:
+            done[motion] = foretold(motion)
+        return done[motion]
+
+    def chosen(motion: str) -> MotionChoice:
+        return MotionChoice(motion, {name: float(done[name].nanmean()) for name in motions if name in done})
+
+    largest = motions[-1]
+    of(largest)
     for motion, following in pairwise(motions):
-        if not any(_better(trial.of(other), trial.of(motion)) for other in (largest, following)):
-            return MotionChoice(motion, trial.means(motions))
-    return MotionChoice(largest, trial.means(motions))
+        if not any(_better(of(other), of(motion)) for other in (largest, following)):
+            return chosen(motion)
+    return chosen(largest)
 
 
 class _Trial:
@@ -78,28 +93,18 @@ class _Trial:
 
     def __init__(self, details: Details, poses: torch.Tensor, start: torch.Tensor, keep: torch.Tensor) -> None:
         self.details, self.poses, self.start, self.keep = details, poses.double(), start, keep
-        self.tiles, self.noise = details.tiles(self.poses, keep, most=_TILES), torch.empty(0)
-        self.done: dict[str, torch.Tensor] = {}
+        self.tiles = details.tiles(self.poses, keep, most=_TILES)
+        self.noise: torch.Tensor | None = None
 
-    def of(self, motion: str) -> torch.Tensor:
+    def foretold(self, motion: str) -> torch.Tensor:
         """(n,) of the images that match."""
-        if motion not in self.done:
-            self.done[motion] = self._foretold(motion)
-        return self.done[motion]
-
-    def means(self, motions: Sequence[str]) -> dict[str, float]:
-        """Of the motions that were tried."""
-        return {motion: float(self.done[motion].mean()) for motion in motions if motion in self.done}
-
-    def _foretold(self, motion: str) -> torch.Tensor:
         details, tiles = self.details, self.tiles
         begin = restricted(self.poses, self.start, motion, details.stack.frame)
         tried = sharpen(details, begin, motion, self.keep, passes=_PASSES, tiles=tiles)
-        if not self.done:
-            self.noise = tried.level.noise
+        noise = self.noise = tried.level.noise if self.noise is None else self.noise
         witness = Witness(tried.level, motion)
         shares = [
-            witness.foretold(seen, covered, self.keep[part], self.noise)
+            witness.foretold(seen, covered, self.keep[part], noise)
             for part, (seen, covered) in details.look(tried.poses, tiles)
         ]
         return torch.cat(shares)[self.keep]

@@ -99,9 +99,9 @@ def joint_quality(parts: Sequence[Part], kind: str, n_images: int, n_matching: i
     known = [(len(part.rows), part.about["quality"]) for part in parts if part.about["quality"] is not None]
     if not known:
         return Quality.judged(Evidence(n_images=n_images, kind=kind))
-    numbers: dict[str, float] = {}
+    numbers: dict[str, Any] = {}
     for one in fields(Evidence):
-        if one.name in ("n_images", "kind"):
+        if one.name in ("n_images", "kind", "sequence"):
             continue
         pairs = [(n, values[one.name]) for n, values in known if values[one.name] is not None]
         total = sum(n for n, _ in pairs)

@@ -1,0 +1,160 @@
+"""Films and drifting stacks: how exact, how fast, how much memory.
+
+    python benchmarks/sequences.py drift    a made stack that drifts two frame widths, against the truth
+    python benchmarks/sequences.py video    600 frames of 640 × 480 aligned, written and reported, against OpenCV
+
+Scenes are pictures of scikit-image side by side. Nothing was tuned on them.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from skimage import data
+from skimage.transform import resize
+
+import congeal
+from congeal.geometry.matrix import corners, map_points
+from congeal.images.resample import warp_pixels
+
+SIZE = (480, 640)
+
+
+def scene(height: int = 640) -> np.ndarray:
+    """Several photographs side by side, (height, about 4,000, 3)."""
+    pictures = [data.astronaut(), data.coffee(), data.rocket(), data.chelsea(), data.astronaut()[:, ::-1]]
+    parts = [resize(p, (height, round(p.shape[1] * height / p.shape[0])), anti_aliasing=True) for p in pictures]
+    return np.rint(255 * np.concatenate(parts, 1)).astype(np.uint8)
+
+
+def path(n: int, widths: float, seed: int, turn: float) -> np.ndarray:
+    """scene_from_frame (n, 3, 3) of a camera that drifts and shakes."""
+    rng = np.random.default_rng(seed)
+    height, width = SIZE
+    centre = np.array([[1, 0, (width - 1) / 2], [0, 1, (height - 1) / 2], [0, 0, 1]])
+    poses = []
+    for i in range(n):
+        x, y = 40 + widths * width * i / (n - 1) + rng.normal(0, 2), 70 + rng.normal(0, 2)
+        angle = turn * rng.normal()
+        c, s = np.cos(angle), np.sin(angle)
+        moved = np.array([[1, 0, x], [0, 1, y], [0, 0, 1]])
+        poses.append(moved @ centre @ np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]]) @ np.linalg.inv(centre))
+    return np.stack(poses)
+
+
+def frames(poses: np.ndarray, noise: float, seed: int = 1):
+    """Each frame as the camera sees it."""
+    whole, rng = scene(), np.random.default_rng(seed)
+    for pose in poses:
+        shown = warp_pixels(whole, pose, SIZE) + rng.normal(0, noise, (*SIZE, 3))
+        yield np.clip(np.rint(shown), 0, 255).astype(np.uint8)
+
+
+def apart(found: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """(n,) pixels by which each frame lies wrong against the first."""
+    ours, theirs = (np.linalg.inv(some[0]) @ some for some in (found, truth))
+    corner = corners(SIZE)
+    return np.linalg.norm(map_points(np.linalg.inv(theirs) @ ours, corner) - corner, axis=-1).mean(1)
+
+
+def drift() -> None:
+    """A stack that drifts two widths, so that its ends share nothing."""
+    print("| frames | turning | motion | step error median, max (px) | first to last (px) | seconds | verdict |")
+    print("|---|---|---|---|---|---|---|")
+    for n, turn in ((60, 0.0), (60, 0.004)):
+        truth = path(n, 2.0, 0, turn)
+        stack = np.stack([*frames(truth, 3.0)])
+        began = time.monotonic()
+        model = congeal.SequenceCongealing().fit(stack)
+        seconds, found = time.monotonic() - began, model.transforms_.matrices
+        steps = np.array([apart(found[i : i + 2], truth[i : i + 2])[1] for i in range(n - 1)])
+        ends = apart(found[[0, -1]], truth[[0, -1]])[1]
+        print(
+            f"| {n} | {turn} rad | {model.motion_} | {np.median(steps):.3f}, {steps.max():.3f} | {ends:.3f} "
+            f"| {seconds:.0f} | {model.quality_.verdict} |"
+        )
+
+
+OPENCV = """
+import sys, time, cv2, numpy as np
+source, target, how = sys.argv[1:]
+began = time.monotonic()
+film = cv2.VideoCapture(source)
+writer = cv2.VideoWriter(target, cv2.VideoWriter_fourcc(*"mp4v"), 30, (640, 480))
+before, whole = None, np.eye(3)
+while True:
+    there, frame = film.read()
+    if not there:
+        break
+    grey = cv2.cvtColor(frame, cv2.COLOR_BGR2GRAY).astype(np.float32)
+    if before is not None:
+        step = np.eye(3)
+        if how == "ecc":
+            stop = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 50, 1e-4)
+            step[:2] = cv2.findTransformECC(before, grey, np.eye(2, 3, dtype=np.float32), cv2.MOTION_EUCLIDEAN, stop)[1]
+        else:
+            (x, y), _ = cv2.phaseCorrelate(before, grey, window)
+            step[:2, 2] = x, y
+        whole = step @ whole
+    else:
+        window = cv2.createHanningWindow((640, 480), cv2.CV_32F)
+    before = grey
+    writer.write(cv2.warpAffine(frame, whole[:2], (640, 480), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP))
+writer.release()
+print(time.monotonic() - began)
+"""
+
+
+def video(n: int = 600) -> None:
+    """A film aligned, written and reported, against the same by OpenCV."""
+    import av
+
+    with tempfile.TemporaryDirectory() as place:
+        clip = Path(place) / "clip.mp4"
+        with av.open(str(clip), "w") as file:
+            stream = file.add_stream("libx264", rate=Fraction(30))
+            stream.height, stream.width, stream.pix_fmt, stream.options = *SIZE, "yuv420p", {"crf": "14"}
+            for pixels in frames(path(n, 0.3, 0, 0.004), 2.0):
+                file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            file.mux(stream.encode())
+        others = {}
+        for how in ("ecc", "phase"):
+            command = [sys.executable, "-c", OPENCV, str(clip), str(Path(place) / f"{how}.mp4"), how]
+            others[how] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        began = time.monotonic()
+        command = [
+            sys.executable,
+            "-m",
+            "congeal.cli",
+            "align",
+            str(clip),
+            "-o",
+            str(Path(place) / "run"),
+            "--sequence",
+            "--quiet",
+        ]
+        subprocess.run(command, check=True)
+        seconds = time.monotonic() - began
+        memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        metrics = json.loads((Path(place) / "run" / "metrics.json").read_text())
+        found = congeal.Transforms.load(Path(place) / "run" / "transforms.csv").matrices
+        error = apart(found, path(n, 0.3, 0, 0.004))
+        print(
+            f"congeal: {seconds:.1f} s, fit {metrics['fit_seconds']} s, writing {metrics['align_seconds']} s, "
+            f"peak {memory:.0f} MB, {metrics['motion']}, {metrics['verdict']}"
+        )
+        print(f"error against the first: median {np.median(error):.3f} px, max {error.max():.3f} px")
+        for how, theirs in others.items():
+            print(f"OpenCV {how}: {theirs:.1f} s, theirs / ours {theirs / seconds:.2f}")
+
+
+if __name__ == "__main__":
+    {"drift": drift, "video": video}[sys.argv[1]]()

@@ -1,0 +1,276 @@
+"""A method for images in an order: a film, a drifting stack, a night of exposures.
+
+Every other method compares images with what all of them have in common. Here the first and the last image may have
+nothing in common: each is matched with those near it in time, and all of them are then adjusted together
+(`congeal.solvers.sequence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from congeal.errors import CongealError
+from congeal.geometry import MOTIONS, invert, rescale
+from congeal.geometry.matrix import normalise
+from congeal.images import Stack
+from congeal.images.levels import finer_sizes
+from congeal.methods.base import Method
+from congeal.methods.checks import Count, Positive, Reference
+from congeal.methods.deep.finer import poses_at
+from congeal.methods.found import Found
+from congeal.methods.job import Job
+from congeal.solvers.appearance import Appearance, lasting_appearance
+from congeal.solvers.gauge import Gauge, within_motion
+from congeal.solvers.pairs import PairSolver, Patches
+from congeal.solvers.path import smoothed
+from congeal.solvers.reference import reference_image
+from congeal.solvers.sequence import (
+    FIRST_MOTION,
+    Followed,
+    Links,
+    Pictures,
+    choose_sequence_motion,
+    follow,
+    refine,
+    rescaled,
+)
+from congeal.solvers.shifts import find_shifts, shifted
+from congeal.solvers.threads import few_threads
+
+WORDS = ("first", "previous", "mean")
+"""What the reference of a sequence may be, besides a position or a file."""
+_ASKED = 64  # images that a picture from outside is matched with, at most
+
+
+@dataclass(kw_only=True, eq=False)
+class SequenceCongealing(Method):
+    """Images in an order, followed from one to the next however far they drift, then adjusted together.
+
+    Parameters
+    ----------
+    motion : str
+        "auto" (the simplest that suffices), translation, rigid, similarity, affine or homography.
+    reference : str, int or path
+        In whose frame the result is: "first" or "auto" (the first image stays as it is), a position, "mean" (the mean
+        of all poses), or an image file that shows the same. "previous" is the first image too, but each image is
+        registered to the one before it and nothing else, as pystackreg does: errors add up.
+    smooth : float or None
+        Only what shakes faster than within so many images is taken out: the result moves along with the rest, and has
+        no reference.
+    finest : int or None
+        Longer side of the largest pictures that images are registered in; None for the originals' own size.
+
+    Attributes
+    ----------
+    transforms_, quality_, history_, stack_from_frame_, layout_
+        As for every method.
+    """
+
+    motion: str = "auto"
+    reference: Reference = "first"
+    smooth: Positive | None = None
+    finest: Count | None = None
+
+    name: ClassVar[str] = "sequence"
+    motions: ClassVar[tuple[str, ...]] = (*MOTIONS, "auto")
+    ordered: ClassVar[bool] = True
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.smooth is not None and self.smooth < 2:
+            raise CongealError(f"{self.name}: smooth is a number of images, at least 2, not {self.smooth}")
+        if self.smooth is not None and self.reference not in ("first", "auto"):
+            raise CongealError(
+                f"{self.name}: a smoothed sequence moves along and has no reference; leave out smooth or the reference "
+                f"{self.reference!r}"
+            )
+        given = self.reference
+        if (
+            isinstance(given, str)
+            and given not in ("auto", *WORDS)
+            and not given.isdecimal()
+            and not Path(given).is_file()
+        ):
+            words = ", ".join(f"'{word}'" for word in WORDS)
+            raise CongealError(f"{self.name}: the reference is {words}, a position or an image file, not {given!r}")
+
+    def _appearance(self, kind: str) -> Appearance:
+        return lasting_appearance(kind)
+
+    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> Found:
+        work = _Work(self, stack, appearance, job)
+        work.follow()
+        return work.found()
+
+
+class _Work:
+    """One fit, level by level; what is done is kept after each."""
+
+    def __init__(self, method: SequenceCongealing, stack: Stack, appearance: Appearance, job: Job) -> None:
+        self.method, self.stack, self.appearance, self.job = method, stack, appearance, job
+        self.joint = method.reference != "previous"
+        self.motion = FIRST_MOTION if method.motion == "auto" else method.motion
+        self.decisions: dict[str, dict[str, Any]] = {}
+        self.at, self.known = stack, None  # type: Stack, Followed | None
+        self.sizes = [max(stack.frame)]
+
+    def follow(self) -> None:
+        """From working size to the originals."""
+        native = self.stack.native_size
+        sizes = finer_sizes(max(self.stack.frame), min(native, self.method.finest or native))
+        total, done = 1 + len(sizes), self._restore(self.job.load())
+        if done == 0:
+            with few_threads(self.stack.frame):
+                self.known = follow(Pictures(self.stack, self.appearance), self.motion, joint=self.joint)
+            if not sizes:
+                self._choose_motion(Pictures(self.stack, self.appearance), again=True)
+            self._keep(1, total)
+        for number, size in enumerate(sizes, start=1):
+            larger = self.stack.at(size)
+            if larger is self.stack:  # not to be had
+                break
+            self._move_to(larger)
+            if number < done:
+                self.sizes.append(max(larger.frame))
+                continue
+            pictures = Pictures(larger, self.appearance)
+            if number == 1:
+                self._choose_motion(pictures)
+            assert self.known is not None
+            self.known = refine(self.known, pictures, self.motion, joint=self.joint)
+            self.sizes.append(max(larger.frame))
+            self._keep(number + 1, total)
+
+    def _choose_motion(self, pictures: Pictures, *, again: bool = False) -> None:
+        if self.method.motion != "auto" or self.known is None or not len(self.known.links):
+            return
+        choice = choose_sequence_motion(self.known, pictures)
+        self.motion = choice.motion
+        self.decisions["motion"] = {"sentence": choice.sentence(), "foretold": choice.foretold}
+        self._restrict()
+        if again:
+            self.known = refine(self.known, pictures, self.motion, joint=self.joint)
+
+    def _restrict(self) -> None:
+        """Views within the motion that was chosen; from neighbour to neighbour, so that no chain is bent at its end."""
+        assert self.known is not None
+        views = within_motion(self.known.views, self.motion, self.at.frame)
+        self.known = Followed(
+            views, self.known.links.between(views), self.known.error, self.known.ends, self.known.lost
+        )
+
+    def _move_to(self, larger: Stack) -> None:
+        assert self.known is not None
+        change = torch.as_tensor(rescale(self.at.frame, larger.frame))
+        self.known = rescaled(self.known, change, max(larger.frame) / max(self.at.frame))
+        self.at = larger
+
+    # ---- checkpoints
+
+    def _keep(self, done: int, total: int) -> None:
+        known = self.known
+        assert known is not None
+        neighbours = known.error[known.error.isfinite()]
+        error = float(neighbours.median()) if len(neighbours) else float("nan")
+        self.job.step(done, total, size=max(self.at.frame), links=len(known.links), error=error)
+        state = {
+            "done": done,
+            "motion": self.motion,
+            "decisions": self.decisions,
+            "size": max(self.at.frame),
+            "ends": known.ends,
+            **{name: getattr(known, name) for name in ("views", "error", "lost")},
+            **{name: getattr(known.links, name) for name in ("first", "second", "matrices")},
+        }
+        self.job.save(state)
+
+    def _restore(self, state: Mapping[str, Any] | None) -> int:
+        """How many levels are done."""
+        if not state:
+            return 0
+        links = Links(state["first"], state["second"], state["matrices"])
+        self.known = Followed(state["views"], links, state["error"], state["ends"], state["lost"])
+        self.motion, self.decisions = state["motion"], state["decisions"]
+        if state["size"] != max(self.stack.frame):
+            self.at = self.stack.at(state["size"])
+        return int(state["done"])
+
+    # ---- what comes out
+
+    def found(self) -> Found:
+        """Poses in the frame that was asked for."""
+        known, frame, method = self.known, self.at.frame, self.method
+        assert known is not None
+        if method.smooth is not None:
+            views = smoothed(known.views, method.smooth, self.motion, frame)
+        else:
+            views = known.views @ self._gauge(known.views)
+        start = torch.as_tensor(self.at.start).double()
+        poses = poses_at(normalise(start @ views), self.at, self.stack)
+        error = known.error * max(self.stack.size) / max(self.at.size)
+        self._tell(known)
+        return Found(poses, self.motion, tuple(self.sizes), False, error.float(), self.decisions)
+
+    def _tell(self, known: Followed) -> None:
+        reach = int((known.links.second - known.links.first).max()) if len(known.links) else 0
+        said = f"{len(known.links):,} pairs of images, up to {reach:,} apart, were registered"
+        scale = self.at.native_size / max(self.at.frame)
+        if not self.joint:
+            said += "; each image follows the one before it, and errors add up"
+        elif np.isfinite(known.ends):
+            said += f" and adjusted together: the last image is known to {known.ends * scale:.2g} pixels from the first"
+        lost = int(known.lost.sum())
+        gone = f"; {lost:,} images match none before them" if lost else ""
+        self.decisions["sequence"] = {"sentence": f"{said}{gone}.", "pairs": len(known.links), "lost": lost}
+        sizes = ", then ".join(map(str, self.sizes))
+        self.decisions["resolution"] = {"sentence": f"Worked at {sizes} pixels."}
+
+    def _gauge(self, views: torch.Tensor) -> torch.Tensor:
+        """(3, 3) frame_from_output: which views are multiplied by from the right."""
+        reference = self.method.reference
+        if isinstance(reference, str) and reference.isdecimal():
+            reference = int(reference)
+        if isinstance(reference, str) and reference == "mean":
+            still = torch.eye(3, dtype=torch.float64).expand(len(views), 3, 3)
+            return Gauge(still, self.at.frame, self.motion).correction(views)
+        if isinstance(reference, str) and reference in ("first", "auto", "previous"):
+            return invert(views[0])
+        if isinstance(reference, int | np.integer):
+            if not 0 <= reference < len(views):
+                raise CongealError(
+                    f"reference {reference} is not one of the {len(views)} images (0 … {len(views) - 1})"
+                )
+            return invert(views[int(reference)])
+        return self._to_picture(views, reference)
+
+    def _to_picture(self, views: torch.Tensor, reference: Any) -> torch.Tensor:
+        """By the image that is most like a picture from outside, and where it lies in that picture."""
+        with torch.no_grad():
+            rows = np.unique(np.linspace(0, len(views) - 1, min(len(views), _ASKED)).round().astype(int))
+            outside = self.appearance.detail(reference_image(reference, self.stack)[None])[:, 0]
+            shown = torch.cat([Pictures(self.stack, self.appearance).of(np.array([row]))[0] for row in rows])
+            both, some = torch.cat([shown, outside]), torch.arange(len(rows))
+            shift, alike = find_shifts(both, some, torch.full_like(some, len(rows)))
+            best = int(alike.argmax())
+            change = torch.as_tensor(rescale(self.stack.frame, self.at.frame))
+            picture_from_view = shifted(shift[[best]])
+            for stack, motion in ((self.stack, "translation"), (self.stack, self.motion), (self.at, self.motion)):
+                if stack is self.at and stack is not self.stack:
+                    picture_from_view = normalise(change @ picture_from_view @ torch.linalg.inv(change))
+                picture = self.appearance.detail(reference_image(reference, stack)[None])[0, 0]
+                patches = [Patches.of(Pictures(stack, self.appearance).of(rows[[best]])[0][0])]
+                solver = PairSolver(motion, stack.frame, 0.0)
+                done = solver.register(
+                    picture, None, patches, within_motion(picture_from_view, motion, stack.frame), 12
+                )
+                if not bool(done.error.isfinite().all()):
+                    raise CongealError(f"the reference {reference} shows nothing that the images show")
+                picture_from_view = done.matrices
+        # output = the picture: picture_from_view @ view_from_frame is picture_from_frame, whose inverse is wanted.
+        return invert(picture_from_view[0] @ views[rows[best]])

@@ -1,0 +1,186 @@
+"""All views of a sequence at once, from where pairs of them lie in each other: the joint adjustment that closes chains.
+
+    minimise Σ ρ( rᵀ Λ r ),   r = log( M⁻¹ · m_b · m_a⁻¹ )
+
+m is view_from_frame of every view, M the measured view_b_from_view_a of a pair and Λ its inverse covariance. In a chain
+of neighbours alone errors add up; pairs farther apart that see the same thing hold them together. Pairs that contradict
+the others lose their weight (ρ is Cauchy's).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from congeal.geometry import from_normalised, invert, matrix_from_parameters
+from congeal.geometry.matrix import Size, corners, to_normalised
+from congeal.geometry.motion import GENERATORS, n_parameters, parameters_from_matrix
+from congeal.solvers.gaussnewton import point_motion
+
+_ROUNDS = 10  # at most, of steps with renewed weights
+_STILL = 1e-4  # pixels that the median view moves by in the last one
+_FAR = 3.0  # standard deviations beyond which a pair contradicts the others
+_NEAR = 0.05  # of an entry: so near to the identity a few terms of the logarithm are all of it
+_SOLVED = 1e-10  # of what there was to solve
+_MOST = 2000  # steps of the linear solver
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Pairs of views that see the same thing.
+
+    Attributes
+    ----------
+    first, second : (E,) tensors of int64
+    matrices : (E, 3, 3) tensor
+        Of each pair second_from_first, in pixels.
+    information : (E, k, k) tensor
+        Of the parameters of a step from the right.
+    frame : (height, width)
+    motion : str
+    """
+
+    first: torch.Tensor
+    second: torch.Tensor
+    matrices: torch.Tensor
+    information: torch.Tensor
+    frame: Size
+    motion: str
+
+    def residual(self, views: torch.Tensor) -> torch.Tensor:
+        """(E, k) by how much each pair disagrees with views (n, 3, 3)."""
+        apart = invert(self.matrices) @ views[self.second] @ invert(views[self.first])
+        return _logarithm(to_normalised(apart, self.frame), self.motion)
+
+    def weights(self, residual: torch.Tensor) -> torch.Tensor:
+        """(E,) how much each pair counts, given how far it is off."""
+        k = residual.shape[1]
+        distance = torch.einsum("ek,ekl,el->e", residual, self.information, residual) / k
+        return 1 / (1 + distance / _FAR**2)
+
+
+@dataclass(frozen=True)
+class Adjusted:
+    """Views (n, 3, 3), the error of each against those it is linked to (n,) in pixels along an axis at a corner, and
+    of the last against the first."""
+
+    views: torch.Tensor
+    error: torch.Tensor
+    ends: float
+
+
+@torch.no_grad()
+def adjust(graph: Graph, views: torch.Tensor) -> Adjusted:
+    """The views that agree best with all pairs, from views that agree roughly."""
+    found, frame = views.double(), graph.frame
+    linear = _Linear(graph)
+    corner = point_motion(torch.as_tensor(corners(frame)).double(), frame, graph.motion).flatten(1)
+    for _ in range(_ROUNDS):
+        residual = graph.residual(found)
+        linear.weigh(graph.weights(residual))
+        step = linear.solve(linear.pull(residual))
+        found = from_normalised(matrix_from_parameters(step), frame) @ found
+        if float((step @ corner).abs().amax(1).median()) < _STILL:
+            break
+    residual = graph.residual(found)
+    linear.weigh(graph.weights(residual))
+    # Pairs that disagree by more than they should know say that errors are larger than they look.
+    loose = max(1, residual.numel() - step.numel())
+    excess = float(torch.einsum("ek,ekl,el->", residual, linear.information, residual)) / loose
+    scale = max(1.0, excess) ** 0.5
+    local = torch.linalg.pinv(linear.diagonal, hermitian=True)
+    spread = torch.diagonal(corner.T @ local @ corner, dim1=-2, dim2=-1).mean(-1)
+    known = torch.diagonal(linear.diagonal, dim1=-2, dim2=-1).sum(-1) > 0
+    error = torch.where(known, spread.clamp(min=0).sqrt() * scale, torch.nan)
+    return Adjusted(found, error, linear.ends(found, corner) * scale)
+
+
+class _Linear:
+    """The linearised problem: r + Ad(M⁻¹)·ε_b − ε_a, for steps m ← exp(ε)·m."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, k = graph, graph.information.shape[-1]
+        self.n = int(torch.maximum(graph.first, graph.second).max()) + 1
+        self.adjoint = _adjoint(to_normalised(invert(graph.matrices), graph.frame), k)  # (E, k, k)
+        self.information = graph.information
+        self.diagonal = torch.empty(0)
+
+    def weigh(self, weights: torch.Tensor) -> None:
+        """Take over what each pair counts."""
+        k = self.graph.information.shape[-1]
+        self.information = self.graph.information * weights[:, None, None]
+        self.diagonal = torch.zeros(self.n, k, k, dtype=torch.float64)
+        self.diagonal.index_add_(0, self.graph.first, self.information)
+        self.diagonal.index_add_(0, self.graph.second, self.adjoint.transpose(1, 2) @ self.information @ self.adjoint)
+        self._inverse = torch.linalg.pinv(self.diagonal, hermitian=True)
+
+    def pull(self, residual: torch.Tensor) -> torch.Tensor:
+        """(n, k) which way the pairs pull each view."""
+        return -self._gathered((self.information @ residual[..., None])[..., 0])
+
+    def _gathered(self, edges: torch.Tensor) -> torch.Tensor:
+        nodes = torch.zeros(self.n, edges.shape[1], dtype=torch.float64)
+        nodes.index_add_(0, self.graph.first, -edges)
+        nodes.index_add_(0, self.graph.second, (self.adjoint.transpose(1, 2) @ edges[..., None])[..., 0])
+        return nodes
+
+    def _times(self, nodes: torch.Tensor) -> torch.Tensor:
+        apart = (self.adjoint @ nodes[self.graph.second][..., None])[..., 0] - nodes[self.graph.first]
+        return self._gathered((self.information @ apart[..., None])[..., 0])
+
+    def solve(self, right: torch.Tensor) -> torch.Tensor:
+        """Conjugate gradients; what no pair can tell, the pose of all views together, stays where it is."""
+        answer, left = torch.zeros_like(right), right.clone()
+        towards = guess = (self._inverse @ left[..., None])[..., 0]
+        before = begun = float((left * guess).sum())
+        for _ in range(_MOST):
+            if before <= _SOLVED**2 * begun or before <= 0:
+                break
+            pushed = self._times(towards)
+            length = before / max(float((towards * pushed).sum()), 1e-300)
+            answer, left = answer + length * towards, left - length * pushed
+            guess = (self._inverse @ left[..., None])[..., 0]
+            now = float((left * guess).sum())
+            towards, before = guess + (now / before) * towards, now
+        return answer
+
+    def ends(self, views: torch.Tensor, corner: torch.Tensor) -> float:
+        """Standard error of the last view against the first, of a corner along an axis, in pixels."""
+        k = self.diagonal.shape[-1]
+        carry = _adjoint(to_normalised(views[-1:] @ invert(views[:1]), self.graph.frame), k)[0]
+        spread = torch.zeros(k, k, dtype=torch.float64)
+        for which in range(k):
+            right = torch.zeros(self.n, k, dtype=torch.float64)
+            right[-1, which] = 1.0
+            right[0] = -carry[which]
+            answer = self.solve(right)
+            spread[which] = answer[-1] - carry @ answer[0]
+        return float(torch.diagonal(corner.T @ spread @ corner).mean().clamp(min=0)) ** 0.5
+
+
+def _logarithm(matrices: torch.Tensor, motion: str) -> torch.Tensor:
+    """Parameters (E, k) of normalised matrices (E, 3, 3), most of which are near the identity."""
+    k = n_parameters(motion)
+    scaled = matrices / torch.linalg.det(matrices).abs().pow(1 / 3)[:, None, None]
+    x = scaled - torch.eye(3, dtype=matrices.dtype)
+    square = x @ x
+    log = x - square / 2 + square @ x / 3 - square @ square / 4
+    result = _coordinates(log, k)
+    far = x.abs().amax((1, 2)) > _NEAR
+    if bool(far.any()):
+        result[far] = parameters_from_matrix(matrices[far], motion)
+    return result
+
+
+def _adjoint(matrices: torch.Tensor, k: int) -> torch.Tensor:
+    """(E, k, k): small steps before a matrix as the same steps after it."""
+    moved = matrices[:, None] @ GENERATORS[:k] @ torch.linalg.inv(matrices)[:, None]  # (E, k, 3, 3)
+    return _coordinates(moved, k).transpose(1, 2)
+
+
+def _coordinates(matrices: torch.Tensor, k: int) -> torch.Tensor:
+    """(..., k) of elements of the algebra (..., 3, 3) in terms of its generators."""
+    centred = matrices - matrices[..., 2:, 2:] * torch.eye(3, dtype=matrices.dtype)
+    basis = GENERATORS.reshape(8, 9)
+    return (centred.flatten(-2) @ basis.T / basis.square().sum(1))[..., :k]

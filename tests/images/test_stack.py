@@ -385,3 +385,28 @@ def test_a_layout_from_before_kinds_were_kept() -> None:
     layout = Layout(**about)
     assert layout.kind is None
     assert prepare(open_images(DIGITS), layout=layout).kind == "photo"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "aligned"),
+    [
+        ([(40, 30)] * 5, (40, 30)),
+        ([(55, 58)] * 3 + [(129, 135), (20, 21)], (129, 136)),
+        ([(100, 100)] * 50 + [(3000, 3000)], None),
+    ],
+)
+def test_results_of_mixed_sizes_keep_the_resolution_of_the_largest(
+    sizes: list[tuple[int, int]], aligned: tuple[int, int] | None
+) -> None:
+    rng = np.random.default_rng(0)
+    stack = prepare(open_images([rng.integers(0, 255, size, dtype=np.uint8) for size in sizes]), size=32)
+    plain = prepare(open_images([rng.integers(0, 255, sizes[0], dtype=np.uint8)] * 3), size=32)
+    assert (stack.size, stack.frame) == (plain.size, plain.frame), "methods see what they saw"
+    scale = np.sqrt(np.abs(np.linalg.det(stack.aligned_from_source(stack.start)[:, :2, :2])))
+    if aligned is not None:
+        assert abs(stack.aligned_size[0] - aligned[0]) <= 2
+        assert abs(stack.aligned_size[1] - aligned[1]) <= 2
+        assert scale.min() > 0.99, "no image is made smaller"
+    else:
+        assert np.prod(stack.aligned_size) < 8.5 * 100**2, "one giant does not blow up all"
+        assert scale[0] > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ _WORTHWHILE_ZOOM = 1.25
 # A stack never grows beyond this multiple of the working size, however small the boxes are.
 _LARGEST_ZOOM = 8.0
 _ROWS_AT_ONCE = 50_000
+_MOST_GROWTH = 8.0
+_WORTHWHILE_GROWTH = 1.05
+_READ_AT_MOST = 8
 _FLAT = 1e-15  # determinant of a matrix whose largest entry is 1
 
 
@@ -87,8 +91,11 @@ def make_plan(
     typical = (int(np.median(sizes[:, 0])), int(np.median(sizes[:, 1])))
     stack = shrink(typical, size)
     if layout is None:
-        aligned = aligned or typical
-        frame = shrink(aligned, size)
+        if aligned is None:
+            aligned = (
+                typical if initial is not None else roomy(typical, largest_area(source, headers, typical), max(stack))
+            )
+        frame = shrink(aligned, max(stack) if initial is None else size)
     else:
         if initial is None:
             stack = layout.size
@@ -102,6 +109,37 @@ def make_plan(
             stack = shrink(typical, longer)
     channels = frozenset(h.channels for h in headers.values())
     return Plan(stack, frame, aligned, initial, channels, frozenset(h.dtype for h in headers.values()))
+
+
+def largest_area(source: ImageSource, headers: dict[int, Header], typical: Size) -> float:
+    """Pixels of the largest image, at most eight times the typical: one that is read, because a header may lie."""
+    least, most = typical[0] * typical[1] * _WORTHWHILE_GROWTH**2, _MOST_GROWTH * typical[0] * typical[1]
+    larger = {i: h.height * h.width for i, h in headers.items() if h.height * h.width > least}
+    for i in sorted(larger, key=lambda i: (-larger[i], i))[:_READ_AT_MOST]:
+        try:
+            source.read(i)
+        except UnreadableImage:
+            continue
+        return min(float(larger[i]), most)
+    return float(typical[0] * typical[1])
+
+
+def roomy(typical: Size, area: float, longer: int) -> Size:
+    """A picture of the typical shape with as many pixels as the largest image, `area`, so that it keeps them.
+
+    Images of nearly one size, or of another shape (portrait among landscape), are no reason to resample all the others.
+    longer: the shape stays what it was when it is shrunk to that.
+    """
+    height, width = typical
+    scale = (area / (height * width)) ** 0.5
+    if scale < _WORTHWHILE_GROWTH:
+        return typical
+    first = math.ceil(max(typical) * scale - 1e-9)
+    for side in range(first, first + 32):
+        larger = round(height * side / max(typical)), round(width * side / max(typical))
+        if shrink(larger, longer) == shrink(typical, longer):
+            return larger
+    return round(height * scale), round(width * scale)
 
 
 def shrink(size: Size, longer: int) -> Size:

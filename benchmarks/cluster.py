@@ -11,6 +11,7 @@ Run it on a quiet machine. Every process has one thread. Ratios are within one c
 from __future__ import annotations
 
 import argparse
+import csv
 import hashlib
 import json
 import os
@@ -57,6 +58,7 @@ def timed(arguments: list[str]) -> tuple[float, float]:
 def overhead(options: argparse.Namespace, folder: Path) -> None:
     """plain against dask:local:1 against dask:local:2, with the same bytes."""
     seconds: dict[str, float] = {}
+    stages: dict[str, tuple[int, int, float]] = {}
     print(f"\n{options.n:,} images of {options.source}\n")
     print("| on | seconds | ratio | driver MB | answer |\n|---|---|---|---|---|")
     for on in options.on:
@@ -64,7 +66,23 @@ def overhead(options: argparse.Namespace, folder: Path) -> None:
         seconds[on], memory = timed(command(options, options.n, run, None if on == "plain" else on))
         first = seconds[options.on[0]]
         print(f"| {on} | {seconds[on]:.1f} | {seconds[on] / first:.2f} | {memory:.0f} | {digest(run)} |", flush=True)
+        stages = by_stage(run)
         shutil.rmtree(run)
+    print("\n| stage | shards | images | seconds of workers | µs an image |\n|---|---|---|---|---|")
+    for stage, (shards, images, spent) in stages.items():
+        print(f"| {stage} | {shards} | {images:,} | {spent:.1f} | {spent / max(1, images) * 1e6:.0f} |")
+
+
+def by_stage(run: Path) -> dict[str, tuple[int, int, float]]:
+    """Shards, images and seconds of each pass, from shards.csv."""
+    found: dict[str, tuple[int, int, float]] = {}
+    if (run / "shards.csv").exists():
+        with (run / "shards.csv").open(newline="") as file:
+            for row in csv.DictReader(file):
+                name = f"{row['stage']} ({row['pass']})"
+                shards, images, seconds = found.get(name, (0, 0, 0.0))
+                found[name] = shards + 1, images + int(row["images"]), seconds + float(row["seconds"])
+    return found
 
 
 def memory(options: argparse.Namespace, folder: Path) -> None:

@@ -156,6 +156,8 @@ class _Sent:
                 self.done.discard(number)  # damaged, or removed by somebody
                 self.crew.exchange.remove(name)
                 self._again(number, self.tries)
+                if self.tries[number] > 2 * TRIES:
+                    raise RunFailed(f"{self.crew.exchange}/{name} is damaged again and again") from None
 
     def _send(self) -> None:
         while self.waiting and len(self.under_way) < self.crew.room:

@@ -140,11 +140,11 @@ def open_exchange(folder: str) -> Exchange:
 
 
 def system_of(url: str) -> tuple[Any, str]:
-    """The file system behind an address, and the path there."""
+    """The file system behind an address, which remembers nothing of what others change, and the path there."""
     from fsspec import core
 
     try:
-        system, root = core.url_to_fs(url)
+        system, root = core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         raise CongealError(f"{url} needs another package: {error}") from error
     except Exception as error:

@@ -241,7 +241,7 @@ def run_method(
             if "error" in outcome:
                 part.remember(error=outcome["error"], out_of_time=outcome.get("out_of_time"))
                 return
-        finish(part, stack.source, quiet=True, start_pictures=drawn_start(part, parts))
+        finish(part, stack.source.original, quiet=True, start_pictures=drawn_start(part, parts))
     except RunFailed:
         raise  # a full disk is nobody's row
     except Exception as error:

@@ -179,6 +179,8 @@ def _rows_behind(source: ImageSource) -> np.ndarray:
 def _mapped_file(source: ImageSource) -> dict[str, Any] | None:
     """Where the array below all subsets lies on the disk; None if it is in memory, or has masks beside it."""
     while isinstance(source, Subset):
+        if source.original is not source:
+            return None  # what methods see is not what lies in the file
         source = source.source
     array = source.array if isinstance(source, ArraySource) and not source.has_masks else None
     if not isinstance(array, np.memmap) or not isinstance(array.base, mmap.mmap) or not array.flags.c_contiguous:

@@ -114,6 +114,11 @@ class ImageSource(ABC):
     def read(self, i: int) -> Image:
         """Image i; `UnreadableImage` says why there is none."""
 
+    @property
+    def original(self) -> ImageSource:
+        """The same images as they lie in their files; only what `OrientedSource` made upright differs."""
+        return self
+
     def ids(self) -> Ids:
         """All names, in order; collected once."""
         if self._all_ids is None:

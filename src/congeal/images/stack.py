@@ -16,6 +16,7 @@ import torch
 from congeal.distributed import Crew
 from congeal.errors import CongealError
 from congeal.geometry.matrix import compose, invert, normalise, rescale
+from congeal.geometry.orientation import all_upright_from_source, orientation_of, upright_sizes
 from congeal.images.arrays import as_slice
 from congeal.images.canvas import placements
 from congeal.images.channels import Channel, find_channels
@@ -29,7 +30,8 @@ from congeal.images.intensity import (
     range_name,
     select_channels,
 )
-from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, shrink
+from congeal.images.oriented import OrientedSource
+from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, shrink, starting_matrices
 from congeal.images.source import ImageSource, Indices, Skipped
 from congeal.images.store import AnotherKind, Keeping, Store, fill_store
 from congeal.metrics import looks_like_objects, scales
@@ -79,6 +81,10 @@ class Stack:
         self.kept = np.setdiff1d(np.arange(len(source)), list(reasons)) if reasons else np.arange(len(source))
         self.source_sizes = sizes[self.kept] if reasons else sizes
         self.stack_from_source = placements(self.source_sizes, self.size)
+        if isinstance(source, OrientedSource):  # sizes are of what was read
+            way = source.orientation[self.kept]
+            self.source_sizes = upright_sizes(way, self.source_sizes)
+            self.stack_from_source = self.stack_from_source @ all_upright_from_source(way, self.source_sizes)
         self.start = self._start(plan)
         self.align_on = align_on
         self.source_channels = plan.channels
@@ -137,7 +143,10 @@ class Stack:
         frame = shrink(self.aligned_size, size)
         stack_size = frame
         if self.size != self.frame:
-            typical = int(np.median(self.source_sizes[:, 0])), int(np.median(self.source_sizes[:, 1]))
+            shown = self.source_sizes
+            if isinstance(self.source, OrientedSource):
+                shown = upright_sizes(self.source.orientation[self.kept], shown)
+            typical = int(np.median(shown[:, 0])), int(np.median(shown[:, 1]))
             stack_size = shrink(typical, round(max(self.size) * max(frame) / max(self.frame)))
         plan = replace(self._plan, size=stack_size, frame=frame)
         folder = None if self.store_folder is None else self.store_folder / f"at-{size}"
@@ -305,7 +314,10 @@ def prepare(
     layout: that of the stack a model was fitted on, for new images. fingerprint: that of the source, if the caller
     knows it. crew: who decodes, if a folder is given.
     """
-    source = source.limit(limit)
+    source = _upright(source.limit(limit), init)
+    if isinstance(source, OrientedSource):
+        crew = None  # others would open the images as they lie in their files
+        fingerprint = None if fingerprint is None else source.marked(fingerprint)
     channels = find_channels(source, align_on) if layout is None else layout.align_on
     ranges: Ranges = {} if layout is None else layout.ranges
     plan = make_plan(source, size, init, init_size, layout)
@@ -320,6 +332,17 @@ def prepare(
     if layout is not None and layout.kind is not None:
         stack.kind = layout.kind
     return stack
+
+
+def _upright(source: ImageSource, init: np.ndarray | Transforms | None) -> ImageSource:
+    """The source as methods see it: images that start mirrored are given mirrored, so that no method has to know."""
+    if isinstance(source, OrientedSource):
+        return source
+    initial, _ = starting_matrices(source, init, None)
+    if initial is None:
+        return source
+    way = np.concatenate([orientation_of(np.asarray(initial[part]), turns=False) for part in _parts(len(source))])
+    return OrientedSource(source, way) if way.any() else source
 
 
 def _made(

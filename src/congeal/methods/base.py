@@ -456,7 +456,7 @@ def _seed(random_state: int | None, job: Job) -> int:
 
 def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> Any:
     """Aligned images at full resolution: a folder, an array or a list, after what came in."""
-    source, size = stack.source, stack.aligned_size
+    source, size = stack.source.original, stack.aligned_size
     source_from_aligned = np.linalg.inv(transforms.matrices[stack.kept])
     aligned = (warp_image(source.read(int(i)), m, size) for i, m in zip(stack.kept, source_from_aligned, strict=True))
     if output is not None:
@@ -510,7 +510,7 @@ def _aligned_parts(stack: Stack, source_from_aligned: np.ndarray) -> Iterator[tu
 
 def _as_given(images: np.ndarray | torch.Tensor, stack: Stack, aligned: Iterable[Any]) -> np.ndarray | torch.Tensor:
     """Same kind, dtype and axes as the array that came in; rows that were skipped are zero."""
-    first = stack.source.read(int(stack.kept[0])).pixels
+    first = stack.source.original.read(int(stack.kept[0])).pixels
     out = np.zeros((len(stack.source), *stack.aligned_size, first.shape[2]), first.dtype)
     for i, image in zip(stack.kept, aligned, strict=True):
         out[i] = image.pixels

@@ -98,7 +98,7 @@ def note_prepared(run: RunFolder, stack: Stack) -> None:
     run.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
     run.state["n_skipped"] = len(stack.skipped)
     warn_of_skipped(run, stack.skipped)
-    note_faces(run, stack.source)
+    note_faces(run, stack.source.original)
     run.finish("prepared", highest_memory_mb=highest_memory_mb(run))
 
 

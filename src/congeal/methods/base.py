@@ -337,8 +337,9 @@ class Method:
         for part in chunks(stack) if answer.motion != "homography" else ():
             poses[part] = on_motion(stack.start[part], answer.poses[part].cpu().numpy(), answer.motion, stack.frame)
         with torch.inference_mode(False):
-            options: dict[str, Any] = {"ordered": self.ordered, "crew": crew, "quiet": not verbose}
-            result = measure(stack, poses, kind, motion=answer.motion, **options)
+            helpers = crew if answer.sight is None else None  # a network stays in this process
+            how: dict[str, Any] = {"motion": answer.motion, "ordered": self.ordered, "sight": answer.sight}
+            result = measure(stack, poses, kind, **how, crew=helpers, quiet=not verbose)
         error = None if answer.error is None else answer.error.double().cpu().numpy() * stack.source_pixels()
         transforms = stack.to_transforms(poses, result.score, result.status, result.out_of_frame, error)
         return Alignment(transforms, result.quality, poses, answer)

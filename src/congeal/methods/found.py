@@ -27,6 +27,8 @@ class Found:
         Standard error of a frame corner's position, in stack pixels; NaN where it is not known.
     decisions : mapping
         What was decided and why: name → facts as JSON can hold them. Every one has a "sentence".
+    sight : FeatureSight or None
+        What likeness is measured on, where that is not local contrast.
     """
 
     poses: torch.Tensor
@@ -35,3 +37,4 @@ class Found:
     trained: bool = False
     error: torch.Tensor | None = None
     decisions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sight: Any = None

@@ -42,6 +42,7 @@ from congeal.metrics.wild import frame_scales, wild
 from congeal.progress import Progress
 from congeal.solvers.appearance import Appearance, plain_appearance
 from congeal.solvers.gauge import can_scale
+from congeal.solvers.sight import FeatureSight
 from congeal.solvers.streaming import CHUNK_VALUES, chunks, pixel_area, shards, stack_values
 from congeal.transforms import STATUSES
 
@@ -77,6 +78,7 @@ def measure(
     *,
     motion: str = "homography",
     ordered: bool = False,
+    sight: FeatureSight | None = None,
     crew: Crew | None = None,
     quiet: bool = True,
 ) -> Measurement:
@@ -84,14 +86,17 @@ def measure(
 
     kind: "object" or "photo", which decides what counts as a collapse. motion: what the method was allowed; one that
     cannot scale is not to blame for the size that a start gives to an object. ordered: the images are a sequence, of
-    which each is compared with its neighbours and may leave the frame. crew: who looks at the images; None for
-    this process.
+    which each is compared with its neighbours and may leave the frame. sight: what likeness is measured on, if that is
+    not local contrast. crew: who looks at the images; None for this process.
     """
     with torch.no_grad(), Progress(2 * len(stack), "measuring", quiet=quiet or crew is not None) as progress:
         key = "" if crew is None else key_of(stack_from_frame, stack.kept, stack.start, stack.size, stack.frame, kind)
         over = _Over(crew, key, progress)
         pixels = _pixels(stack, stack_from_frame, kind, over)
-        alike = (_in_sequence if ordered else _alike)(stack, stack_from_frame, kind, over)
+        if ordered:
+            alike = _in_sequence(stack, stack_from_frame, kind, over)
+        else:
+            alike = _alike(stack, stack_from_frame, kind, sight, over)
     # What is around an object is empty: the frame may go anywhere there, but a match that needs it must be a good one.
     bent = wild(pixels.frame_scale)
     lost = (pixels.lost & (not ordered)) | (bent if kind == "photo" else wild(pixels.scale))
@@ -248,7 +253,10 @@ class _Alike:
 class _Views:
     """Local contrast of images of a stack under some poses, at the resolution that likeness is measured at."""
 
-    def __init__(self, stack: Stack, stack_from_frame: np.ndarray, kind: str) -> None:
+    def __init__(
+        self, stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSight | None = None
+    ) -> None:
+        self._whole, self._sight = stack, sight
         self.stack = stack.at(FINE_SIDE) if len(stack) <= FINE_IMAGES else stack
         self.count = len(stack)
         self._poses, self._appearance = stack_from_frame, plain_appearance(kind)
@@ -263,6 +271,8 @@ class _Views:
         """Local contrast (B,h,w) of rows of the stack, and where it counts; a few images at a time."""
         values = self.stack.frame[0] * self.stack.frame[1] * self.stack.channels
         parts = [self._few(part) for part in np.array_split(rows, max(1, len(rows) * values // CHUNK_VALUES))]
+        if self._sight is not None:
+            return self._sight.of(self._whole, self._poses, rows)
         contrasts, counts = zip(*parts, strict=True)
         return torch.cat(contrasts), None if counts[0] is None else torch.cat(counts)
 
@@ -290,9 +300,11 @@ def _in_sequence(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _O
     return _Alike(numbers, seen.after, near, seen.least, seen.least, seen.flat)
 
 
-def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) -> _Alike:
+def _alike(
+    stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSight | None, over: _Over
+) -> _Alike:
     n = len(stack)
-    before, after = _Views(stack, stack.start, kind), _Views(stack, stack_from_frame, kind)
+    before, after = (_Views(stack, poses, kind, sight) for poses in (stack.start, stack_from_frame))
     most = min(SAMPLE_IMAGES, max(1, SAMPLE_VALUES // (after.stack.frame[0] * after.stack.frame[1])))
     sample = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
     first = _likeness(*before.of(sample))

@@ -64,8 +64,12 @@ _METHODS = {
     ),
 }
 
-# Known by name, but not among the methods that are listed and compared: it trains for hours, and collapses.
-_PRINTED = {"paper": ("congeal.methods.deep.paper", "PaperCongealing")}
+# Known by name, but not among the methods that are listed and compared: the paper's own trains for hours, and collapses;
+# the other is what --features asks for, and needs a network that was trained elsewhere.
+_PRINTED = {
+    "paper": ("congeal.methods.deep.paper", "PaperCongealing"),
+    "semantic": ("congeal.methods.semantic", "SemanticCongealing"),
+}
 
 # Neither: it sorts a pile, and another method aligns each group. The command line asks for it by --groups.
 _GROUPS = {"groups": ("congeal.methods.groups.estimator", "CongealGroups")}

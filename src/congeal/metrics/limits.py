@@ -101,6 +101,8 @@ BOTH_SEEN = 0.1
 
 # ---- single images
 
+COMMON_OBJECT = 1.5
+"""How many times more matches of features must agree than by chance for a set to have an object in common."""
 WILD_SCALE = 3.0
 """An image that is enlarged or reduced by more than this factor, against the middle of the set, has failed."""
 NEAREST = 0.25

@@ -11,6 +11,7 @@ import torch
 
 from congeal.geometry import invert, mean_matrix, normalise
 from congeal.geometry.matrix import Size, corners, map_points
+from congeal.geometry.orientation import MIRROR, mirrored, upright_from_source
 from congeal.images import Stack
 from congeal.metrics.limits import HELD_ENERGY, Band
 from congeal.solvers.streaming import total_ink
@@ -154,8 +155,11 @@ def on_motion(start: np.ndarray, stack_from_frame: np.ndarray, motion: str, fram
     if motion == "homography":
         return stack_from_frame
     begin = torch.as_tensor(np.asarray(start, dtype=np.float64))
-    moved = invert(begin) @ torch.as_tensor(stack_from_frame).double()
-    return normalise(begin @ within_motion(moved, motion, frame)).numpy()
+    # No motion mirrors: of a mirror image, what counts is what it does to the frame mirrored back.
+    mirror = torch.as_tensor(upright_from_source(MIRROR, frame))
+    back = torch.where(torch.as_tensor(mirrored(stack_from_frame) != mirrored(start))[:, None, None], mirror, torch.eye(3))
+    moved = invert(begin) @ torch.as_tensor(stack_from_frame).double() @ back
+    return normalise(begin @ within_motion(moved, motion, frame) @ back).numpy()
 
 
 def corner_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> torch.Tensor:

@@ -1,0 +1,247 @@
+"""A set of images of one kind of thing, brought together by features that a network sees in all of them.
+
+Two looks. The first at everything each image shows: every pair of images is matched, as they are and mirrored or
+turned where that may be; orientations and similarities follow from all pairs together. Where matches gather is the
+object. The second look is at the object alone, in its common frame: matches are finer and need not be looked for far
+away, and poses may be affine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from congeal.geometry import normalise
+from congeal.geometry.orientation import orientations, upright_from_source
+from congeal.images import Stack
+from congeal.solvers.extractors import Extractor
+from congeal.solvers.looks import Basis, Look, Window, look
+from congeal.solvers.pairing import NOTHING, TOLERANCE, Pair, Rules, agree, mutual
+from congeal.solvers.synchronise import PLAIN_UNLESS, Key, Matches, choose_orientations, matches_of, meet, tree
+from congeal.solvers.threads import few_threads
+
+REACH = 0.3
+"""Of the view's side: how far apart matches of the second look may be."""
+FINE = 0.05
+"""Of the view's side: tolerance of the second look."""
+_PULL = 0.02  # towards the first look, of a usual image's weight, in the second: an affine pose bends to a few matches
+_QUANTILE = 0.03  # of the matches, on each side, may lie outside the object's window …
+_MARGIN = 1.25  # … which is then this much larger, so that the network sees what is around it
+_CHANCE_PAIRS = 64
+
+Report = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Where the images lie.
+
+    poses : (n, 3, 3) stack_from_frame; a mirrored image has a negative determinant
+    agreement : (n,) share of each image's matches that meet
+    above_chance : how many times more matches agree than if they fell anywhere
+    frame, object : what the set shows on average, in the whole frame and in the object's window
+    """
+
+    poses: np.ndarray
+    agreement: np.ndarray
+    above_chance: float
+    frame: Template
+    object: Template
+
+
+def join(
+    stack: Stack,
+    extractor: Extractor,
+    *,
+    mirror: bool,
+    turns: bool,
+    motion: str,
+    seed: int,
+    quiet: bool = True,
+    report: Report = lambda stage, value: None,
+) -> Joined:
+    """Poses for all images of a stack, from its start."""
+    start, whole = np.asarray(stack.start, dtype=np.float64), Window.whole(stack.frame)
+    ways = orientations(mirror=mirror, turns=turns)
+    first = look(stack, start, whole, extractor, ways, quiet=quiet)
+    with few_threads((1, 1)):
+        rules = Rules(TOLERANCE * first.side, np.pi / 4 if turns else np.pi / 3)
+        pairs = all_pairs(first, ways, rules, seed)
+        chance = above_chance(pairs, rules, first.side, seed)
+        report("above_chance", chance)
+        chosen = choose_orientations(pairs, len(stack), ways)
+        poses, agreement, matches = _poses(first, pairs, chosen, ways, rules.tolerance)
+        report("agreement", float(agreement.mean()))
+        found = moved(start, whole, first.side, chosen, ways, poses)
+        window = object_window(matches, poses, whole, first.side)
+        rough = Template.of(first, whole, chosen, poses, agreement)
+    second = look(stack, found, window, extractor, quiet=quiet)
+    with few_threads((1, 1)):
+        rules = Rules(FINE * second.side, np.pi / 4, (0.6, 1.7), REACH * second.side)
+        pairs, upright = all_pairs(second, (0,), rules, seed), np.zeros(len(stack), dtype=int)
+        matches = matches_of(pairs, upright, (0,))
+        begin = np.broadcast_to(np.eye(3), (len(stack), 3, 3))
+        poses, agreement = meet(matches, begin, motion, rules.tolerance, second.side / 2, _PULL)
+        report("agreement", float(agreement.mean()))
+        found = moved(found, window, second.side, upright, (0,), poses)
+        template = Template.of(second, window, upright, poses, agreement)
+    return Joined(found, agreement, chance, rough, template)
+
+
+def all_pairs(seen: Look, ways: Sequence[int], rules: Rules, seed: int) -> dict[Key, Pair]:
+    """Every image with every later one, in each of that one's orientations."""
+    n, places = len(seen.cells), centred(seen)
+    near = None
+    if rules.reach is not None:
+        apart = np.abs(places[:, None] - places[None])
+        near = torch.from_numpy(apart <= rules.reach)
+    everything = [[seen.of(i, way) for way in range(len(ways))] for i in range(n)]
+    inside = torch.from_numpy(seen.seen)
+    pairs: dict[Key, Pair] = {}
+    for a in range(n):
+        for b in range(a + 1, n):
+            for way in range(len(ways)):
+                allowed = inside[a, 0][:, None] & inside[b, way][None]
+                if near is not None:
+                    allowed = allowed & near
+                rows, columns, alike = mutual(everything[a][0], everything[b][way], allowed)
+                number = (seed, a, b, way)
+                pairs[a, b, way] = agree(places[rows], places[columns], alike, rules, seen.side, _seed(*number))
+    return pairs
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def centred(seen: Look) -> np.ndarray:
+    """(L,) complex: the cells' centres about the centre of the view."""
+    middle = (seen.side - 1) / 2
+    return np.asarray((seen.places[:, 0] - middle) + 1j * (seen.places[:, 1] - middle))
+
+
+def above_chance(pairs: Mapping[Key, Pair], rules: Rules, side: int, seed: int) -> float:
+    """How many times more matches agree on a similarity than the same matches with their places dealt out anew."""
+    keys = sorted(pairs)
+    some = [keys[i] for i in np.unique(np.linspace(0, len(keys) - 1, min(len(keys), _CHANCE_PAIRS)).astype(int))]
+    best: dict[tuple[int, int], float] = {}
+    real = dealt = 0.0
+    generator = np.random.default_rng(seed)
+    for a, b, _ in some:
+        others = [pairs[key] for key in keys if key[:2] == (a, b)]
+        pair = max(others, key=lambda one: one.score)
+        if pair is NOTHING or (a, b) in best:
+            continue
+        best[a, b] = pair.score
+        weight = np.sqrt(np.clip(pair.weight, 0, 1))
+        mixed = agree(pair.a, generator.permutation(pair.b), weight, rules, side, seed)
+        again = agree(pair.a, pair.b, weight, rules, side, seed)
+        real, dealt = real + again.score, dealt + mixed.score
+    return real / dealt if dealt > 0 else 0.0
+
+
+def _poses(
+    seen: Look, pairs: Mapping[Key, Pair], chosen: np.ndarray, ways: Sequence[int], tolerance: float
+) -> tuple[np.ndarray, np.ndarray, Matches]:
+    """Similarities common_from_view, the share of each image's matches that meet, and the matches."""
+    z, t = tree(pairs, chosen, ways)
+    usual = np.exp(np.median(np.log(np.abs(z))))
+    rows = [[[c.real, -c.imag, d.real], [c.imag, c.real, d.imag], [0, 0, 1]] for c, d in zip(z, t, strict=True)]
+    begin = np.array(rows)
+    begin[:, :2] /= usual
+    begin[:, :2, 2] -= np.median(begin[:, :2, 2], axis=0)
+    matches = matches_of(pairs, chosen, ways)
+    poses, agreement = meet(matches, begin, "similarity", tolerance, seen.side / 2)
+    # The usual size and place stay those of the start.
+    poses[:, :2] /= np.exp(np.median(np.log(np.abs(np.linalg.det(poses[:, :2, :2])))) / 2)
+    poses[:, :2, 2] -= np.median(poses[:, :2, 2], axis=0)
+    return poses, agreement, matches
+
+
+def centring(side: int) -> tuple[np.ndarray, np.ndarray]:
+    """(3, 3) each: pixels of a view → pixels about its centre, and back."""
+    to_centre, back = np.eye(3), np.eye(3)
+    to_centre[:2, 2], back[:2, 2] = -(side - 1) / 2, (side - 1) / 2
+    return to_centre, back
+
+
+def moved(
+    poses: np.ndarray, window: Window, side: int, chosen: np.ndarray, ways: Sequence[int], found: np.ndarray
+) -> np.ndarray:
+    """stack_from_frame after images were made upright and moved: found (n, 3, 3) is common_from_view, centred."""
+    frame_from_view = window.frame_from_view(side)
+    to_centre, back = centring(side)
+    view_from_upright = np.array([np.linalg.inv(upright_from_source(ways[one], (side, side))) for one in chosen])
+    upright_from_common = back @ np.linalg.inv(found) @ to_centre
+    return normalise(poses @ frame_from_view @ view_from_upright @ upright_from_common @ np.linalg.inv(frame_from_view))
+
+
+def object_window(matches: Matches, poses: np.ndarray, window: Window, side: int) -> Window:
+    """Where the matches that meet gather, in the frame."""
+    if not len(matches.a):
+        return window
+    places = []
+    for points, images in zip((matches.a, matches.b), matches.images, strict=True):
+        own = poses[images]
+        both = [own[:, row, 0] * points.real + own[:, row, 1] * points.imag + own[:, row, 2] for row in (0, 1)]
+        places.append(np.stack(both, 1))
+    apart = np.linalg.norm(places[0] - places[1], axis=1)
+    weight = matches.weight / (1 + (apart / (TOLERANCE * side)) ** 2) ** 2
+    middle = (places[0] + places[1]) / 2
+    low, high = (np.array([_quantile(middle[:, k], weight, q) for k in (0, 1)]) for q in (_QUANTILE, 1 - _QUANTILE))
+    half = max(_MARGIN * float((high - low).max()) / 2, 0.1 * side)
+    step = 2 * window.half / side
+    centre = (low + high) / 2 * step
+    return Window(window.x + float(centre[0]), window.y + float(centre[1]), half * step)
+
+
+def _quantile(values: np.ndarray, weight: np.ndarray, share: float) -> float:
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(weight[order])
+    return float(values[order][min(len(values) - 1, int(np.searchsorted(total, share * total[-1])))])
+
+
+@dataclass(frozen=True)
+class Template:
+    """What the set shows on average: cells (L, K) of length 1, and (L,) how much images agree there, from 0 to 1."""
+
+    cells: torch.Tensor
+    weight: torch.Tensor
+    basis: Basis
+    window: Window
+
+    @classmethod
+    def of(
+        cls, seen: Look, window: Window, chosen: np.ndarray, poses: np.ndarray, agreement: np.ndarray
+    ) -> Template:
+        """The mean of the images whose matches meet, moved by poses common_from_view, centred."""
+        trusted = np.flatnonzero(agreement >= 0.5 * np.median(agreement))
+        to_centre, back = centring(seen.side)
+        total = torch.zeros(seen.cells.shape[2:])
+        for i in trusted.tolist():
+            cells, _ = seen.moved(i, int(chosen[i]), back @ np.linalg.inv(poses[i]) @ to_centre)
+            total = total + cells
+        length = total.norm(dim=1)
+        return cls(total / length.clamp(min=1e-6)[:, None], length / max(1, len(trusted)), seen.basis, window)
+
+
+def place_one(seen: Look, row: int, template: Template, ways: Sequence[int], rules: Rules) -> tuple[int, Pair]:
+    """Which orientation of an image matches the template best, and how: a are places of the template."""
+    places = centred(seen)
+    near = torch.ones(len(places), len(places), dtype=torch.bool)
+    if rules.reach is not None:
+        near = torch.from_numpy(np.abs(places[:, None] - places[None]) <= rules.reach)
+    strong = template.weight > 0.3 * template.weight.max()
+    found = []
+    for way in range(len(ways)):
+        allowed = near & strong[:, None] & torch.from_numpy(seen.seen[row, way])[None]
+        rows, columns, alike = mutual(template.cells, seen.of(row, way), allowed)
+        found.append(agree(places[rows], places[columns], alike, rules, seen.side, 0))
+    scores = [pair.score for pair in found]
+    best = int(np.argmax(scores))
+    if scores[best] < (1 + PLAIN_UNLESS) * scores[0]:
+        best = 0
+    return best, found[best]

@@ -54,6 +54,17 @@ class Align:
     init: Start = None
     """Where to start: 'faces' for the face in each photograph ('faces@0.3': box 30% larger), a transforms file, or
     boxes (columns id,x,y,width,height in source pixels)."""
+    start: Annotated[str | None, tyro.conf.arg(metavar="features|none|faces|FILE", help_behavior_hint="")] = None
+    """The same as --init, and 'features': where features of a network bring the images together."""
+    features: Annotated[
+        str | None, tyro.conf.arg(metavar="edges|pixels|lite0|MODULE.pt|MODEL.onnx|timm:NAME", help_behavior_hint="")
+    ] = None
+    """What is compared. edges or pixels; or features of a network, for things of one kind in the wild: lite0 (needs the
+    extra 'semantic'), a TorchScript file, an ONNX file, or a network of timm."""
+    mirror: Flag = False
+    """Every image may be a mirror image; the images themselves tell which are."""
+    turns: Flag = False
+    """Every image may be turned by 90, 180 or 270 degrees."""
     size: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """Longer side, in pixels, of the images the method works on; 64 unless given. deep begins there and goes on to
     finer ones, as fine as the images are; --set finest=N caps them. Results keep the full resolution."""
@@ -111,6 +122,10 @@ class Align:
             channel=self.channel,
             z=self.z,
             init=self.init,
+            start=self.start,
+            features=self.features,
+            mirror=self.mirror,
+            turns=self.turns,
             size=self.size,
             limit=self.limit,
             exclude=self.exclude,

@@ -64,8 +64,8 @@ _METHODS = {
     ),
 }
 
-# Known by name, but not among the methods that are listed and compared: the paper's own trains for hours, and collapses;
-# the other is what --features asks for, and needs a network that was trained elsewhere.
+# Known by name, but not among the methods that are listed and compared: the paper's own trains for hours and collapses,
+# and what --features asks for needs a network that was trained elsewhere.
 _PRINTED = {
     "paper": ("congeal.methods.deep.paper", "PaperCongealing"),
     "semantic": ("congeal.methods.semantic", "SemanticCongealing"),

@@ -119,9 +119,9 @@ class SemanticCongealing(Method):
     def _refuse_strangers(self, stack: Stack, above_chance: float) -> None:
         if above_chance < COMMON_OBJECT:
             raise RunFailed(
-                f"the images of {stack.source.name} have no object in common that {self.features} sees: its matches "
-                f"agree {above_chance:.1f} times as often as they would by chance, and {COMMON_OBJECT:g} times is the "
-                "least; choose images of one kind of thing, or other features"
+                f"the images of {stack.source.name} have no object in common that {self.features} sees: matches agree "
+                f"{above_chance:.1f} times as often as by chance, and {COMMON_OBJECT:g} times is the least; "
+                "choose images of one kind of thing, or other features"
             )
 
     def _answer(self, stack: Stack, poses: torch.Tensor, extractor: Extractor, chance: float | None) -> Found:
@@ -140,7 +140,9 @@ class SemanticCongealing(Method):
     def _template(self, name: str) -> Template:
         known = self._known
         basis = Basis(known[f"{name}.centre"], known[f"{name}.directions"])
-        return Template(known[f"{name}.cells"], known[f"{name}.weight"], basis, Window(*known[f"{name}.window"].tolist()))
+        return Template(
+            known[f"{name}.cells"], known[f"{name}.weight"], basis, Window(*known[f"{name}.window"].tolist())
+        )
 
     def _place(
         self, stack: Stack, extractor: Extractor, job: Job, poses: torch.Tensor, beside: Mapping[str, Any] | None = None

@@ -101,8 +101,9 @@ BOTH_SEEN = 0.1
 
 # ---- single images
 
-COMMON_OBJECT = 1.5
-"""How many times more matches of features must agree than by chance for a set to have an object in common."""
+COMMON_OBJECT = 2.5
+"""How many times more matches of features must agree than by chance for a set to have an object in common: photographs
+of different things reach 2.1 to 2.2, of one kind of bird, car, bottle or face 2.9 to 8."""
 WILD_SCALE = 3.0
 """An image that is enlarged or reduced by more than this factor, against the middle of the set, has failed."""
 NEAREST = 0.25

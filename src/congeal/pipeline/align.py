@@ -42,6 +42,7 @@ from congeal.pipeline.result import Result
 from congeal.pipeline.stages import Answer, fit_model, keep_fit, log, prepare_stack
 from congeal.pipeline.starts import at_faces, init_name, read_start
 from congeal.pipeline.wanted import asked_sampling, read_sampling
+from congeal.pipeline.wild import begin, read_wishes
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 from congeal.transforms.lists import Listed
@@ -63,6 +64,10 @@ def align(
     channel: Channel = None,
     z: str | None = None,
     init: str | os.PathLike[str] | None = None,
+    start: str | os.PathLike[str] | None = None,
+    features: str | None = None,
+    mirror: bool | str = False,
+    turns: bool = False,
     size: int | None = None,
     limit: int | None = None,
     exclude: Listed | None = None,
@@ -120,6 +125,16 @@ def align(
     init : str or path, optional
         Where to start: a file with transforms or boxes (columns id,x,y,width,height in source pixels), or "faces"
         ("faces@0.3") for boxes around the faces in photographs (30% larger).
+    start : str or path, optional
+        The same, and "features": where features of a network bring the images together; "none" is the default.
+    features : str, optional
+        What is compared: "edges" or "pixels"; or features of a network, for things of one kind in the wild: "lite0", a
+        file MODULE.pt (TorchScript) or MODEL.onnx, or "timm:NAME". The method is then "semantic" unless another is
+        given, which starts from them.
+    mirror : bool or "auto"
+        Every image may be a mirror image; the images themselves tell which are.
+    turns : bool
+        Every image may be turned by 90, 180 or 270 degrees.
     size : int, optional
         Longer side, in pixels, of the pictures the method works on; 64 unless given. "deep" begins there and goes on
         to finer ones, as fine as the images are; its parameter `finest` caps them. Results keep the full resolution.
@@ -161,6 +176,7 @@ def align(
         Numbers, transforms and folder of the run.
     """
     params = params or {}
+    method, wild, init, own = read_wishes(method, features, start, init, mirror, turns)
     asked = None if reference == "auto" else reference
     refuse_twice(params, seed=seed, motion=motion, train=train, device=device, reference=asked, channel=channel)
     wanted = exclude_images(open_for(executor, source, limit, z), exclude, strict=limit is None)
@@ -172,7 +188,8 @@ def align(
     sampling = read_sampling(interpolation, fill, images)
     check_canvas(canvas)
     name, preset_params = choose_method(method, preset, sequence=sequence)
-    given = {"motion": motion, "train": train, "size": size, "random_state": seed, **device_setting(name, device)}
+    given = {**own, "motion": motion, "train": train, "size": size, "random_state": seed}
+    given |= device_setting(name, device)
     if smooth is not None:
         given |= check_smooth(smooth, name, groups)
     settings = {**preset_params, **{k: v for k, v in given.items() if v is not None}}
@@ -183,13 +200,14 @@ def align(
         model = grouping_method(groups, name, settings, params, reference)
         name = model.name
     set_channel(model, channel, images)
-    start = read_start(init, images)
+    began = read_start(init, images)
     config = {
         "task": "align",
         "source": source_name(source, images),
         "method": name,
         "params": model.get_params(),
         "init": init_name(init),
+        **wild.as_config(),
         "limit": limit,
         **asked_exclusions(wanted),
         "seed": model.random_state,
@@ -209,8 +227,12 @@ def align(
         fingerprint = check_unchanged(run, images)
         with failing_as_run(), copied(place), hired(run, crew, place.aligned):
             check_results(run)
-            answer = None if run.reached("fitted") else fit_images(run, images, model, fingerprint, start, quiet=quiet)
-            del model, start  # the poses of a million images, which are on the disk now
+            answer = None
+            if not run.reached("fitted"):
+                seen, began = begin(run, images, model, began, wild, quiet=quiet)
+                answer = fit_images(run, seen, model, fingerprint, began, quiet=quiet)
+                del seen
+            del model, began  # the poses of a million images, which are on the disk now
             return finish_or_repair(run, images, answer, quiet=quiet)
 
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from congeal import __version__
 from congeal.files import plain
+from congeal.geometry.orientation import mirrored, quarter_turns
 from congeal.images import ImageSource, Skipped, Stack, prepare
 from congeal.images.writers import FILMS, chosen_format
 from congeal.methods.base import Method
@@ -306,9 +307,19 @@ def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
         "aligned_size": found.aligned_size,
         "status": found.counts(),
         "n_exif_rotated": state["n_exif_rotated"],
+        **laid_down(config, found),
         "decisions": state.get("decisions", {}),
         **{name: state[name] for name in GROUP_FACTS if name in state},
     }
+
+
+def laid_down(config: Mapping[str, Any], found: Transforms) -> dict[str, int]:
+    """How many images were mirrored and turned by quarters, where they could be."""
+    flipped = int(mirrored(found.matrices).sum())
+    params = config.get("params", {})
+    asked = {name: bool(config.get(name) or params.get(name)) for name in ("mirror", "turns")}
+    numbers = {"n_mirrored": flipped} if flipped or asked["mirror"] else {}
+    return numbers | ({"n_turned": int((quarter_turns(found.matrices) > 0).sum())} if asked["turns"] else {})
 
 
 def middle(values: np.ndarray) -> float | None:

@@ -198,7 +198,9 @@ class Onnx(_Users):
         self._input = inputs[0]
         fixed = [size for size in self._input.shape[2:] if isinstance(size, int)]
         if len(set(fixed)) > 1:
-            raise CongealError(f"{path} takes pictures of {fixed[0]} × {fixed[1]}; features are computed of square ones")
+            raise CongealError(
+                f"{path} takes pictures of {fixed[0]} × {fixed[1]}; features are computed of square ones"
+            )
         self.side = fixed[0] if fixed else SIDE
 
     def _run(self, picture: torch.Tensor) -> Any:

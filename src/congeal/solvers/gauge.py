@@ -157,7 +157,9 @@ def on_motion(start: np.ndarray, stack_from_frame: np.ndarray, motion: str, fram
     begin = torch.as_tensor(np.asarray(start, dtype=np.float64))
     # No motion mirrors: of a mirror image, what counts is what it does to the frame mirrored back.
     mirror = torch.as_tensor(upright_from_source(MIRROR, frame))
-    back = torch.where(torch.as_tensor(mirrored(stack_from_frame) != mirrored(start))[:, None, None], mirror, torch.eye(3))
+    back = torch.where(
+        torch.as_tensor(mirrored(stack_from_frame) != mirrored(start))[:, None, None], mirror, torch.eye(3)
+    )
     moved = invert(begin) @ torch.as_tensor(stack_from_frame).double() @ back
     return normalise(begin @ within_motion(moved, motion, frame) @ back).numpy()
 

@@ -19,7 +19,7 @@ from congeal.geometry.orientation import orientations, upright_from_source
 from congeal.images import Stack
 from congeal.solvers.extractors import Extractor
 from congeal.solvers.looks import Basis, Look, Window, look
-from congeal.solvers.pairing import NOTHING, TOLERANCE, Pair, Rules, agree, mutual
+from congeal.solvers.pairing import TOLERANCE, Pair, Rules, agree, mutual
 from congeal.solvers.synchronise import PLAIN_UNLESS, Key, Matches, choose_orientations, matches_of, meet, tree
 from congeal.solvers.threads import few_threads
 
@@ -31,6 +31,7 @@ _PULL = 0.02  # towards the first look, of a usual image's weight, in the second
 _QUANTILE = 0.03  # of the matches, on each side, may lie outside the object's window …
 _MARGIN = 1.25  # … which is then this much larger, so that the network sees what is around it
 _CHANCE_PAIRS = 64
+_FOLLOWED, _ASIDE = 8, (3, 2)  # images that are looked at again, so many cells to the right and down
 
 Report = Callable[[str, float], None]
 
@@ -69,8 +70,9 @@ def join(
     first = look(stack, start, whole, extractor, ways, quiet=quiet)
     with few_threads((1, 1)):
         rules = Rules(TOLERANCE * first.side, np.pi / 4 if turns else np.pi / 3)
-        pairs = all_pairs(first, ways, rules, seed)
-        chance = above_chance(pairs, rules, first.side, seed)
+        dealt = Chance()
+        pairs = all_pairs(first, ways, rules, seed, dealt)
+        chance = dealt.times if followed(stack, start, whole, extractor, first, pairs, rules) else 0.0
         report("above_chance", chance)
         chosen = choose_orientations(pairs, len(stack), ways)
         poses, agreement, matches = _poses(first, pairs, chosen, ways, rules.tolerance)
@@ -91,8 +93,58 @@ def join(
     return Joined(found, agreement, chance, rough, template)
 
 
-def all_pairs(seen: Look, ways: Sequence[int], rules: Rules, seed: int) -> dict[Key, Pair]:
-    """Every image with every later one, in each of that one's orientations."""
+def followed(
+    stack: Stack,
+    start: np.ndarray,
+    window: Window,
+    extractor: Extractor,
+    seen: Look,
+    pairs: Mapping[Key, Pair],
+    rules: Rules,
+) -> bool:
+    """Whether matches follow what images show when the window moves.
+
+    A network knows a little of where in the picture a cell lies. Where images show nothing else in common, that is what
+    matches, and it stays where it is.
+    """
+    few = np.arange(min(len(stack), _FOLLOWED))
+    cell = 2 * window.half / max(seen.grid)
+    aside = Window(window.x + _ASIDE[0] * cell, window.y + _ASIDE[1] * cell, window.half)
+    some = stack if len(few) == len(stack) else stack.some(few)
+    moved_look = look(some, start[few], aside, extractor, basis=seen.basis)
+    places, shift = centred(seen), complex(*_ASIDE) * seen.side / max(seen.grid)
+    along = []
+    for a, b in ((a, b) for a in few.tolist() for b in few.tolist() if a < b and pairs[a, b, 0].score > 0):
+        allowed = torch.from_numpy(seen.seen[a, 0][:, None] & moved_look.seen[b, 0][None])
+        rows, columns, alike = mutual(seen.of(a), moved_look.of(b), allowed)
+        again = agree(places[rows], places[columns], alike, rules, seen.side, 0)
+        if again.score > 0:
+            along.append(((pairs[a, b, 0].t - again.t) * np.conj(shift)).real / abs(shift) ** 2)
+    return bool(len(along) and np.median(along) > 0.5)
+
+
+@dataclass
+class Chance:
+    """How well pairs agree, and how well they would if the places of their matches were dealt out anew."""
+
+    real: float = 0.0
+    dealt: float = 0.0
+
+    def add(self, a: np.ndarray, b: np.ndarray, alike: np.ndarray, pair: Pair, rules: Rules, side: int) -> None:
+        """Take in one pair with all its matches."""
+        mixed = np.random.default_rng(len(a)).permutation(b)
+        self.real, self.dealt = self.real + pair.score, self.dealt + agree(a, mixed, alike, rules, side, 0).score
+
+    @property
+    def times(self) -> float:
+        """How many times better."""
+        return self.real / self.dealt if self.dealt > 0 else 0.0
+
+
+def all_pairs(
+    seen: Look, ways: Sequence[int], rules: Rules, seed: int, chance: Chance | None = None
+) -> dict[Key, Pair]:
+    """Every image with every later one, in each of that one's orientations; `chance` takes in some of them."""
     n, places = len(seen.cells), centred(seen)
     near = None
     if rules.reach is not None:
@@ -101,6 +153,7 @@ def all_pairs(seen: Look, ways: Sequence[int], rules: Rules, seed: int) -> dict[
     everything = [[seen.of(i, way) for way in range(len(ways))] for i in range(n)]
     inside = torch.from_numpy(seen.seen)
     pairs: dict[Key, Pair] = {}
+    step = max(1, n * (n - 1) // 2 // _CHANCE_PAIRS)
     for a in range(n):
         for b in range(a + 1, n):
             for way in range(len(ways)):
@@ -108,8 +161,10 @@ def all_pairs(seen: Look, ways: Sequence[int], rules: Rules, seed: int) -> dict[
                 if near is not None:
                     allowed = allowed & near
                 rows, columns, alike = mutual(everything[a][0], everything[b][way], allowed)
-                number = (seed, a, b, way)
-                pairs[a, b, way] = agree(places[rows], places[columns], alike, rules, seen.side, _seed(*number))
+                ours, theirs = places[rows], places[columns]
+                pair = pairs[a, b, way] = agree(ours, theirs, alike, rules, seen.side, _seed(seed, a, b, way))
+                if chance is not None and way == 0 and (a + b) % step == 0:
+                    chance.add(ours, theirs, alike, pair, rules, seen.side)
     return pairs
 
 
@@ -121,26 +176,6 @@ def centred(seen: Look) -> np.ndarray:
     """(L,) complex: the cells' centres about the centre of the view."""
     middle = (seen.side - 1) / 2
     return np.asarray((seen.places[:, 0] - middle) + 1j * (seen.places[:, 1] - middle))
-
-
-def above_chance(pairs: Mapping[Key, Pair], rules: Rules, side: int, seed: int) -> float:
-    """How many times more matches agree on a similarity than the same matches with their places dealt out anew."""
-    keys = sorted(pairs)
-    some = [keys[i] for i in np.unique(np.linspace(0, len(keys) - 1, min(len(keys), _CHANCE_PAIRS)).astype(int))]
-    best: dict[tuple[int, int], float] = {}
-    real = dealt = 0.0
-    generator = np.random.default_rng(seed)
-    for a, b, _ in some:
-        others = [pairs[key] for key in keys if key[:2] == (a, b)]
-        pair = max(others, key=lambda one: one.score)
-        if pair is NOTHING or (a, b) in best:
-            continue
-        best[a, b] = pair.score
-        weight = np.sqrt(np.clip(pair.weight, 0, 1))
-        mixed = agree(pair.a, generator.permutation(pair.b), weight, rules, side, seed)
-        again = agree(pair.a, pair.b, weight, rules, side, seed)
-        real, dealt = real + again.score, dealt + mixed.score
-    return real / dealt if dealt > 0 else 0.0
 
 
 def _poses(
@@ -214,9 +249,7 @@ class Template:
     window: Window
 
     @classmethod
-    def of(
-        cls, seen: Look, window: Window, chosen: np.ndarray, poses: np.ndarray, agreement: np.ndarray
-    ) -> Template:
+    def of(cls, seen: Look, window: Window, chosen: np.ndarray, poses: np.ndarray, agreement: np.ndarray) -> Template:
         """The mean of the images whose matches meet, moved by poses common_from_view, centred."""
         trusted = np.flatnonzero(agreement >= 0.5 * np.median(agreement))
         to_centre, back = centring(seen.side)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ def _room(shape: tuple[int, ...]) -> Any:
     import tempfile
 
     folder = tempfile.TemporaryDirectory(prefix="congeal-features-")
-    room = allocate(folder.name + "/cells.npy", shape, np.dtype(np.float16))
+    room = allocate(Path(folder.name) / "cells.npy", shape, np.dtype(np.float16))
     _FOLDERS.append(folder)
     return room
 

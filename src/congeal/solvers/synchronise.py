@@ -15,7 +15,7 @@ import numpy as np
 from congeal.geometry.orientation import MIRROR, upright_from_source
 from congeal.solvers.pairing import Pair
 
-PLAIN_UNLESS = 0.02
+PLAIN_UNLESS = 0.05
 """How much more of its matches an image must have in another orientation than in the plain one: things that are the
 same from both sides match both ways, and are best left as they are."""
 _SWEEPS = 30
@@ -35,37 +35,48 @@ def relative(ways: Sequence[int]) -> np.ndarray:
 
 def choose_orientations(pairs: Mapping[Key, Pair], n: int, ways: Sequence[int]) -> np.ndarray:
     """(n,) the number, in `ways`, of each image's orientation. The plain one (0) is that of most images."""
-    if len(ways) == 1:
-        return np.zeros(n, dtype=int)
-    table = relative(ways)
-    inverse = table[:, 0]
+    inverse = relative(ways)[:, 0]
     score = np.zeros((n, n, len(ways)))
     for (a, b, way), pair in pairs.items():
         score[a, b, way] = score[b, a, inverse[way]] = pair.score
-    score /= np.maximum(score.sum(2, keepdims=True), 1e-9)
-    everyone = np.arange(n)
+    return orient(score, ways)
+
+
+def orient(score: np.ndarray, ways: Sequence[int]) -> np.ndarray:
+    """(n,) the numbers of the orientations that suit all pairs best.
+
+    score (n, n, O): how well image b in each orientation matches image a as it is.
+    """
+    n, everyone = len(score), np.arange(len(score))
+    if len(ways) == 1:
+        return np.zeros(n, dtype=int)
+    table = relative(ways)
+    score = score / np.maximum(score.sum(2, keepdims=True), 1e-9)
+    score[everyone, everyone] = 0
+
+    def suits(a: int, way: int, chosen: np.ndarray) -> float:
+        return float(score[a, everyone, table[way, chosen]].sum())
 
     def swept(chosen: np.ndarray) -> tuple[float, np.ndarray]:
         """Each image in turn to the orientation that suits the others best, until none wants to change."""
         for _ in range(_SWEEPS):
             before = chosen.copy()
             for a in range(n):
-                gains = [score[a, everyone, table[g, chosen]].sum() for g in range(len(ways))]
-                if gains[int(np.argmax(gains))] > gains[chosen[a]] + 1e-9:
+                gains = [suits(a, way, chosen) for way in range(len(ways))]
+                if max(gains) > gains[chosen[a]] + 1e-9:
                     chosen[a] = int(np.argmax(gains))
             if (before == chosen).all():
                 break
-        total = sum(score[a, everyone, table[chosen[a], chosen]].sum() for a in range(n))
-        return float(total), chosen
+        return sum(suits(a, int(chosen[a]), chosen) for a in range(n)), chosen
 
-    # From every image as the one that is upright: a sweep alone may end where half of the set is the wrong way round.
+    # From several images as the one that is upright: one sweep may end where half of the set is the wrong way round.
     roots = np.unique(np.linspace(0, n - 1, min(n, 16)).round().astype(int))
     _, chosen = max((swept(score[root].argmax(1)) for root in roots), key=lambda one: one[0])
     usual = int(np.bincount(chosen, minlength=len(ways)).argmax())
     chosen = np.array([table[usual, one] for one in chosen])
-    for a in range(n):
-        mine = score[a, everyone, table[chosen[a], chosen]].sum()
-        if chosen[a] and mine - score[a, everyone, table[0, chosen]].sum() < PLAIN_UNLESS * n:
+    for a in np.flatnonzero(chosen).tolist():
+        best = suits(a, int(chosen[a]), chosen)
+        if best - suits(a, 0, chosen) < PLAIN_UNLESS * best:
             chosen[a] = 0
     return chosen
 
@@ -112,9 +123,9 @@ def matches_of(pairs: Mapping[Key, Pair], chosen: np.ndarray, ways: Sequence[int
     if not parts:
         return Matches(*(np.zeros(0, complex),) * 2, np.zeros(0), *(np.zeros(0, int),) * 3, len(chosen))
     sizes = np.array([len(part[0]) for part in parts])
-    a, b, weight = (np.concatenate([part[k] for part in parts]) for k in range(3))
+    ours, theirs, weight = (np.concatenate([part[k] for part in parts]) for k in range(3))
     first, second = (np.array([part[k] for part in parts]) for k in (3, 4))
-    return Matches(a, b, weight, np.cumsum(sizes) - sizes, first, second, len(chosen))
+    return Matches(ours, theirs, weight, np.cumsum(sizes) - sizes, first, second, len(chosen))
 
 
 def tree(pairs: Mapping[Key, Pair], chosen: np.ndarray, ways: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -162,7 +173,6 @@ def meet(
     begin (n, 3, 3): first poses. motion: similarity or affine. tolerance, unit: in pixels; unit is half a view. pull:
     towards the first poses, of a usual image's weight.
     """
-    n = matches.n
     complex_plane = motion == "similarity"
     points = [_rows(places / unit, complex_plane) for places in (matches.a, matches.b)]
     first = np.stack([_unknowns(one, complex_plane, unit) for one in begin])

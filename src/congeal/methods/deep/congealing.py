@@ -21,7 +21,8 @@ from congeal.methods.deep.settle import SettleSettings
 from congeal.methods.device import find_device
 from congeal.methods.found import Found
 from congeal.methods.job import Job
-from congeal.solvers.appearance import Appearance, lasting_appearance
+from congeal.solvers.appearance import Appearance, PhotoEdges, lasting_appearance, plain_appearance
+from congeal.solvers.extractors import PLAIN
 from congeal.solvers.reference import check_one_image
 
 
@@ -37,6 +38,8 @@ class DeepCongealing(Method):
     ----------
     motion : str
         "auto" (the simplest that suffices), translation, rigid, similarity, affine or homography.
+    features : str
+        What is compared: "auto" (pixels of objects on empty ground, edges of photographs), "edges" or "pixels".
     train : str
         "auto" (when tries from other poses help, so that a network has something to learn), "always" or "never".
     finest : int or None
@@ -90,6 +93,7 @@ class DeepCongealing(Method):
 
     motion: str = "auto"
     train: str = "auto"
+    features: str = "auto"
     finest: Count | None = None
     reference: Reference = "auto"
     steps: CountOrZero = 600
@@ -133,11 +137,16 @@ class DeepCongealing(Method):
         super()._check_parameters()
         if self.train not in TRAIN:
             raise CongealError(f"{self.name}: train must be one of {', '.join(TRAIN)}, not {self.train!r}")
+        if self.features not in PLAIN:
+            raise CongealError(
+                f"{self.name}: features must be one of {', '.join(PLAIN)}, not {self.features!r}; "
+                "those of a network belong to the method semantic"
+            )
         check_one_image(self.reference, self.name)
         find_device(self.device)
 
     def _appearance(self, kind: str) -> Appearance:
-        return lasting_appearance(kind)
+        return {"edges": PhotoEdges(), "pixels": plain_appearance(kind)}.get(self.features) or lasting_appearance(kind)
 
     def _align(self, stack: Stack, appearance: Appearance, job: Job) -> Found:
         learnt = follow_recipe(stack, appearance, self, job, find_device(self.device))

@@ -32,6 +32,35 @@ class Export:
 
 
 @dataclasses.dataclass
+class Match:
+    """Carry points of some originals to all the others, through the aligned frame; writes matches.csv."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
+    points: Annotated[str, tyro.conf.arg(metavar="FILE")]
+    """Points of originals: columns id,x,y[,name] in pixels of the original."""
+    output: Annotated[str, output("DIR")]
+    """The folder to write: matches.csv."""
+    frame_only: Flag = False
+    """By the transforms alone, also in a run by features of a network, which looks for each point near its place."""
+    source: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
+    """The original images, if they moved since the run; only a run by features reads them."""
+    quiet: Flag = False
+    """Print nothing but warnings and errors."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        """Carry the points and print what was written."""
+        from congeal.propagate.match import match_points
+
+        found = match_points(self.run_folder, self.points, self.output, source=self.source, local=not self.frame_only)
+        if not self.quiet:
+            images = len(found[0].xy) if found else 0
+            print(f"{Path(self.output) / 'matches.csv'} (points of {len(found)} images in {images})")
+
+
+@dataclasses.dataclass
 class Propagate:
     """Mark the mean once, get it on every original: points, a mask or a drawing; or collect points from originals."""
 

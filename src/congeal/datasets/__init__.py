@@ -71,6 +71,18 @@ def _lfw_deepfunneled(rest: str) -> ImageSource:
     return open_deepfunneled(rest)
 
 
+def _cub(rest: str) -> ImageSource:
+    from congeal.datasets.wild import open_cub
+
+    return open_cub(rest)
+
+
+def _willow(rest: str) -> ImageSource:
+    from congeal.datasets.wild import open_willow
+
+    return open_willow(rest)
+
+
 # family → what to write, and the opener
 _FAMILIES: dict[str, tuple[str, Callable[[str], ImageSource]]] = {
     "digits": ("digits:3", _digits),
@@ -82,6 +94,8 @@ _FAMILIES: dict[str, tuple[str, Callable[[str], ImageSource]]] = {
     "affnist-original": ("affnist-original:2", _affnist_original),
     "infimnist-original": ("infimnist-original:7@1000000", _infimnist_original),
     "lfw": ("lfw:Tony_Blair@0.3", _lfw),
+    "cub": ("cub:047.American_Goldfinch", _cub),
+    "willow": ("willow:car(G)", _willow),
     "lfw-deepfunneled": ("lfw-deepfunneled:Tony_Blair", _lfw_deepfunneled),
 }
 

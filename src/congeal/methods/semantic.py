@@ -137,6 +137,12 @@ class SemanticCongealing(Method):
 
     # ---- one by one
 
+    @property
+    def object_template(self) -> Template:
+        """What the set shows on average, in the window of the object."""
+        self._check_fitted()
+        return self._template("object")
+
     def _template(self, name: str) -> Template:
         known = self._known
         basis = Basis(known[f"{name}.centre"], known[f"{name}.directions"])

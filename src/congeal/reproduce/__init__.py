@@ -23,4 +23,6 @@ EXPERIMENTS = {
     "paper": ("congeal.reproduce.paper", "the printed method by itself: its losses over training, beside our recipe"),
     "groups": ("congeal.reproduce.groups", "piles of several kinds: groups against labels, and how many there are"),
     "lfw": ("congeal.reproduce.lfw", "faces of four people, and how far their landmarks lie apart"),
+    "cub": ("congeal.reproduce.cub", "birds of three species: points of one image found in the others"),
+    "willow": ("congeal.reproduce.willow", "cars, ducks, motorbikes, bottles: the same, ten images each"),
 }

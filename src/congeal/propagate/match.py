@@ -1,0 +1,152 @@
+"""Correspondence: points of any image, carried to all the others through the aligned frame.
+
+By the transforms alone in every run. In a run that was aligned by features of a network, each point is then looked for
+near its place by the same features, because parts of one thing do not move together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from congeal.errors import CongealError
+from congeal.files import make_folders, sweep, write_rows
+from congeal.geometry import invert, map_points, rescale
+from congeal.images import prepare
+from congeal.methods.base import load
+from congeal.methods.semantic import SemanticCongealing
+from congeal.propagate.tables import coordinates
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import open_originals, run_transforms
+from congeal.solvers.extractors import open_extractor
+from congeal.solvers.looks import look
+from congeal.solvers.marks import Marks
+from congeal.transforms import Transforms
+from congeal.transforms.lists import meant_ids, read_table
+
+COLUMNS = ("from", "name", "to", "x", "y", "frame_x", "frame_y", "visible")
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Points of image `of` in all images: xy (N, P, 2) as found, by_frame (N, P, 2) by the transforms alone, in pixels
+    of each original; NaN for images that were skipped."""
+
+    of: str
+    names: tuple[str, ...]
+    xy: np.ndarray
+    by_frame: np.ndarray
+
+
+def match_points(
+    run: str | os.PathLike[str],
+    points: str | os.PathLike[str] | Mapping[str, Any],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    source: Any = None,
+    local: bool = True,
+) -> list[Matches]:
+    """Carry points of some images to all images of a run.
+
+    Parameters
+    ----------
+    run : str or path
+        The run folder of an earlier `align`.
+    points : str, path or mapping
+        A table with the columns id,x,y[,name] in pixels of the original, or {id: (P, 2) array}.
+    output : str or path, optional
+        Where matches.csv is written.
+    source
+        The original images, if they moved since the run; only a run by features of a network reads them.
+    local : bool
+        Look for each point near its place by features, where the run has them.
+
+    Returns
+    -------
+    list of Matches
+        One for each image that has points.
+    """
+    folder = RunFolder.existing(run)
+    found = run_transforms(folder)
+    given = _given(points, found)
+    back = invert(np.where(np.isfinite(found.matrices), found.matrices, np.nan))
+    rows = {id: row for row, id in enumerate(found.ids)}
+    finder = None
+    if local and folder.config.get("method") == SemanticCongealing.name:
+        finder = _Finder(folder, found, source)
+    answers = []
+    for id, (xy, names) in given.items():
+        row = rows[id]
+        if not np.isfinite(found.matrices[row]).all():
+            raise CongealError(f"'{id}' was skipped by {folder}, so its points cannot be carried anywhere")
+        aligned = map_points(found.matrices[row], xy)
+        with np.errstate(invalid="ignore"):
+            by_frame = map_points(back, aligned[None])
+        answers.append(Matches(id, names, by_frame if finder is None else finder.follow(row, aligned), by_frame))
+    if output is not None:
+        _write(Path(output), found, answers)
+    return answers
+
+
+class _Finder:
+    """Points of the aligned picture, looked for near their place in every original."""
+
+    def __init__(self, run: RunFolder, found: Transforms, source: Any) -> None:
+        model = load(run / "model.safetensors")
+        assert isinstance(model, SemanticCongealing)
+        images = open_originals(run, found, source)
+        stack = prepare(images, size=model.size, layout=model.layout_)
+        self._found, self._kept = found, stack.kept
+        self._back = invert(np.asarray(found.matrices, dtype=np.float64)[stack.kept])
+        aligned_from_frame = rescale(stack.frame, stack.aligned_size)
+        poses = stack.stack_from_source @ self._back @ aligned_from_frame
+        extractor, template = open_extractor(model.features), model.object_template
+        seen = look(stack, poses, template.window, extractor, basis=template.basis)
+        self._marks = Marks(seen)
+        self._aligned_from_view = aligned_from_frame @ template.window.frame_from_view(seen.side)
+
+    def follow(self, row: int, aligned: np.ndarray) -> np.ndarray:
+        """(N, P, 2) in pixels of each original."""
+        places = map_points(np.linalg.inv(self._aligned_from_view), aligned)
+        there = self._marks.follow(int(np.searchsorted(self._kept, row)), places)
+        xy = np.full((len(self._found), len(aligned), 2), np.nan)
+        xy[self._kept] = map_points(self._back @ self._aligned_from_view, there.astype(np.float64))
+        return xy
+
+
+def _given(points: Any, found: Transforms) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
+    if not isinstance(points, str | os.PathLike):
+        by_id = {id: np.asarray(xy, dtype=np.float64).reshape(-1, 2) for id, xy in points.items()}
+        named = {id: (xy, tuple(str(k) for k in range(1, len(xy) + 1))) for id, xy in by_id.items()}
+    else:
+        rows = read_table(points, ("id", "x", "y"))
+        if not rows:
+            raise CongealError(f"'{points}' holds no points; give it a line per point under id,x,y[,name]")
+        xy = coordinates(rows, points)
+        named = {}
+        for id in dict.fromkeys(row["id"] for row in rows):
+            own = [k for k, row in enumerate(rows) if row["id"] == id]
+            named[id] = xy[own], tuple(rows[k].get("name") or str(n) for n, k in enumerate(own, start=1))
+    meant = meant_ids(named, found.ids)
+    unknown = [id for id in named if id not in meant]
+    if unknown:
+        raise CongealError(f"the points belong to another set: the run has no image '{unknown[0]}'")
+    return {meant[id]: value for id, value in named.items()}
+
+
+def _write(folder: Path, found: Transforms, answers: list[Matches]) -> None:
+    sweep(make_folders(folder), shared=True)
+    limits = found.source_sizes[:, ::-1] - 0.5
+    rows = []
+    for one in answers:
+        for to, id in enumerate(found.ids):
+            for k, name in enumerate(one.names):
+                (x, y), (u, v) = one.xy[to, k].tolist(), one.by_frame[to, k].tolist()
+                seen = bool(-0.5 <= x <= limits[to, 0] and -0.5 <= y <= limits[to, 1])
+                rows.append(dict(zip(COLUMNS, (one.of, name, id, x, y, u, v, int(seen)), strict=True)))
+    write_rows(folder / "matches.csv", rows, columns=list(COLUMNS))

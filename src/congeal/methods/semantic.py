@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -111,7 +111,7 @@ class SemanticCongealing(Method):
         return self._answer(stack, poses, extractor, float(saved["chance"]))
 
     def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> Found:
-        extractor = open_extractor(self.features)
+        extractor = self.extractor()
         poses = torch.zeros(len(stack), 3, 3, dtype=torch.float64)
         self._place(stack, extractor, job, poses)
         return self._answer(stack, poses, extractor, None)
@@ -188,6 +188,22 @@ class SemanticCongealing(Method):
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self._known = dict(state)
+        self._named_by_file = self.features != "lite0"
+
+    def set_params(self, **params: Any) -> Self:
+        """Change hyper-parameters; `features` given again after a load says that they are trusted."""
+        if "features" in params:
+            self._named_by_file = False
+        return super().set_params(**params)
+
+    def extractor(self) -> Extractor:
+        """Of the features; a model file cannot decide which program is run."""
+        if getattr(self, "_named_by_file", False):
+            raise CongealError(
+                f"this model was fitted on features of {self.features!r}, a program that its file must not choose: "
+                "load it from Python and give them again, with set_params(features=…)"
+            )
+        return open_extractor(self.features)
 
 
 def _kept(name: str, template: Template) -> dict[str, torch.Tensor]:

@@ -23,7 +23,6 @@ from congeal.methods.semantic import SemanticCongealing
 from congeal.propagate.tables import coordinates
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
-from congeal.solvers.extractors import open_extractor
 from congeal.solvers.looks import look
 from congeal.solvers.marks import Marks
 from congeal.transforms import Transforms
@@ -105,7 +104,7 @@ class _Finder:
         self._back = invert(np.asarray(found.matrices, dtype=np.float64)[stack.kept])
         aligned_from_frame = rescale(stack.frame, stack.aligned_size)
         poses = stack.stack_from_source @ self._back @ aligned_from_frame
-        extractor, template = open_extractor(model.features), model.object_template
+        extractor, template = model.extractor(), model.object_template
         seen = look(stack, poses, template.window, extractor, basis=template.basis)
         self._marks = Marks(seen)
         self._aligned_from_view = aligned_from_frame @ template.window.frame_from_view(seen.side)

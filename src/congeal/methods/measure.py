@@ -300,9 +300,7 @@ def _in_sequence(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _O
     return _Alike(numbers, seen.after, near, seen.least, seen.least, seen.flat)
 
 
-def _alike(
-    stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSight | None, over: _Over
-) -> _Alike:
+def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSight | None, over: _Over) -> _Alike:
     n = len(stack)
     before, after = (_Views(stack, poses, kind, sight) for poses in (stack.start, stack_from_frame))
     most = min(SAMPLE_IMAGES, max(1, SAMPLE_VALUES // (after.stack.frame[0] * after.stack.frame[1])))

@@ -25,7 +25,7 @@ def misspelt(arguments: Sequence[str], commands: Mapping[str, Any]) -> str | Non
         if argument == "--":
             break
         option = argument.partition("=")[0].replace("_", "-")
-        if option.startswith("--") and option not in known:
+        if argument.startswith("--") and option not in known:
             return f"{name} has no option {option}{meant(option, known)}: 'congeal {name} --help' lists them"
     return None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -66,6 +68,7 @@ def open_tiff(path: Path, z: str | None = None) -> ImageSource:
 def _open_stack(path: Path, z: str | None) -> ImageSource:
     file = tifffile.TiffFile(path)
     series = file.series
+    _check_whole(path, file)
     if all(not _alpha(one.keyframe) and _plain(one.keyframe) for one in series):
         found = open_series(path, file, z)
         if found is not None:
@@ -76,6 +79,18 @@ def _open_stack(path: Path, z: str | None) -> ImageSource:
     if not pages:
         raise CongealError(f"{path} has no pages")
     return TiffPages(path, file, pages)
+
+
+def _check_whole(path: Path, file: tifffile.TiffFile) -> None:
+    """Refuse a stack whose own description promises more than the file still holds: it was cut short."""
+    there = sum(one.size for one in file.series)
+    for one in file.series:
+        described = one.keyframe.description
+        if not described.startswith('{"shape":'):  # what tifffile writes
+            continue
+        promised = math.prod(json.loads(described)["shape"])
+        if promised > there:
+            raise CongealError(f"{path} is cut short: it holds {there} of the {promised} values it promises")
 
 
 def decode_tiff(data: bytes, id: str) -> Image:

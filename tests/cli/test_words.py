@@ -22,7 +22,7 @@ WRONG = [
     (("zzzz",), "there is no command 'zzzz': choose one of align,"),
     ((*ALIGN, "--metod", "lsc"), "no option --metod (did you mean '--method'?)"),
     ((*ALIGN, "--ouptut_format=npy"), "no option --ouptut-format (did you mean '--output-format'?)"),
-    ((*ALIGN, "--qwxyz"), "align has no option --qwxyz: 'congeal align --help' lists them"),
+    ((*ALIGN, "--00000"), "align has no option --00000: 'congeal align --help' lists them"),
     ((*ALIGN, "--method", "lcs"), "'lcs' (did you mean 'lsc'?)"),
     ((*ALIGN, "--method", "RASLL"), "'RASLL' (did you mean 'rasl'?)"),
     ((*ALIGN, "--motion", "homograpy"), "'homograpy' (did you mean 'homography'?)"),

@@ -38,7 +38,7 @@ def find_channels(source: ImageSource, channel: Channel) -> AlignOn:
         there = _listed(source.channel_names, count)
         raise CongealError(f"{source.name} has no channel {wrong!r} to align on: it has {there}")
     numbers = [int(n) for n in found if n is not None]
-    return numbers[0] if len(numbers) == 1 else tuple(numbers)
+    return numbers[0] if len(numbers) == 1 else numbers  # a list, as it comes back from JSON
 
 
 def _number(wanted: int | str, names: tuple[str, ...], count: int) -> int | None:

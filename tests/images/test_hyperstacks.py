@@ -304,7 +304,7 @@ def test_pages_that_are_counted_but_missing_are_skipped(tmp_path: Path) -> None:
 
 def test_channels_are_found_by_name_and_number(tmp_path: Path) -> None:
     source = open_images(ome_tiff(tmp_path / "s.ome.tif"))
-    wanted = {"GFP": 1, "gfp": 1, 2: 2, "3": 3, "DAPI, cy5": (0, 3), (0, "GFP"): (0, 1), "grey": "grey", None: None}
+    wanted = {"GFP": 1, "gfp": 1, 2: 2, "3": 3, "DAPI, cy5": [0, 3], (0, "GFP"): [0, 1], "grey": "grey", None: None}
     assert {key: find_channels(source, key) for key in wanted} == wanted
     for channel in ("RFP", 4, -1, "DAPI,RFP", True):
         with pytest.raises(CongealError, match=r"has no channel .* it has 0 'DAPI', 1 'GFP', 2 'mCherry', 3 'Cy5'"):

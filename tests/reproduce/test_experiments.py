@@ -181,8 +181,8 @@ def test_wrong_use(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_full_experiment_is_what_the_paper_ran(name: str) -> None:
     cells = load_experiment(name).plan(Options())
     assert len({cell.name for cell in cells}) == len(cells)
-    sources = {cell.facts["source"] for cell in cells}
-    limits = {cell.facts["limit"] for cell in cells}
+    sources = {cell.facts.get("source") for cell in cells}
+    limits = {cell.facts.get("limit") for cell in cells}
     expected = {
         "mnist": (60, 10, {6000}),
         "perspective": (120, 60, {6000}),

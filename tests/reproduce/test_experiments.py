@@ -177,12 +177,12 @@ def test_wrong_use(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert "leave out --methods" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in ("cub", "willow")])  # not the paper's
 def test_the_full_experiment_is_what_the_paper_ran(name: str) -> None:
     cells = load_experiment(name).plan(Options())
     assert len({cell.name for cell in cells}) == len(cells)
-    sources = {cell.facts.get("source") for cell in cells}
-    limits = {cell.facts.get("limit") for cell in cells}
+    sources = {cell.facts["source"] for cell in cells}
+    limits = {cell.facts["limit"] for cell in cells}
     expected = {
         "mnist": (60, 10, {6000}),
         "perspective": (120, 60, {6000}),

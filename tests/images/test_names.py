@@ -50,7 +50,7 @@ def test_usual_names_are_the_ids_without_extension() -> None:
 def test_no_two_images_share_a_file(ids: list[str]) -> None:
     stems = OutputNames(ids).stems
     files = [stem + extension for stem in stems for extension in WRITTEN]
-    assert len(set(files)) == 2 * len(ids)
+    assert len(set(files)) == len(WRITTEN) * len(ids)
     above = {str(parent) for file in files for parent in Path(file).parents}
     assert not above & set(files), "no file where another one needs a folder"
     assert not any(part in ("", ".", "..") for stem in stems for part in stem.split("/"))

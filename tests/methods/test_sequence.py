@@ -63,9 +63,8 @@ def test_a_drift_of_two_widths_is_followed() -> None:
     assert model.motion_ == "translation"
     assert apart(found, truth).max() < 0.4
     steps = [apart(found[i : i + 2], truth[i : i + 2])[1] for i in range(len(truth) - 1)]
-    # Frames of 96 pixels from a picture at its own resolution, parts of it nearly empty; larger ones are surer.
-    assert np.median(steps) < 0.1
-    assert max(steps) < 0.4
+    assert max(steps[5:]) < 0.1
+    assert max(steps[:5]) < 0.4  # these show little but a blurred background, under noise
     assert np.isfinite(model.transforms_.uncertainty_px).all()
 
 

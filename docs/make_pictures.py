@@ -1,16 +1,12 @@
 """The pictures of README and docs/methods.md, from our own runs on the bundled digits.
 
 python docs/make_pictures.py digits      the mean of every digit before and after (lsc)
-python docs/make_pictures.py pages       the report and the studio of 60 threes (needs Playwright and Chromium)
 python docs/make_pictures.py methods     mean and spread of two digits under every method, and a picture of each
 """
 
 from __future__ import annotations
 
-import io
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -77,36 +73,6 @@ def methods() -> None:
     save(sheet(rows, labels), "methods.png")
 
 
-def pages() -> None:
-    """Screenshots of the report and of the studio, in 96 colours."""
-    from playwright.sync_api import sync_playwright
-
-    from congeal.studio import Studio
-
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        result = congeal.align("digits:3", Path(folder) / "threes", method="lsc", limit=60, quiet=True)
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1180, "height": 1000})
-        page.goto(result.report.as_uri())
-        shoot(page.screenshot(), "report.png")
-        with Studio(result) as studio:
-            page.goto(studio.url)
-            page.wait_for_selector(".original")
-            box = page.locator("#marks").bounding_box()
-            for x, y in ((0.62, 0.3), (0.5, 0.5), (0.35, 0.72)):
-                page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
-            page.wait_for_load_state("networkidle")
-            shoot(page.screenshot(), "studio.png")
-            page.close()
-        browser.close()
-
-
-def shoot(data: bytes, name: str) -> None:
-    picture = Image.open(io.BytesIO(data)).convert("RGB")
-    save(picture.resize((picture.width * 3 // 4, picture.height * 3 // 4)).quantize(96), name)
-
-
 if __name__ == "__main__":
     for what in sys.argv[1:] or ["digits", "methods"]:
-        {"digits": digits, "methods": methods, "pages": pages}[what]()
+        {"digits": digits, "methods": methods}[what]()

@@ -93,10 +93,10 @@ def classes() -> dict[str, str]:
 
 def method_name(word: str) -> str:
     """A method's own name, however it is written: "LSC" is "lsc"."""
-    name = str(word).lower()
+    name = word.lower() if isinstance(word, str) else word
     if name in _METHODS or name in _PRINTED | _GROUPS | _ORDERED:
         return name
-    raise CongealError(f"unknown method '{word}'{meant(name, _METHODS)}: choose one of {', '.join(_METHODS)}")
+    raise CongealError(f"unknown method '{word}'{meant(str(word), _METHODS)}: choose one of {', '.join(_METHODS)}")
 
 
 def method_class(name: str) -> type[Method]:

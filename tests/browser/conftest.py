@@ -112,3 +112,10 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = "congeal align 'my photos' -o run"
     align(photos, folder, method="lsc", motion="similarity", size=40, quiet=True, command=command)
     return folder
+
+
+@pytest.fixture
+def report(page: Page, run: Path) -> Page:
+    """The report of `run`, opened."""
+    page.goto((run / "report.html").as_uri())
+    return page

@@ -7,19 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from congeal import align
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
-
-
-@pytest.fixture
-def report(page: Page, run: Path) -> Page:
-    page.goto((run / "report.html").as_uri())
-    return page
 
 
 def ids(page: Page) -> list[str]:

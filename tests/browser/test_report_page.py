@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
-@pytest.fixture
-def report(page: Page, run: Path) -> Page:
-    page.goto((run / "report.html").as_uri())
-    return page
-
-
 def ids(page: Page) -> list[str]:
     return page.eval_on_selector_all(".gallery figure:not(.hidden)", "cards => cards.map(c => c.dataset.id)")
 

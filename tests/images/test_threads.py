@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from congeal.images.threads import in_order, usable_cores
+from congeal.images.writers import NpyWriter, RowWriter
+from congeal.opening import open_images
 
 
 def test_results_come_in_order_and_few_are_held() -> None:
@@ -68,3 +72,19 @@ def test_closing_leaves_the_rest_undone() -> None:
         next(results)
     assert len(done) < 16
     assert usable_cores() >= 1
+
+
+def test_rows_that_threads_write_at_once_go_to_their_places(tmp_path: Path) -> None:
+    source = open_images(np.zeros((4000, 3, 5), np.uint8))
+    writer = NpyWriter(tmp_path, source, (3, 5))
+    room = writer.make_room(np.zeros((1, 3, 5, 1), np.uint8))
+    assert room is not None
+    pixels = np.random.default_rng(0).integers(0, 256, (4000, 3, 5, 1), dtype=np.uint8)
+    rows = RowWriter(room, source)
+    runs = np.array_split(np.arange(4000), 400)
+    runs[7] = runs[7][[3, 1, 2, 0, *range(4, len(runs[7]))]]  # rows need not follow one another
+    list(in_order(lambda part: rows.begin_new(part, pixels[part])(), runs, 8))
+    rows.close()
+    writer.all_written(np.arange(4000))
+    writer.close()
+    assert np.array_equal(np.load(tmp_path / "aligned.npy"), pixels[..., 0])

@@ -24,6 +24,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _WORKS: OrderedDict[str, Any] = OrderedDict()
 
 
+def in_worker() -> bool:
+    """Whether this process has worked for a driver: it then leaves the other cores to other workers."""
+    return bool(_WORKS)
+
+
 class TryAgain(Exception):
     """A shard could not be read; perhaps another time.
 

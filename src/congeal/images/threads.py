@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TypeVar
 
+from congeal.distributed.task import in_worker
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -16,7 +18,12 @@ MOST_THREADS = 8
 
 
 def usable_cores() -> int:
-    """How many processors this process may use, 8 at most: one thread takes what the others have done."""
+    """How many processors this process may use, 8 at most: one thread takes what the others have done.
+
+    A worker is one core's worth of work.
+    """
+    if in_worker():
+        return 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_THREADS, allowed)
 

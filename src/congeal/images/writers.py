@@ -328,21 +328,23 @@ class NpyWriter(Writer):
 
 class RowWriter:
     """Writes rows into the array that another process's `NpyWriter` made room for: at their places, with plain writes,
-    because on a network's disk two machines must not map the same page."""
+    because on a network's disk two machines must not map the same page. Several threads may write at once."""
 
     def __init__(self, file: Path, source: ImageSource) -> None:
         array = np.load(file, mmap_mode="r")
         self._row, self._offset, self._source = array[0], int(array.offset), source
-        self._file = file.open("r+b")
+        self._file, self._lock = file.open("r+b"), Lock()
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
         """All of it: rows stand by themselves."""
         if pixels.dtype != self._row.dtype or pixels[0].size != self._row.size:
             raise _another_kind(self._source.id(int(indices[0])), pixels, self._row)
-        with writing(Path(self._file.name)):
-            for index, image in zip(indices.tolist(), np.ascontiguousarray(pixels), strict=True):
-                self._file.seek(self._offset + index * self._row.nbytes)
-                self._file.write(image.tobytes())
+        follows = np.flatnonzero(np.diff(indices) != 1) + 1
+        runs = zip(np.split(indices, follows), np.split(np.ascontiguousarray(pixels), follows), strict=True)
+        with writing(Path(self._file.name)), self._lock:  # a place in the file is all threads' place
+            for rows, images in runs:
+                self._file.seek(self._offset + int(rows[0]) * self._row.nbytes)
+                self._file.write(images.data)
         return _nothing
 
     def close(self) -> None:

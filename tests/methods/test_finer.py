@@ -18,7 +18,7 @@ from congeal.images import stack as stacks
 from congeal.methods.base import Method
 from congeal.metrics import corner_error
 from congeal.solvers.tiles import Tiles
-from congeal.solvers.witness import LevelSums, Witness
+from congeal.solvers.votes import LevelSums, Poll
 
 SIDE = 96
 FRAME = (SIDE, SIDE)
@@ -199,7 +199,7 @@ def test_an_image_is_not_its_own_witness() -> None:
     sums.add(seen, covered)
     level = sums.level()
     assert level.count.tolist() == [0, 2, 4, 4]
-    _, residual = Witness(level, "translation")._residual(seen, torch.ones(4, dtype=torch.bool))
+    _, residual = Poll(level, "translation")._residual(seen, torch.ones(4, dtype=torch.bool))
     expected = tiles.inner(seen[0] - seen[1])[1]
     torch.testing.assert_close(residual[0, 1], expected, atol=1e-5, rtol=0)
     others = tiles.inner(seen[0] - seen[1:].mean(0))[2]

@@ -1,6 +1,6 @@
 """Which motion a set needs: the simplest that foretells images as well as any larger one does.
 
-Nested motions are compared on what the others foretell of an image (`Witness.foretold`), which more freedom does not
+Nested motions are compared on what the others foretell of an image (`Poll.foretold`), which more freedom does not
 raise by itself. A larger motion must win by more than chance, image by image.
 """
 
@@ -16,7 +16,7 @@ from congeal.geometry import MOTIONS, invert
 from congeal.geometry.matrix import Size
 from congeal.solvers.gauge import within_motion
 from congeal.solvers.sharpen import Details, sharpen
-from congeal.solvers.witness import Witness
+from congeal.solvers.votes import Poll
 
 _PASSES = 4  # for each motion: enough to see which is best …
 _TILES = 64  # … on so many tiles
@@ -102,9 +102,9 @@ class _Trial:
         begin = restricted(self.poses, self.start, motion, details.stack.frame)
         tried = sharpen(details, begin, motion, self.keep, passes=_PASSES, tiles=tiles)
         noise = self.noise = tried.level.noise if self.noise is None else self.noise
-        witness = Witness(tried.level, motion)
+        poll = Poll(tried.level, motion)
         shares = [
-            witness.foretold(seen, covered, self.keep[part], noise)
+            poll.foretold(seen, covered, self.keep[part], noise)
             for part, (seen, covered) in details.look(tried.poses, tiles)
         ]
         return torch.cat(shares)[self.keep]

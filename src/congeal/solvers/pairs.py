@@ -2,7 +2,7 @@
 
     r = b∘M − a      δ = A⁻¹ Σ wₜ Jₜᵀrₜ,  A = Σ wₜ JₜᵀJₜ      M ← M · exp(−δ)
 
-M is b_from_a. This is `witness.py` with one picture in place of the mean of a set: what a tile's noise is has to be
+M is b_from_a. This is `votes.py` with one picture in place of the mean of a set: what a tile's noise is has to be
 told from the pair itself, and each pair has tiles of its own.
 """
 

@@ -29,7 +29,7 @@ from congeal.solvers.posegraph import Adjusted, Graph, adjust
 from congeal.solvers.shifts import find_shifts, overlap, shifted
 from congeal.solvers.streaming import chunks
 from congeal.solvers.threads import in_order
-from congeal.solvers.witness import SAMPLING_ERROR, SHRINKING_ERROR
+from congeal.solvers.votes import SAMPLING_ERROR, SHRINKING_ERROR
 
 FIRST_MOTION = "similarity"
 """What views are matched with before it is known which motion they need."""

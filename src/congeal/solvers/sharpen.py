@@ -17,7 +17,7 @@ from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.streaming import chunks
 from congeal.solvers.threads import in_order
 from congeal.solvers.tiles import MOST_TILES, Tiles
-from congeal.solvers.witness import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelSums, Votes, Witness
+from congeal.solvers.votes import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelSums, Poll, Votes
 
 PASSES = 6
 """At most, over a set at one level; two to four are usual."""
@@ -153,10 +153,10 @@ def sharpen(
         if level is None or few:
             looks = list(looks)
             level = details.summed(looks, keep, tiles)
-        witness, sums, answers, moved = Witness(level, motion), details.sums(tiles), [], torch.empty_like(found)
+        poll, sums, answers, moved = Poll(level, motion), details.sums(tiles), [], torch.empty_like(found)
         for part, (seen, covered) in looks:
-            votes = witness.ask(seen, covered, keep[part])
-            moved[part] = witness.newton.compose(found[part], votes.delta)
+            votes = poll.ask(seen, covered, keep[part])
+            moved[part] = poll.newton.compose(found[part], votes.delta)
             answers.append(votes)
             sums.add(seen[keep[part]], covered[keep[part]])
         likeness, error = (torch.cat([getattr(one, name) for one in answers]) for name in ("likeness", "error"))
@@ -182,13 +182,13 @@ def sharpen_alone(
 
     passes: 0 leaves the poses as they are, and only says how sure they are.
     """
-    witness, found, alone = Witness(level, motion), poses.double(), torch.zeros(len(part), dtype=torch.bool)
+    poll, found, alone = Poll(level, motion), poses.double(), torch.zeros(len(part), dtype=torch.bool)
 
     def ask() -> Votes:
-        return witness.ask(*details.on_tiles(part, found, level.tiles), alone)
+        return poll.ask(*details.on_tiles(part, found, level.tiles), alone)
 
     for _ in range(passes):
-        found = witness.newton.compose(found, ask().delta)
+        found = poll.newton.compose(found, ask().delta)
     error = ask().error
     return (without_sampling_bias(found, level, motion) if passes else found), error
 

@@ -28,7 +28,7 @@ from congeal.solvers.gauge import corner_motion
 from congeal.solvers.sharpen import PASSES, Details, Sharpened, sharpen, sharpen_alone
 from congeal.solvers.streaming import chunks, stack_values
 from congeal.solvers.threads import few_threads
-from congeal.solvers.witness import Level
+from congeal.solvers.votes import Level
 
 _FINE_ENOUGH = 0.02  # pixels of the originals: a pose this sure is sure enough for every use
 _SHARP = 0.25  # pixels of a level: poses that are surer than this are better than those of a coarser level; others …

@@ -11,7 +11,7 @@ from congeal.methods.deep.settle import Bars, Guide
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.tiles import Tiles
-from congeal.solvers.witness import Level
+from congeal.solvers.votes import Level
 
 
 def guide_tensors(guide: Guide) -> dict[str, torch.Tensor]:

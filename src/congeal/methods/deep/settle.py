@@ -29,7 +29,7 @@ from congeal.solvers.motions import restricted
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import chunks, stack_values
 from congeal.solvers.threads import few_threads, in_order
-from congeal.solvers.witness import Level
+from congeal.solvers.votes import Level
 
 _DOUBTFUL, _LOST = 0.25, 0.1  # of the matching images: so many would be tried again once, and until tries agree
 HELPED = 0.02

@@ -1,4 +1,4 @@
-"""Tiles as witnesses of a pose: which way an image should move, how sure that is, and what the others foretell of it.
+"""Votes of tiles on a pose: which way an image should move, how sure that is, and what the others foretell of it.
 
     r = I∘H − T      δ = A⁻¹ Σ wₜ Jₜᵀrₜ,  A = Σ wₜ JₜᵀJₜ      cov δ = A⁻¹ B A⁻¹,  B = Σ_blocks g gᵀ
 
@@ -116,7 +116,7 @@ class Votes:
     likeness: torch.Tensor
 
 
-class Witness:
+class Poll:
     """Compares images with a level in one motion."""
 
     def __init__(self, level: Level, motion: str) -> None:

@@ -13,6 +13,7 @@ import congeal
 from congeal import CongealError, CongealGroups
 from congeal.geometry import from_normalised, matrix_from_parameters, warp
 from congeal.images import prepare
+from congeal.metrics.coherence import coherence, least_coherence
 
 DIGITS = ("1", "3", "7")
 
@@ -198,3 +199,40 @@ def test_identical_images_are_one_group() -> None:
 def test_a_method_that_cannot_place_new_images_is_refused() -> None:
     with pytest.raises(CongealError, match="cannot align new images"):
         CongealGroups(method="rasl").fit(pixels("3", 0, 5))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "shuffled"])
+def test_a_tenth_of_noise_takes_no_group(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    digits = np.concatenate([pixels(digit, 0, 60) for digit in "37"])
+    noise = rng.integers(0, 256, (12, 28, 28)).astype(np.uint8)
+    if kind == "shuffled":
+        noise = rng.permuted(digits[::10].reshape(12, -1), axis=1).reshape(12, 28, 28)
+    model = CongealGroups(n_groups=2, method="lsc").fit(np.concatenate([digits, noise]))
+    labels, truth = model.labels_[:120], np.repeat([0, 1], 60)
+    assert (model.labels_[120:] == -1).all()
+    assert (model.transforms_.status[120:] == "outlier").all()
+    assert (labels >= 0).mean() > 0.97
+    assert purity(labels[labels >= 0], truth[labels >= 0]) >= 0.95
+    assert model.predict(noise).tolist() == [-1] * 12, "nor does new noise"
+
+
+def test_a_set_that_is_noisy_throughout_is_not_thrown_away() -> None:
+    rng = np.random.default_rng(2)
+    dim = np.concatenate([pixels(digit, 0, 40) for digit in "17"]).astype(float) / 8
+    grainy = np.clip(dim + rng.normal(40, 30, dim.shape), 0, 255).astype(np.uint8)
+    labels = CongealGroups(n_groups=2).sort(grainy)
+    assert (labels >= 0).mean() > 0.9
+
+
+def test_coherence_tells_patterns_from_noise() -> None:
+    stripes = torch.zeros(1, 1, 16, 16)
+    stripes[..., ::2] = 1
+    noise = torch.rand(1, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    smooth = torch.linspace(0, 1, 16).expand(1, 1, 16, 16)
+    assert float(coherence(stripes)) > 0.9, "every second pixel is alike"
+    assert float(coherence(smooth)) > 0.9
+    assert float(coherence(noise)) < 0.15
+    assert float(coherence(torch.ones(1, 1, 8, 8))) == 0
+    assert least_coherence(torch.tensor([0.8, 0.8, 0.0])) == pytest.approx(0.32)
+    assert least_coherence(torch.tensor([0.1, 0.1, 0.0])) == 0

@@ -9,6 +9,7 @@ wild.py         poses that make no sense
 contrast.py     images without their light
 likeness.py     one image against the mean of the others
 chance.py       the likeness that noise reaches
+coherence.py    whether an image shows anything but noise
 foreign.py      images that do not belong to the set
 kinds.py        one kind of thing or several
 sharpness.py    how much of the edges survives in the mean

@@ -173,3 +173,8 @@ FOREIGN_TIMES = 3.0
 """An image that is unlike its nearest ones by so many times the usual is in no group …"""
 FOREIGN_LEAST = 0.12
 """… and by at least so much. Of MNIST training threes and sevens 0.5 % are, of noise as sparse as ink all."""
+COHERENT_SHARE = 0.4
+"""An image whose pixels tell less than this share of the usual about the pixels next to them is noise. Of MNIST
+training digits 0.53 and more where 0.80 is usual, faces 0.93 and more of 0.97; noise 0.1 and less."""
+COHERENT_SET = 0.3
+"""Where less is usual the whole set is noisy, and no image is told from it by that."""

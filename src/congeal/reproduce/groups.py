@@ -41,6 +41,8 @@ BIG = "mnist:all/both"
 GROWTH = (5_000, 50_000)
 SPECTRAL_IMAGES = 10_000
 NOISE = 10  # its label, beside ten digits
+NOISES = ("sparse", "uniform", "shuffled")
+NOISY_DIGITS = ((3, 7), (1, 8), (4, 9))
 
 
 def plan(options: Options) -> list[Cell]:
@@ -173,13 +175,24 @@ def upside_down(subject: str, most: int) -> ImageSource:
     return _array(faces, turned.astype(int), f"{subject}, half upside down", "photo")
 
 
-def with_noise(seed: int, each: int) -> ImageSource:
-    """Two digits and a tenth as many images of noise that is as sparse as ink."""
-    digits, rng = some_digits((3, 7), seed, each), np.random.default_rng([18, seed])
-    noise = 255 * (rng.random((len(digits) // 10, 28, 28)) > 0.85)
-    pixels = np.concatenate([digits.batch(np.arange(len(digits)))[..., 0], noise.astype(np.uint8)])
-    labels = np.concatenate([np.asarray(digits.labels), np.full(len(noise), NOISE)])
-    return _array(pixels, labels, "3 and 7 with 10 % noise", "object")
+def with_noise(kind: str, digits: Sequence[int], seed: int, each: int) -> ImageSource:
+    """Some digits and a tenth as many images of noise."""
+    known, rng = some_digits(digits, seed, each), np.random.default_rng([18, seed])
+    pixels = known.batch(np.arange(len(known)))[..., 0]
+    count = len(known) // 10
+    if kind == "sparse":  # as ink is
+        noise = (255 * (rng.random((count, 28, 28)) > 0.85)).astype(np.uint8)
+    elif kind == "uniform":
+        noise = rng.integers(0, 256, (count, 28, 28)).astype(np.uint8)
+    else:  # digits whose pixels were shuffled
+        some = pixels[rng.permutation(len(pixels))[:count]].reshape(count, -1)
+        noise = rng.permuted(some, axis=1).reshape(count, 28, 28)
+    labels = np.concatenate([np.asarray(known.labels), np.full(count, NOISE)])
+    return _array(np.concatenate([pixels, noise]), labels, f"{_named(digits)} with 10 % {kind} noise", "object")
+
+
+def _named(digits: Sequence[int]) -> str:
+    return " and ".join(map(str, digits))
 
 
 def _mixtures(options: Options) -> list[Cell]:
@@ -189,7 +202,13 @@ def _mixtures(options: Options) -> list[Cell]:
         f"{one}-{other}": (f"{one} and {other}", partial(two_people, one, other, most)) for one, other in PAIRS
     }
     made["upside-down"] = (f"{subject}, half upside down", partial(upside_down, subject, most))
-    made["noise"] = ("3 and 7 with 10 % noise", partial(with_noise, options.seed, each))
+    for kind in NOISES:
+        for digits in NOISY_DIGITS[:1] if options.quick else NOISY_DIGITS:
+            source = f"{_named(digits)} with 10 % {kind} noise"
+            made[f"noise-{kind}-{digits[0]}{digits[1]}"] = (
+                source,
+                partial(with_noise, kind, digits, options.seed, each),
+            )
     return [
         _cell(f"mixed-{name}", "mixed", source, _separating(make, options.seed))
         for name, (source, make) in made.items()

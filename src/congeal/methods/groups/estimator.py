@@ -17,16 +17,13 @@ from congeal.methods.base import Alignment, Method
 from congeal.methods.checks import Count, Range
 from congeal.methods.found import Found
 from congeal.methods.groups.aligning import Nested, Part, fitted_part, joint_quality, richest, template_of
-from congeal.methods.groups.sorting import Sorted, Sorter, choice, placing, sort_sample
+from congeal.methods.groups.sorting import NO_GROUP, Sorted, Sorter, choice, placing, sort_sample
 from congeal.methods.job import Job
 from congeal.methods.measure import BLANK, OK, OUTLIER
 from congeal.methods.registry import method_class
 from congeal.metrics import blank
 from congeal.solvers.appearance import Appearance, lasting_appearance
 from congeal.solvers.streaming import chunks
-
-NO_GROUP = -1
-"""Label of an image that belongs to no group."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
 from congeal.errors import CongealError
 from congeal.geometry import warp
 from congeal.images import Stack
+from congeal.metrics.coherence import coherence, least_coherence
 from congeal.metrics.limits import (
     FOREIGN_LEAST,
     FOREIGN_TIMES,
@@ -46,6 +47,8 @@ _NEAR = 3  # witnesses whose likeness counts as likeness to a group …
 _TRIED = 6  # … of those that a new image is aligned to …
 _RIVALS = 4  # … in each of so many groups; the others cannot win
 _STARTS = 4
+NO_GROUP = -1
+"""Label of an image that belongs to no group."""
 _AT_ONCE = 256
 
 
@@ -54,12 +57,13 @@ class Sorter:
     """What was learnt about the groups of a set, and the way into them for any image.
 
     witnesses : views (S, C, h, w), those of a group side by side. bounds (K + 1,): where each group's begin and end.
-    limit: an image that is less like its nearest witnesses belongs nowhere.
+    limit: an image that is less like its nearest witnesses belongs nowhere. coherence: nor does one with less of it.
     """
 
     witnesses: Witnesses
     bounds: torch.Tensor
     limit: float
+    coherence: float = 0.0
 
     @property
     def n_groups(self) -> int:
@@ -68,13 +72,14 @@ class Sorter:
 
     def state(self) -> dict[str, torch.Tensor]:
         """As tensors, for a file."""
-        numbers = torch.tensor([self.limit], dtype=torch.float64)
+        numbers = torch.tensor([self.limit, self.coherence], dtype=torch.float64)
         return {"witnesses": self.witnesses.views, "bounds": self.bounds, "limit": numbers}
 
     @classmethod
     def restore(cls, state: dict[str, torch.Tensor]) -> Sorter:
         """The inverse of `state`."""
-        return cls(Witnesses(state["witnesses"]), state["bounds"], float(state["limit"]))
+        limit, *more = state["limit"].tolist()  # models from before there was a coherence have one number
+        return cls(Witnesses(state["witnesses"]), state["bounds"], limit, *more)
 
     def place(self, views: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Group, likeness to it and margin to the next best one, (B,) each, of images (B, C, h, w).
@@ -149,6 +154,7 @@ def sort_sample(
     values = make_views(stack, np.arange(1), appearance)[0].numel()
     most = max(2, min(sample, _WITNESS_VALUES // values))
     rows = np.sort(torch.randperm(len(stack), generator=generator)[:most].numpy())
+    rows, noise, coherent = _without_noise(stack, rows)
     views = torch.cat([make_views(stack, part, appearance) for part in np.array_split(rows, -(-len(rows) // _AT_ONCE))])
     witnesses = Witnesses(views)
     neighbours, likeness = _neighbours(witnesses)
@@ -178,14 +184,27 @@ def sort_sample(
     bounds = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(groups, minlength=count).cumsum(0)])
     leaks = graph.leaks(groups, count)
     return Sorted(
-        Sorter(Witnesses(views[kept[turn]].contiguous()), bounds, 1 - limit),
+        Sorter(Witnesses(views[kept[turn]].contiguous()), bounds, 1 - limit, coherent),
         rows[kept[turn].numpy()],
-        rows[~inside.numpy()],
+        np.union1d(rows[~inside.numpy()], noise),
         float(leaks.mean()),
         leaks.tolist(),
         curve,
         merges(graph.between(groups, count)),
     )
+
+
+def _without_noise(stack: Stack, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Images that show something, those that show nothing but noise, and the coherence that tells them apart.
+
+    Noise is alike as a whole, all of it fills its frame, so that it would make a group: it has to go before.
+    """
+    values = torch.cat([coherence(stack.images(part)) for part in np.array_split(rows, -(-len(rows) // _AT_ONCE))])
+    least = least_coherence(values)
+    shows = (values >= least).numpy()
+    if shows.sum() < 2:
+        return rows, rows[:0], 0.0
+    return rows[shows], rows[~shows], least
 
 
 def _neighbours(witnesses: Witnesses) -> tuple[torch.Tensor, torch.Tensor]:
@@ -250,7 +269,9 @@ def placing(
 
     def of(part: np.ndarray) -> tuple[torch.Tensor, ...]:
         ink = stack.images(part).flatten(1).double().sum(1)
-        return (*sorter.place(make_views(stack, part, appearance), torch.as_tensor(own[part])), ink)
+        group, *numbers = sorter.place(make_views(stack, part, appearance), torch.as_tensor(own[part]))
+        noise = coherence(stack.images(part)) < sorter.coherence
+        return (group.masked_fill(noise, NO_GROUP), *numbers, ink)
 
     with few_threads(sorter.witnesses.size) as threads, torch.no_grad():
         _ = sorter.witnesses.directions, sorter.witnesses.steps

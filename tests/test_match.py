@@ -14,7 +14,10 @@ from congeal.cli import main
 from congeal.errors import CongealError
 from congeal.geometry.orientation import make_upright, mirrored, orientation_of
 from congeal.methods.semantic import SemanticCongealing
-from congeal.propagate.match import match_points
+from congeal.propagate.match import _Finder, match_points
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import run_transforms
+from congeal.solvers.marks import RETURNED, WIDTHS, consistent_width, returned
 from made_birds import made_birds
 
 
@@ -55,6 +58,19 @@ def test_points_of_other_sets_are_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "points.csv").write_text("id,x,y\n")
     with pytest.raises(CongealError, match="holds no points"):
         match_points(run, tmp_path / "points.csv")
+
+
+def test_the_width_of_the_search_is_the_widest_that_carries_points_home(run: Path) -> None:
+    finder = _Finder(RunFolder.existing(run), run_transforms(RunFolder.existing(run)), None)
+    marks, places, side = finder._marks, np.array([[x, y] for x in (120.0, 160, 200) for y in (120.0, 160, 200)]), 320
+    chosen = consistent_width(marks, places, side)
+    shares = {}
+    for marks.spread in (1e-3, *WIDTHS):
+        shares[marks.spread] = returned(marks, places, side)
+    assert shares[1e-3] == 1.0  # poses alone: what is asked of a search is to be as sure, not to be narrow
+    wider = [width for width in WIDTHS if width > chosen]
+    assert chosen == WIDTHS[0] or shares[chosen] >= RETURNED
+    assert not wider or shares[wider[0]] < RETURNED
 
 
 def test_a_model_file_cannot_choose_a_program(run: Path) -> None:

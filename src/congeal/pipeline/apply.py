@@ -34,6 +34,7 @@ from congeal.pipeline.result import Result
 from congeal.pipeline.stages import Answer, keep_answer, log, prepare_stack
 from congeal.pipeline.starts import at_faces, inherited, init_name, read_start
 from congeal.pipeline.wanted import asked_sampling, inherited_sampling
+from congeal.pipeline.wild import begin_new, laid_as
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
@@ -120,6 +121,7 @@ def apply(
         "method": name,
         "params": model.get_params(),
         "init": init_name(init),
+        **laid_as(trained.config),
         "limit": limit,
         "seed": trained.config.get("seed"),
         "write_aligned": write_aligned,
@@ -142,7 +144,9 @@ def apply(
             check_results(folder)
             answer = None
             if not folder.reached("fitted"):
-                answer = align_new_images(folder, images, model, fingerprint, start, quiet=quiet)
+                seen, start = begin_new(trained, folder, images, model, start, quiet=quiet)
+                answer = align_new_images(folder, seen, model, fingerprint, start, quiet=quiet)
+                del seen
             del model, start
             return finish_or_repair(folder, images, answer, quiet=quiet)
 

@@ -10,28 +10,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from congeal.errors import CongealError
+from congeal.files import read_json, write_json
 from congeal.geometry.orientation import orientation_of, orientations, upright_from_source
 from congeal.images import ImageSource, prepare
 from congeal.images.oriented import OrientedSource
-from congeal.images.plan import starting_matrices
-from congeal.methods.base import Method
+from congeal.images.plan import Layout, starting_matrices
+from congeal.methods.base import Method, load
 from congeal.methods.semantic import SemanticCongealing
 from congeal.pipeline.starts import Init
 from congeal.runs.folder import RunFolder
 from congeal.solvers.appearance import lasting_appearance
 from congeal.solvers.extractors import PLAIN, is_semantic, open_extractor
-from congeal.solvers.orienting import find_orientations
+from congeal.solvers.orienting import Upright, find_orientations, orientations_of
 from congeal.transforms import Transforms
 
 Start = tuple[Transforms | np.ndarray | None, tuple[int, int] | None]
 SEMANTIC, BEGAN, UPRIGHT = "semantic", "began.npz", "upright.npz"
+# What new images of a finished run are brought upright by.
+GUIDE, SHOWN, LAID = "began.safetensors", "upright_mean.npz", "upright_layout.json"
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,47 @@ def begin(
     if wild.from_features:
         found, shape = _from_features(run, images, model, start, wild, quiet=quiet)
         return OrientedSource(images, orientation_of(found, turns=wild.turns)), (found, shape)
-    way = _upright(run, images, model, start, wild)
+    return _laid(images, start, _upright(run, images, model, start, wild))
+
+
+def begin_new(
+    trained: RunFolder, run: RunFolder, images: ImageSource, model: Method, start: Start, *, quiet: bool
+) -> tuple[ImageSource, Start]:
+    """The same for new images of a finished run, each by itself, as that run began."""
+    asked = {name: trained.config.get(name) for name in ("mirror", "turns", "start_features")}
+    if model.name == SEMANTIC or not any(asked.values()):
+        return images, start
+    needed = (GUIDE,) if asked["start_features"] else (SHOWN, LAID)
+    if not all((trained.work / name).is_file() for name in needed):
+        raise CongealError(f"{trained} does not know any more which way its images were laid down: align them again")
+    wild = Wild(asked["start_features"] or None, bool(asked["start_features"]), *map(bool, list(asked.values())[:2]))
+    if wild.from_features:
+        path = run.work / BEGAN
+        if not path.is_file():
+            guide = load(trained.work / GUIDE)
+            layout = replace(guide.layout_, align_on=model.layout_.align_on)
+            stack = prepare(images, size=guide.size, init=start[0], init_size=start[1], layout=layout)
+            guide.align_new(stack, verbose=not quiet).transforms.save(path)
+        found, shape = _began(path)
+        return OrientedSource(images, orientation_of(found, turns=wild.turns)), (found, shape)
+    path, ways = run.work / UPRIGHT, orientations(mirror=wild.mirror, turns=wild.turns)
+    if not path.is_file():
+        layout = replace(Layout(**read_json(trained.work / LAID)), align_on=model.layout_.align_on)
+        stack = prepare(images, size=model.size, init=start[0], init_size=start[1], layout=layout)
+        appearance = lasting_appearance((model.layout_.kind or stack.kind) if model.kind == "auto" else model.kind)
+        way = np.zeros(len(images), dtype=int)
+        way[stack.kept] = orientations_of(stack, appearance, ways, Upright.load(trained.work / SHOWN))
+        _keep(path, images, way)
+    return _laid(images, start, _kept(path))
+
+
+def laid_as(config: Mapping[str, Any]) -> dict[str, Any]:
+    """For config.json of new images: how those of the run may lie."""
+    return {name: config[name] for name in ("mirror", "turns", "start_features") if config.get(name)}
+
+
+def _laid(images: ImageSource, start: Start, way: np.ndarray) -> tuple[ImageSource, Start]:
+    """Images upright, and their start turned with them."""
     matrices, size = starting_matrices(images, *start)
     if matrices is not None and size is not None:  # a start of unknown size leads to no frame that could be turned
         start = np.array([_about_centre(int(one), size) for one in way]) @ matrices, size
@@ -131,7 +175,12 @@ def _from_features(
             random_state=model.random_state,
         )
         stack = prepare(images, size=model.size, init=start[0], init_size=start[1], align_on=model.align_on)
-        first.fit(stack, verbose=not quiet).transforms_.save(path)
+        first.fit(stack, verbose=not quiet).save(run.work / GUIDE)
+        first.transforms_.save(path)
+    return _began(path)
+
+
+def _began(path: Path) -> tuple[np.ndarray, tuple[int, int]]:
     began = Transforms.load(path)
     size = began.aligned_size
     assert size is not None
@@ -142,11 +191,22 @@ def _upright(run: RunFolder, images: ImageSource, model: Method, start: Start, w
     """(N,) the orientation of every image; the plain one for those that cannot be read."""
     path = run.work / UPRIGHT
     if path.is_file():
-        return np.asarray(orientation_of(np.asarray(Transforms.load(path).matrices, dtype=np.float64)))
+        return _kept(path)
     stack = prepare(images, size=model.size, init=start[0], init_size=start[1], align_on=model.align_on)
     appearance = lasting_appearance(stack.kind if model.kind == "auto" else model.kind)
     way = np.zeros(len(images), dtype=int)
-    way[stack.kept] = find_orientations(stack, appearance, orientations(mirror=wild.mirror, turns=wild.turns))
+    ways = orientations(mirror=wild.mirror, turns=wild.turns)
+    way[stack.kept], upright = find_orientations(stack, appearance, ways)
+    upright.save(run.work / SHOWN)
+    write_json(run.work / LAID, stack.layout.as_dict())
+    _keep(path, images, way)
+    return way
+
+
+def _keep(path: Path, images: ImageSource, way: np.ndarray) -> None:
     matrices = np.array([upright_from_source(int(one), (1, 1)) for one in way])
     Transforms(images.ids(), matrices, np.ones((len(images), 2), int), (1, 1)).save(path)
-    return way
+
+
+def _kept(path: Path) -> np.ndarray:
+    return np.asarray(orientation_of(np.asarray(Transforms.load(path).matrices, dtype=np.float64)))

@@ -6,6 +6,7 @@ near its place by the same features, because parts of one thing do not move toge
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,10 +25,12 @@ from congeal.propagate.tables import coordinates
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
 from congeal.solvers.looks import look
-from congeal.solvers.marks import Marks
+from congeal.solvers.marks import Marks, consistent_width
 from congeal.transforms import Transforms
 from congeal.transforms.lists import meant_ids, read_table
 
+log = logging.getLogger("congeal")
+_OBJECT = 0.5  # of the most that images agree anywhere: there is the object
 COLUMNS = ("from", "name", "to", "x", "y", "frame_x", "frame_y", "visible")
 
 
@@ -107,6 +110,9 @@ class _Finder:
         extractor, template = model.extractor(), model.object_template
         seen = look(stack, poses, template.window, extractor, basis=template.basis)
         self._marks = Marks(seen)
+        on_object = (template.weight > _OBJECT * template.weight.max()).numpy() & seen.seen[:, 0].all(0)
+        self._marks.spread = consistent_width(self._marks, seen.places[on_object], seen.side)
+        log.info("points are looked for within %g of the object's view", self._marks.spread)
         self._aligned_from_view = aligned_from_frame @ template.window.frame_from_view(seen.side)
 
     def follow(self, row: int, aligned: np.ndarray) -> np.ndarray:

@@ -14,16 +14,25 @@ from torch.nn import functional
 
 from congeal.solvers.looks import Look
 
-SPREAD = 0.15
-"""Of the view's side: how far parts usually are from their place in the common view."""
+WIDTHS = (0.05, 0.075, 0.1, 0.125, 0.15, 0.2)
+"""Of the view's side: how far parts may usually be from their place in the common view; the set itself says which."""
+RETURNED, WITHIN = 0.9, 0.1
+"""The widest search is taken with which so many points, carried to another image, from there to a third and back, come
+home within so much of the view's side. No point that anybody marked has a say in it."""
+_ROUND_TRIPS, _POINTS = 12, 32  # of three images each, and the points that make them
 _COST = 0.5  # of likeness, at a distance of √2 spreads
 _FINER = 2  # places between two cells
 
 
 class Marks:
-    """Finds points of the views of a look, all made under final poses, in all of its images."""
+    """Finds points of the views of a look, all made under final poses, in all of its images.
 
-    def __init__(self, seen: Look) -> None:
+    spread : float
+        Of the view's side: how far parts usually are from their place in the common view.
+    """
+
+    def __init__(self, seen: Look, spread: float = WIDTHS[0]) -> None:
+        self.spread = spread
         self._seen, (height, width) = seen, seen.grid
         maps = [seen.of(i).T.reshape(1, -1, height, width) for i in range(len(seen.cells))]
         self._maps = maps
@@ -53,7 +62,7 @@ class Marks:
 
     def find(self, looks: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(n, P, 2) where the points are in each image, and (n, P) how alike, from looks (P, K) and places (P, 2)."""
-        spread = SPREAD * self._seen.side
+        spread = self.spread * self._seen.side
         far = ((self._places[None] - places[:, None]) ** 2).sum(-1) / (2 * spread**2)
         found, alike = [], []
         for fine in self._fine:
@@ -81,3 +90,29 @@ class Marks:
         if len(self) > 1:
             look, own = functional.normalize(look + typical, dim=1), (weight * found).sum(0)
         return self.find(look, own)[0].numpy()
+
+
+def returned(marks: Marks, places: np.ndarray, side: int) -> float:
+    """The share of points (P, 2) that come home from two other images, over a few round trips."""
+    generator, home = np.random.default_rng(0), []
+    for _ in range(_ROUND_TRIPS):
+        a, b, c = generator.choice(len(marks), 3, replace=False).tolist()
+        there = marks.follow(a, places)[b]
+        back = marks.follow(c, marks.follow(b, there)[c])[a]
+        home.append(np.linalg.norm(back - places, axis=1) < WITHIN * side)
+    return float(np.mean(home))
+
+
+def consistent_width(marks: Marks, places: np.ndarray, side: int) -> float:
+    """The widest of WIDTHS with which points on the object, (P, 2) in pixels of the view, come home; the narrowest at
+    least. Narrower ones always do: without a search, poses alone carry every point home."""
+    widest, before = WIDTHS[0], marks.spread
+    some = places[np.unique(np.linspace(0, len(places) - 1, min(len(places), _POINTS)).round().astype(int))]
+    if len(marks) >= 3 and len(some):
+        for width in WIDTHS:
+            marks.spread = width
+            if returned(marks, some, side) < RETURNED:
+                break
+            widest = width
+    marks.spread = before
+    return widest

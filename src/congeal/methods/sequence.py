@@ -39,6 +39,7 @@ from congeal.solvers.sequence import (
     follow,
     refine,
     rescaled,
+    restricted,
 )
 from congeal.solvers.shifts import find_shifts, shifted
 from congeal.solvers.threads import few_threads
@@ -160,10 +161,7 @@ class _Work:
     def _restrict(self) -> None:
         """Views within the motion that was chosen; from neighbour to neighbour, so that no chain is bent at its end."""
         assert self.known is not None
-        views = within_motion(self.known.views, self.motion, self.at.frame)
-        self.known = Followed(
-            views, self.known.links.between(views), self.known.error, self.known.ends, self.known.lost
-        )
+        self.known = restricted(self.known, self.motion, self.at.frame)
 
     def _move_to(self, larger: Stack) -> None:
         assert self.known is not None

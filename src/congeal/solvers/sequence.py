@@ -338,6 +338,17 @@ def choose_sequence_motion(known: Followed, pictures: Pictures, motions: Sequenc
     return simplest(lambda motion: register_links(pictures, links, motion, _STEPS[0]).foretold, motions)
 
 
+def restricted(known: Followed, motion: str, frame: Size) -> Followed:
+    """The same within a motion, step by step. A view that drifted far lies far from the frame, so that the least turn
+    of it, once taken out, would move it by many pixels."""
+    steps = within_motion(known.views[1:] @ invert(known.views[:-1]), motion, frame)
+    views = [within_motion(known.views[:1], motion, frame)[0]]
+    for step in steps:
+        views.append(step @ views[-1])
+    links = replace(known.links, matrices=within_motion(known.links.matrices, motion, frame))
+    return replace(known, views=normalise(torch.stack(views)), links=links)
+
+
 def rescaled(known: Followed, change: torch.Tensor, times: float) -> Followed:
     """The same in pixels of another size: change (3, 3) leads to them."""
     back = torch.linalg.inv(change)

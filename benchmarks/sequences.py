@@ -1,7 +1,7 @@
 """Films and drifting stacks: how exact, how fast, how much memory.
 
-    python benchmarks/sequences.py drift    a made stack that drifts two frame widths, against the truth
-    python benchmarks/sequences.py video    600 frames of 640 × 480 aligned, written and reported, against OpenCV
+    python benchmarks/sequences.py drift          a made stack that drifts two frame widths, against the truth
+    python benchmarks/sequences.py video [600]    frames of 640 × 480 aligned, written and reported, against OpenCV
 
 Scenes are pictures of scikit-image side by side. Nothing was tuned on them.
 """
@@ -157,4 +157,4 @@ def video(n: int = 600) -> None:
 
 
 if __name__ == "__main__":
-    {"drift": drift, "video": video}[sys.argv[1]]()
+    {"drift": drift, "video": video}[sys.argv[1]](*map(int, sys.argv[2:]))

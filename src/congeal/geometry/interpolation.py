@@ -87,6 +87,16 @@ def interpolate(values: torch.Tensor, unit: torch.Tensor, size: Size, kind: Inte
     return _spline(values, x, y) if kind == "bicubic" else _lanczos(values, x, y)
 
 
+def spline_at(coefficients: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Values (...) of one image, given by its `spline_coefficients` (H, W), at pixels x, y (...) of the same dtype.
+
+    Outside, the image goes on as its outermost pixels.
+    """
+    height, width = coefficients.shape
+    flat = (place.reshape(1, 1, -1).clamp(0, side - 1) for place, side in ((x, width), (y, height)))
+    return _spline(coefficients[None, None], *flat).view(x.shape)
+
+
 def _pixels(unit: torch.Tensor, length: int) -> torch.Tensor:
     """From -1 … 1 between the outer edges to pixels, held inside the outermost centres."""
     return ((unit + 1) * (length / 2) - 0.5).clamp_(0, length - 1)

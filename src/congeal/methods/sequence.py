@@ -29,6 +29,7 @@ from congeal.solvers.appearance import Appearance, lasting_appearance
 from congeal.solvers.gauge import Gauge, within_motion
 from congeal.solvers.pairs import PairSolver, Patches
 from congeal.solvers.path import smoothed
+from congeal.solvers.posegraph import Origin
 from congeal.solvers.reference import reference_image
 from congeal.solvers.sequence import (
     FIRST_MOTION,
@@ -120,6 +121,7 @@ class _Work:
         self.decisions: dict[str, dict[str, Any]] = {}
         self.at, self.known = stack, None  # type: Stack, Followed | None
         self.sizes = [max(stack.frame)]
+        self.origin = self._origin()
 
     def follow(self) -> None:
         """From working size to the originals."""
@@ -128,7 +130,7 @@ class _Work:
         total, done = 1 + len(sizes), self._restore(self.job.load())
         if done == 0:
             with few_threads(self.stack.frame):
-                self.known = follow(Pictures(self.stack, self.appearance), self.motion, joint=self.joint)
+                self.known = follow(Pictures(self.stack, self.appearance), self.motion, self.origin, joint=self.joint)
             if not sizes:
                 self._choose_motion(Pictures(self.stack, self.appearance), again=True)
             self._keep(1, total)
@@ -144,7 +146,7 @@ class _Work:
             if number == 1:
                 self._choose_motion(pictures)
             assert self.known is not None
-            self.known = refine(self.known, pictures, self.motion, joint=self.joint)
+            self.known = refine(self.known, pictures, self.motion, self.origin, joint=self.joint)
             self.sizes.append(max(larger.frame))
             self._keep(number + 1, total)
 
@@ -156,7 +158,7 @@ class _Work:
         self.decisions["motion"] = {"sentence": choice.sentence(), "foretold": choice.foretold}
         self._restrict()
         if again:
-            self.known = refine(self.known, pictures, self.motion, joint=self.joint)
+            self.known = refine(self.known, pictures, self.motion, self.origin, joint=self.joint)
 
     def _restrict(self) -> None:
         """Views within the motion that was chosen; from neighbour to neighbour, so that no chain is bent at its end."""
@@ -219,15 +221,23 @@ class _Work:
         reach = int((known.links.second - known.links.first).max()) if len(known.links) else 0
         said = f"{len(known.links):,} pairs of images, up to {reach:,} apart, were registered"
         scale = self.at.native_size / max(self.at.frame)
-        if not self.joint:
-            said += "; each image follows the one before it, and errors add up"
-        elif np.isfinite(known.ends):
-            said += f" and adjusted together: the last image is known to {known.ends * scale:.2g} pixels from the first"
+        said += " and adjusted together" if self.joint else "; each image follows the one before it, and errors add up"
+        if np.isfinite(known.ends):
+            said += f": the last image is known to {known.ends * scale:.2g} pixels from the first"
         lost = int(known.lost.sum())
         gone = f"; {lost:,} images match none before them" if lost else ""
         self.decisions["sequence"] = {"sentence": f"{said}{gone}.", "pairs": len(known.links), "lost": lost}
         sizes = ", then ".join(map(str, self.sizes))
         self.decisions["resolution"] = {"sentence": f"Worked at {sizes} pixels."}
+
+    def _origin(self) -> Origin:
+        """What errors are against: the reference, or the neighbours where there is none."""
+        reference = self.method.reference
+        if self.method.smooth is not None:
+            return "near"
+        if isinstance(reference, int | np.integer) or (isinstance(reference, str) and reference.isdecimal()):
+            return min(int(reference), len(self.stack) - 1)
+        return 0 if reference in ("first", "auto", "previous") else "mean"
 
     def _gauge(self, views: torch.Tensor) -> torch.Tensor:
         """(3, 3) frame_from_output: which views are multiplied by from the right."""
@@ -262,7 +272,7 @@ class _Work:
                 if stack is self.at and stack is not self.stack:
                     picture_from_view = normalise(change @ picture_from_view @ torch.linalg.inv(change))
                 picture = self.appearance.detail(reference_image(reference, stack)[None])[0, 0]
-                patches = [Patches.of(Pictures(stack, self.appearance).of(rows[[best]])[0][0])]
+                patches = [Patches.of(Pictures(stack, self.appearance).of(rows[[best]])[0][0], motion)]
                 solver = PairSolver(motion, stack.frame, 0.0)
                 done = solver.register(
                     picture, None, patches, within_motion(picture_from_view, motion, stack.frame), 12

@@ -13,36 +13,92 @@ from dataclasses import dataclass
 
 import torch
 
-from congeal.geometry import map_points
+from congeal.geometry.interpolation import spline_at, spline_coefficients
 from congeal.geometry.matrix import Size, corners
 from congeal.geometry.sampling import sample_at
+from congeal.solvers.contrast import REACH
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.tiles import Tiles
 
 TILES = 96
 """Of a picture, at most, that others are compared with."""
+_RIM = REACH  # of the longer side: so near to an edge local contrast depends on where the edge is, which does not move
 _FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals: a few are far off
 _LEAST_TILES = 6  # that both pictures must show
-_BLOCKS = 8  # along each side of the frame: tiles of one block err alike
 _NEIGHBOURS = 1.6  # times the variance: blocks that touch err alike
+_LEAST_STEEP = 0.1  # share of a picture's slopes that is no noise
+_STILL = 2e-3  # pixels that a corner moves by in the last step
 _DAMPING = 1e-4
 
 
 @dataclass(frozen=True)
 class Patches:
-    """What is kept of a picture that others are registered to: its tiles, with a rim of one pixel."""
+    """What is kept of a picture that others are registered to, of each of its T tiles of P pixels.
+
+    Attributes
+    ----------
+    tiles : Tiles
+    wanted : (T, P) tensor
+        What they show.
+    slopes : (T, P, k) tensor
+        How that changes per unit of each parameter.
+    curvature : (T, k, k) tensor
+        Their products.
+    """
 
     tiles: Tiles
-    values: torch.Tensor  # (T, side + 2, side + 2)
+    wanted: torch.Tensor
+    slopes: torch.Tensor
+    curvature: torch.Tensor
 
     @classmethod
-    def of(cls, picture: torch.Tensor, most: int = TILES) -> Patches:
+    def of(cls, picture: torch.Tensor, motion: str, most: int = TILES) -> Patches:
         """Of local contrast (h, w)."""
-        tiles = Tiles.choose(picture[None, None], most)
-        if not len(tiles):
-            return cls(tiles, picture.new_zeros(0, tiles.side + 2, tiles.side + 2))
-        values, _ = sample_at(picture, tiles.points)
-        return cls(tiles, values.view(len(tiles), tiles.side + 2, tiles.side + 2))
+        tiles = Tiles.choose(picture[None, None], most, _RIM * max(picture.shape))
+        values = sample_at(picture, tiles.points)[0].view(len(tiles), tiles.side + 2, tiles.side + 2)
+        slopes = tiles.slopes(values, motion)
+        return cls(tiles, tiles.inner(values), slopes, (slopes.transpose(1, 2) @ slopes).double())
+
+
+class _Together:
+    """Patches of several pictures in arrays of one shape; `real` (E, T) is false where one has fewer tiles."""
+
+    def __init__(self, some: Sequence[Patches]) -> None:
+        most = max(1, *(len(patches.tiles) for patches in some))
+
+        def padded(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            out = parts[0].new_zeros(len(parts), most, *parts[0].shape[1:])
+            for row, part in zip(out, parts, strict=True):
+                row[: len(part)] = part
+            return out
+
+        self.side = some[0].tiles.side
+        self.real = padded([torch.ones(len(patches.tiles), dtype=torch.bool) for patches in some])
+        self.wanted = padded([patches.wanted for patches in some])
+        self.slopes = padded([patches.slopes for patches in some])
+        self.curvature = padded([patches.curvature for patches in some])
+        self.blocks = padded([patches.tiles.blocks for patches in some]).double()
+        corner = padded([patches.tiles.corner for patches in some]).float()
+        steps = torch.arange(self.side, dtype=torch.float32)
+        self.x = (corner[..., 0, None, None] + steps).expand(-1, -1, self.side, -1).flatten(2)  # (E, T, P)
+        self.y = (corner[..., 1, None, None] + steps[:, None]).expand(-1, -1, -1, self.side).flatten(2)
+
+    def places(self, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x and y (E, T, P) of their pixels through matrices (E, 3, 3)."""
+        m = matrices.float()[..., None, None]
+        x, y, depth = (m[:, row, 0] * self.x + m[:, row, 1] * self.y + m[:, row, 2] for row in range(3))
+        return x / depth, y / depth
+
+    def steepness(self, shown: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """(E,) share of the slopes of these pictures that the other one has too: noise has slopes of its own."""
+        own, other = (values.unflatten(-1, (self.side, self.side)) for values in (self.wanted, shown))
+        both, alone = torch.zeros_like(weight), torch.zeros_like(weight)
+        for step in ((..., slice(2, None), slice(1, -1)), (..., slice(1, -1), slice(2, None))):
+            back = (..., *(slice(None, -2) if part == slice(2, None) else part for part in step[1:]))
+            slope = own[step] - own[back]
+            both += (slope * (other[step] - other[back])).sum((-2, -1))
+            alone += slope.square().sum((-2, -1))
+        return ((weight * both).sum(1) / (weight * alone).sum(1).clamp(min=1e-12)).clamp(_LEAST_STEEP, 1)
 
 
 @dataclass(frozen=True)
@@ -97,67 +153,76 @@ class PairSolver:
         """Where each of several pictures lies in this one.
 
         picture (h, w): local contrast of b. inside (h, w): where it has a picture; None: everywhere. others: patches of
-        the pictures a. begin (E, 3, 3): b_from_a to begin with.
+        the pictures a, made for the same motion. begin (E, 3, 3): b_from_a to begin with. steps: at most.
         """
-        found = [
-            self._one(picture, inside, patches, matrix, steps) for patches, matrix in zip(others, begin, strict=True)
-        ]
-        return Registered.joined(found)
-
-    def _one(
-        self, picture: torch.Tensor, inside: torch.Tensor | None, patches: Patches, begin: torch.Tensor, steps: int
-    ) -> Registered:
-        k, matrix = len(self.corner), begin.double()[None]
-        if len(patches.tiles) < _LEAST_TILES:
-            return self._nothing(matrix)
-        tiles = patches.tiles
-        slopes = tiles.slopes(patches.values, self.motion)  # (T, P, k)
-        curvature = (slopes.transpose(1, 2) @ slopes).double()
-        wanted = tiles.inner(patches.values)  # (T, P)
-        points = tiles.points.view(len(tiles), tiles.side + 2, tiles.side + 2, 2)[:, 1:-1, 1:-1].reshape(-1, 2).double()
-        for step in range(steps + 1):
-            places = map_points(matrix, points)[0]
-            shown, there = sample_at(picture, places)
+        them = _Together(others)
+        matrices, (height, width) = begin.double(), picture.shape
+        spline = torch.from_numpy(spline_coefficients(picture[None, None].numpy()))[0, 0]
+        rim = _RIM * max(picture.shape)
+        for _ in range(steps + 1):
+            x, y = them.places(matrices)
+            there = (x >= rim) & (x <= width - 1 - rim) & (y >= rim) & (y <= height - 1 - rim)
             if inside is not None:
-                there = there & (sample_at(inside, places)[0] > 0.5)
-            shown, covered = shown.view_as(wanted), there.view_as(wanted).all(1)
-            if int(covered.sum()) < _LEAST_TILES:
-                return self._nothing(matrix)
-            residual = shown - wanted
-            away = residual.square().mean(1)
-            noise = float(away[covered].median())
+                there = there & (sample_at(inside, torch.stack([x, y], -1))[0] > 0.5)
+            covered = there.all(2) & them.real
+            enough = covered.sum(1) >= _LEAST_TILES
+            covered = covered & enough[:, None]
+            shown = spline_at(spline, x, y)
+            residual = shown - them.wanted
+            away = residual.square().mean(2)
+            noise = away.masked_fill(~covered, torch.nan).nanmedian(1, keepdim=True).values.nan_to_num(1.0)
             weight = (covered * (_FREEDOM + 1) / (_FREEDOM * noise + away + 1e-9)).double()
-            votes = (slopes.transpose(1, 2) @ residual[..., None])[..., 0].double() * weight[:, None]  # (T, k)
-            whole = torch.einsum("t,tkl->kl", weight, curvature)
+            votes = (residual[:, :, None] @ them.slopes)[:, :, 0].double() * weight[..., None]  # (E, T, k)
+            whole = torch.einsum("et,etkl->ekl", weight, them.curvature)
             inverse = self.newton.damped_inverse(whole)
-            delta = inverse @ votes.sum(0)
-            if step < steps:
-                matrix = self.newton.compose(matrix, delta[None])
-        left = votes - torch.einsum("t,tkl,l->tk", weight, curvature, delta)
-        blocks = self._blocks(tiles, left)
-        used = len(tiles.blocks[covered].any(0).nonzero())
-        blocks = blocks * _NEIGHBOURS * used / max(1.0, used - k / 2)
-        spread = self.corner.T @ inverse @ blocks @ inverse @ self.corner
-        error = (float(torch.diagonal(spread).mean()) + self.floor**2) ** 0.5
+            delta = (inverse @ votes.sum(1)[..., None])[..., 0]
+            matrices = self.newton.compose(matrices, delta)
+            if float((delta @ self.corner).abs().max()) < _STILL:
+                break
+        left = votes - torch.einsum("et,etkl,el->etk", weight, them.curvature, delta)
+        return self._told(them, matrices, whole, inverse, weight, votes, left, shown, covered)
+
+    def _told(
+        self,
+        them: _Together,
+        matrices: torch.Tensor,
+        whole: torch.Tensor,
+        inverse: torch.Tensor,
+        weight: torch.Tensor,
+        votes: torch.Tensor,
+        left: torch.Tensor,
+        shown: torch.Tensor,
+        covered: torch.Tensor,
+    ) -> Registered:
+        """What came out, and how sure it is."""
+        k, enough = len(self.corner), covered.any(1)
+        used = (them.blocks * covered[..., None]).amax(1).sum(1)
+        spread = _agreement(them, left) * (_NEIGHBOURS * used / (used - k / 2).clamp(min=1))[:, None, None]
+        # Slopes of a noisy picture are too steep, so that steps along them, and their errors, look too small.
+        steep = them.steepness(shown, weight)
+        error = (self._at_corners(inverse @ spread @ inverse) / steep.square() + self.floor**2).sqrt()
         # The shape of the information from all tiles, its amount from how far blocks disagree: few know no shape.
-        plain = float(torch.diagonal(self.corner.T @ inverse @ self.corner).mean())
-        amount = torch.einsum("kl,lk->", inverse, self._blocks(tiles, votes))
-        missed, there_is = ((weight * part.double().square().sum(1)).sum() / 2 for part in (residual, shown))
-        foretold = 1 - (missed + amount) / there_is.clamp(min=1e-9)
-        a, b, w = wanted[covered].flatten().double(), shown[covered].flatten().double(), 1e-12
-        likeness = (a * b).sum() / ((a * a).sum() * (b * b).sum()).sqrt().clamp(min=w)
+        information = whole * (self._at_corners(inverse) / error.square())[:, None, None]
+        amount = torch.einsum("ekl,elk->e", inverse, _agreement(them, votes))
+        residual = shown - them.wanted
+        missed, there_is = ((weight * part.square().sum(2).double()).sum(1) / 2 for part in (residual, shown))
+        a, b = (part.double() * covered[..., None] for part in (them.wanted, shown))
+        likeness = (a * b).sum((1, 2)) / (a.square().sum((1, 2)) * b.square().sum((1, 2))).sqrt().clamp(min=1e-12)
+        unknown = torch.full_like(error, torch.nan)
         return Registered(
-            matrix,
-            (whole * plain / error**2)[None],
-            torch.tensor([error], dtype=torch.float64),
-            likeness[None],
-            foretold[None],
+            matrices,
+            torch.where(enough[:, None, None], information, 0.0),
+            torch.where(enough, error, unknown),
+            torch.where(enough, likeness, unknown),
+            torch.where(enough, 1 - (missed + amount) / there_is.clamp(min=1e-9), unknown),
         )
 
-    def _blocks(self, tiles: Tiles, votes: torch.Tensor) -> torch.Tensor:
-        together = tiles.blocks.double().T @ votes  # (blocks, k)
-        return together.T @ together
+    def _at_corners(self, covariance: torch.Tensor) -> torch.Tensor:
+        """(E,) variance of a corner along an axis, in pixels, of covariances (E, k, k) of parameters."""
+        return torch.einsum("kc,ekl,lc->e", self.corner, covariance, self.corner) / self.corner.shape[1]
 
-    def _nothing(self, matrix: torch.Tensor) -> Registered:
-        k, unknown = len(self.corner), torch.full((1,), torch.nan, dtype=torch.float64)
-        return Registered(matrix, torch.zeros(1, k, k, dtype=torch.float64), unknown, unknown - unknown, unknown)
+
+def _agreement(them: _Together, votes: torch.Tensor) -> torch.Tensor:
+    """(E, k, k) products of what the votes (E, T, k) of each block say together."""
+    together = them.blocks.transpose(1, 2) @ votes
+    return together.transpose(1, 2) @ together

@@ -5,11 +5,15 @@
 m is view_from_frame of every view, M the measured view_b_from_view_a of a pair and Λ its inverse covariance. In a chain
 of neighbours alone errors add up; pairs farther apart that see the same thing hold them together. Pairs that contradict
 the others lose their weight (ρ is Cauchy's).
+
+How well a view is known against the one that the result is aligned to depends on all pairs between them. It is found by
+drawing: what the answer would be if every pair erred a little, at random, by its own error.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -22,8 +26,13 @@ _ROUNDS = 10  # at most, of steps with renewed weights
 _STILL = 1e-4  # pixels that the median view moves by in the last one
 _FAR = 3.0  # standard deviations beyond which a pair contradicts the others
 _NEAR = 0.05  # of an entry: so near to the identity a few terms of the logarithm are all of it
-_SOLVED = 1e-10  # of what there was to solve
+_SOLVED = 1e-6  # of what there was to solve
 _MOST = 2000  # steps of the linear solver
+_DRAWS = 64  # of errors of all pairs
+_DRAWN = 1e-3  # of what there was to solve, where only the size of an error is asked for
+
+Origin = int | Literal["mean", "near"]
+"""What views are known against: one of them, the mean of all, or those that they are linked to."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,8 @@ class Graph:
 
 @dataclass(frozen=True)
 class Adjusted:
-    """Views (n, 3, 3), the error of each against those it is linked to (n,) in pixels along an axis at a corner, and
-    of the last against the first."""
+    """Views (n, 3, 3), the error of each against the origin (n,) in pixels along an axis at a corner, and that of the
+    last against the first."""
 
     views: torch.Tensor
     error: torch.Tensor
@@ -71,7 +80,7 @@ class Adjusted:
 
 
 @torch.no_grad()
-def adjust(graph: Graph, views: torch.Tensor) -> Adjusted:
+def adjust(graph: Graph, views: torch.Tensor, origin: Origin = "near") -> Adjusted:
     """The views that agree best with all pairs, from views that agree roughly."""
     found, frame = views.double(), graph.frame
     linear = _Linear(graph)
@@ -79,7 +88,7 @@ def adjust(graph: Graph, views: torch.Tensor) -> Adjusted:
     for _ in range(_ROUNDS):
         residual = graph.residual(found)
         linear.weigh(graph.weights(residual))
-        step = linear.solve(linear.pull(residual))
+        step = linear.solve(linear.pull(residual)[..., None], _SOLVED)[..., 0]
         found = from_normalised(matrix_from_parameters(step), frame) @ found
         if float((step @ corner).abs().amax(1).median()) < _STILL:
             break
@@ -90,10 +99,27 @@ def adjust(graph: Graph, views: torch.Tensor) -> Adjusted:
     excess = float(torch.einsum("ek,ekl,el->", residual, linear.information, residual)) / loose
     scale = max(1.0, excess) ** 0.5
     local = torch.linalg.pinv(linear.diagonal, hermitian=True)
-    spread = torch.diagonal(corner.T @ local @ corner, dim1=-2, dim2=-1).mean(-1)
+    near = torch.einsum("kc,nkl,lc->n", corner, local, corner).clamp(min=0) / corner.shape[1]
     known = torch.diagonal(linear.diagonal, dim1=-2, dim2=-1).sum(-1) > 0
-    error = torch.where(known, spread.clamp(min=0).sqrt() * scale, torch.nan)
-    return Adjusted(found, error, linear.ends(found, corner) * scale)
+    drawn = _Drawn(linear, found)
+    against = near if origin == "near" else torch.maximum(near, drawn.variance(origin, corner))
+    error = torch.where(known, against.sqrt() * scale, torch.nan)
+    return Adjusted(found, error, float(drawn.variance(0, corner)[-1]) ** 0.5 * scale)
+
+
+class _Drawn:
+    """How the views would move if every pair erred by its own error: `_DRAWS` times."""
+
+    def __init__(self, linear: _Linear, views: torch.Tensor) -> None:
+        self.steps = linear.solve(linear.drawn(), _DRAWN)  # (n, k, draws)
+        self.carry = _adjoint(to_normalised(views, linear.graph.frame), self.steps.shape[1])  # (n, k, k)
+
+    def variance(self, origin: int | str, corner: torch.Tensor) -> torch.Tensor:
+        """(n,) of a corner of each view along an axis, in pixels, against one view or the mean of all."""
+        shared = torch.linalg.solve(self.carry, self.steps)  # the same steps, made in the frame of all
+        still = shared.mean(0) if isinstance(origin, str) else shared[origin]
+        apart = self.steps - self.carry @ still
+        return torch.einsum("kc,nks->ncs", corner, apart).square().mean((1, 2))
 
 
 class _Linear:
@@ -117,46 +143,48 @@ class _Linear:
 
     def pull(self, residual: torch.Tensor) -> torch.Tensor:
         """(n, k) which way the pairs pull each view."""
-        return -self._gathered((self.information @ residual[..., None])[..., 0])
+        return -self._gathered(self.information @ residual[..., None])[..., 0]
+
+    def drawn(self) -> torch.Tensor:
+        """(n, k, draws) the pull of pairs that err at random, each by its own error; always the same draws."""
+        value, vector = torch.linalg.eigh(self.information)
+        root = vector * value.clamp(min=0).sqrt()[:, None]  # (E, k, k)
+        random = torch.Generator().manual_seed(0)
+        noise = torch.randn(*root.shape[:2], _DRAWS, dtype=torch.float64, generator=random)
+        return self._gathered(root @ noise)
 
     def _gathered(self, edges: torch.Tensor) -> torch.Tensor:
-        nodes = torch.zeros(self.n, edges.shape[1], dtype=torch.float64)
+        nodes = edges.new_zeros(self.n, *edges.shape[1:])
         nodes.index_add_(0, self.graph.first, -edges)
-        nodes.index_add_(0, self.graph.second, (self.adjoint.transpose(1, 2) @ edges[..., None])[..., 0])
+        nodes.index_add_(0, self.graph.second, self.adjoint.transpose(1, 2) @ edges)
         return nodes
 
     def _times(self, nodes: torch.Tensor) -> torch.Tensor:
-        apart = (self.adjoint @ nodes[self.graph.second][..., None])[..., 0] - nodes[self.graph.first]
-        return self._gathered((self.information @ apart[..., None])[..., 0])
+        apart = self.adjoint @ nodes[self.graph.second] - nodes[self.graph.first]
+        return self._gathered(self.information @ apart)
 
-    def solve(self, right: torch.Tensor) -> torch.Tensor:
-        """Conjugate gradients; what no pair can tell, the pose of all views together, stays where it is."""
+    def solve(self, right: torch.Tensor, precision: float) -> torch.Tensor:
+        """Conjugate gradients for several right sides (n, k, S); what no pair can tell, the pose of all views
+        together, stays where it is."""
+
+        def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return (a * b).sum((0, 1))
+
         answer, left = torch.zeros_like(right), right.clone()
-        towards = guess = (self._inverse @ left[..., None])[..., 0]
-        before = begun = float((left * guess).sum())
+        towards = guess = self._inverse @ left
+        before = begun = product(left, guess)
         for _ in range(_MOST):
-            if before <= _SOLVED**2 * begun or before <= 0:
+            going = before > precision**2 * begun
+            if not bool(going.any()):
                 break
             pushed = self._times(towards)
-            length = before / max(float((towards * pushed).sum()), 1e-300)
+            length = torch.where(going, before / product(towards, pushed).clamp(min=1e-300), 0.0)
             answer, left = answer + length * towards, left - length * pushed
-            guess = (self._inverse @ left[..., None])[..., 0]
-            now = float((left * guess).sum())
-            towards, before = guess + (now / before) * towards, now
+            guess = self._inverse @ left
+            now = product(left, guess)
+            towards = guess + torch.where(going, now / before, 0.0) * towards
+            before = torch.where(going, now, before)
         return answer
-
-    def ends(self, views: torch.Tensor, corner: torch.Tensor) -> float:
-        """Standard error of the last view against the first, of a corner along an axis, in pixels."""
-        k = self.diagonal.shape[-1]
-        carry = _adjoint(to_normalised(views[-1:] @ invert(views[:1]), self.graph.frame), k)[0]
-        spread = torch.zeros(k, k, dtype=torch.float64)
-        for which in range(k):
-            right = torch.zeros(self.n, k, dtype=torch.float64)
-            right[-1, which] = 1.0
-            right[0] = -carry[which]
-            answer = self.solve(right)
-            spread[which] = answer[-1] - carry @ answer[0]
-        return float(torch.diagonal(corner.T @ spread @ corner).mean().clamp(min=0)) ** 0.5
 
 
 def _logarithm(matrices: torch.Tensor, motion: str) -> torch.Tensor:

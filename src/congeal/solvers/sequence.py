@@ -25,7 +25,7 @@ from congeal.solvers.gauge import within_motion
 from congeal.solvers.gaussnewton import point_motion
 from congeal.solvers.motions import MotionChoice, simplest
 from congeal.solvers.pairs import PairSolver, Patches, Registered
-from congeal.solvers.posegraph import Adjusted, Graph, adjust
+from congeal.solvers.posegraph import Adjusted, Graph, Origin, adjust
 from congeal.solvers.shifts import find_shifts, overlap, shifted
 from congeal.solvers.streaming import chunks
 from congeal.solvers.threads import in_order
@@ -105,9 +105,10 @@ class Followed:
     links : Links
         Those that said something, as the views have them.
     error : (n,) tensor
-        Of a view against those that it is linked to: of a corner along an axis, in pixels; NaN if it has no link.
+        Of a view against what the sequence is aligned to, all that adds up on the way included: of a corner along an
+        axis, in pixels; NaN if it has no link.
     ends : float
-        The same of the last view against the first; NaN if nobody adjusted them.
+        The same of the last view against the first.
     lost : (n,) tensor of bool
         Views that match none before them.
     """
@@ -155,7 +156,7 @@ class _Pass:
                 int(j),
                 shown[k],
                 None if inside is None else inside[k],
-                Patches.of(shown[k]) if self.needed[j] else None,
+                Patches.of(shown[k], self.solver.motion) if self.needed[j] else None,
             )
             for k, j in enumerate(part)
         ]
@@ -187,8 +188,9 @@ def register_links(pictures: Pictures, links: Links, motion: str, steps: int) ->
 
 
 @torch.no_grad()
-def follow(pictures: Pictures, motion: str, *, joint: bool = True) -> Followed:
-    """Views of a sequence from nothing but its pictures. joint: with links beyond neighbours, and adjusted."""
+def follow(pictures: Pictures, motion: str, origin: Origin, *, joint: bool = True) -> Followed:
+    """Views of a sequence from nothing but its pictures. origin: what errors are against. joint: with links beyond
+    neighbours, and adjusted."""
     n = len(pictures.stack)
     shown = torch.cat([pictures.of(part)[0] for part in chunks(pictures.stack)])
     reach = (1, 2) if joint else (1,)
@@ -202,13 +204,14 @@ def follow(pictures: Pictures, motion: str, *, joint: bool = True) -> Followed:
     views, lost = _chained(n, replace(near, matrices=done.matrices), done.likeness, good, shown, bar)
     if not joint:
         links = Links(near.first, near.second, done.matrices)
-        return Followed(views, links.between(views), _alone(done, n), float("nan"), lost)
+        error = _alone(done, n)
+        return Followed(views, links.between(views), error, float(error[-1]), lost)
     links = near.between(views)
     more = far_links(views, pictures.frame, n)
     if len(more):
         links = Links(*(torch.cat(pair) for pair in zip(_parts(links), _parts(more), strict=True))).ordered()
     done = register_links(pictures, links, motion, _STEPS[0] // 2)
-    return adjusted(links, done, views, lost, bar, pictures.frame, motion)
+    return adjusted(links, done, views, lost, bar, pictures.frame, motion, origin)
 
 
 def _parts(links: Links) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -269,7 +272,14 @@ def far_links(views: torch.Tensor, frame: Size, n: int) -> Links:
 
 
 def adjusted(
-    links: Links, done: Registered, views: torch.Tensor, lost: torch.Tensor, bar: float, frame: Size, motion: str
+    links: Links,
+    done: Registered,
+    views: torch.Tensor,
+    lost: torch.Tensor,
+    bar: float,
+    frame: Size,
+    motion: str,
+    origin: Origin,
 ) -> Followed:
     """The views that agree best with the links that say something; a view that has none stays near the one before."""
     good = sound(done, bar)
@@ -285,7 +295,7 @@ def adjusted(
         frame,
         motion,
     )
-    result: Adjusted = adjust(graph, views)
+    result: Adjusted = adjust(graph, views, origin)
     error = torch.where(held, torch.nan, result.error)
     return Followed(normalise(result.views), links.some(good).between(result.views), error, result.ends, lost | held)
 
@@ -304,20 +314,24 @@ def _reached(n: int, links: Links) -> torch.Tensor:
 
 
 def _alone(done: Registered, n: int) -> torch.Tensor:
-    """(n,) error of each view against the one before it; of the first, that of the second."""
-    return torch.cat([done.error[:1], done.error]) if n > 1 else torch.full((1,), torch.nan, dtype=torch.float64)
+    """(n,) error of each view against the first, as it adds up from one to the next; of the first, that of the
+    second."""
+    if n < 2:
+        return torch.full((1,), torch.nan, dtype=torch.float64)
+    added = done.error.square().nan_to_num(_HELD**2).cumsum(0).sqrt()
+    return torch.cat([added[:1], torch.where(done.error.isfinite(), added, torch.nan)])
 
 
 # ---- larger pictures
 
 
 @torch.no_grad()
-def refine(known: Followed, pictures: Pictures, motion: str, *, joint: bool = True) -> Followed:
+def refine(known: Followed, pictures: Pictures, motion: str, origin: Origin, *, joint: bool = True) -> Followed:
     """The same views in larger pictures; `known` in their pixels."""
     done = register_links(pictures, known.links, motion, _STEPS[1])
     bar = likeness_bar(done, known.links)
     if joint:
-        return adjusted(known.links, done, known.views, known.lost, bar, pictures.frame, motion)
+        return adjusted(known.links, done, known.views, known.lost, bar, pictures.frame, motion, origin)
     good = sound(done, bar)
     matrices = torch.where(good[:, None, None], done.matrices, known.links.matrices)
     views = known.views.clone()
@@ -325,7 +339,8 @@ def refine(known: Followed, pictures: Pictures, motion: str, *, joint: bool = Tr
         views[j] = matrices[edge] @ views[j - 1]
     views = normalise(views)
     lost = torch.cat([torch.zeros(1, dtype=torch.bool), ~good])
-    return Followed(views, known.links.between(views), _alone(done, len(views)), float("nan"), lost)
+    error = _alone(done, len(views))
+    return Followed(views, known.links.between(views), error, float(error[-1]), lost)
 
 
 @torch.no_grad()

@@ -31,8 +31,11 @@ class Tiles:
     corner: torch.Tensor
 
     @classmethod
-    def choose(cls, pictures: torch.Tensor, most: int = MOST_TILES) -> Tiles:
-        """Of aligned pictures (B, 1, h, w) of one thing: squares where their mean has structure and they agree."""
+    def choose(cls, pictures: torch.Tensor, most: int = MOST_TILES, margin: float = 0.0) -> Tiles:
+        """Of aligned pictures (B, 1, h, w) of one thing: squares where their mean has structure and they agree.
+
+        margin: pixels along the edges of the frame in which there is none.
+        """
         frame = (pictures.shape[-2], pictures.shape[-1])
         side = tile_side(frame)
         mean = pictures.mean(0, keepdim=True)
@@ -43,14 +46,17 @@ class Tiles:
         ]  # `var` along the first axis takes ten times as long
         worth = structure / (noise + _LEAST_NOISE * noise.mean() + 1e-9)
         rows, columns = torch.meshgrid(*(torch.arange(n) for n in worth.shape), indexing="ij")
+        # Pooling leaves out what does not fill a square; the squares are set in the middle.
+        rest = torch.tensor([(n % side) // 2 for n in (frame[1], frame[0])])
+        for place, first, length in ((columns, rest[0], frame[1]), (rows, rest[1], frame[0])):
+            begin = place * side + first
+            worth[(begin < margin) | (begin + side > length - margin)] = 0
         cell = (rows * _CELLS // worth.shape[0]) * _CELLS + columns * _CELLS // worth.shape[1]
         chosen = []
         for number in cell.unique().tolist():
             here = torch.nonzero((cell == number) & (worth > 0), as_tuple=True)
             best = worth[here].argsort(descending=True)[: most // _CELLS**2]
             chosen.append(torch.stack([columns[here][best], rows[here][best]], 1))
-        # Pooling leaves out what does not fill a square; the squares are set in the middle.
-        rest = torch.tensor([(n % side) // 2 for n in (frame[1], frame[0])])
         return cls(frame, side, torch.cat(chosen) * side + rest)
 
     def __len__(self) -> int:

@@ -2,10 +2,11 @@
 
     python benchmarks/cluster.py overhead  [--n 100000] [--source 'infimnist:7@{n}']    plain, dask:local:1 and :2
     python benchmarks/cluster.py kills     [--n 20000] [--workers 15 --drivers 3 --schedulers 2 --freeze 60]
-    python benchmarks/cluster.py simulate  [--shards 1000] [--seconds 0.3] [--workers 2]   tasks that sleep
+    python benchmarks/cluster.py simulate  [--shards 10000] [--seconds 0.3] [--worker-counts 2 8 32 64]  sleeping tasks
     python benchmarks/cluster.py memory    [--sizes 20000 100000]                          of the driver
+    python benchmarks/cluster.py storage   [--n 20000]                                     a disk, and a bucket of moto
 
-Run it on a quiet machine. Every process has one thread. Ratios are within one call.
+Run it on a quiet machine. Ratios are within one call. Plain has one core, and each worker one thread.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-ANSWER = ("transforms.csv", "transforms.npz", "mean.png", "variance.png", "model.safetensors")
+ANSWER = ("transforms.csv", "transforms.npz", "mean.png", "variance.png", "model.safetensors", "skipped.csv")
 
 
 def command(options: argparse.Namespace, n: int, run: Path, on: str | None) -> list[str]:
@@ -45,43 +48,56 @@ def digest(run: Path) -> str:
     return whole.hexdigest()[:16]
 
 
-def timed(arguments: list[str]) -> tuple[float, float]:
-    """Seconds, and the driver's peak memory in MB."""
-    began = time.monotonic()
+class Spent(NamedTuple):
+    """Seconds on the wall, of processors (the workers' too), and the peak memory of the largest process in MB."""
+
+    seconds: float
+    cpu: float
+    memory: float
+
+
+def timed(arguments: list[str], cores: set[int] | None = None) -> Spent:
+    """Run a command to its end. cores: those it may use."""
+    began, usual = time.monotonic(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or usual)
     process = subprocess.Popen(arguments, env={**os.environ, **ONE_THREAD})
+    os.sched_setaffinity(0, usual)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(arguments)} ended with {status}")
-    return time.monotonic() - began, usage.ru_maxrss / 1024
+    return Spent(time.monotonic() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
 def overhead(options: argparse.Namespace, folder: Path) -> None:
     """plain against dask:local:1 against dask:local:2, with the same bytes."""
-    seconds: dict[str, float] = {}
     stages: dict[str, tuple[int, int, float]] = {}
+    one = {min(os.sched_getaffinity(0))}  # threads that a process starts by itself go by the cores it has
     print(f"\n{options.n:,} images of {options.source}\n")
-    print("| on | seconds | ratio | driver MB | answer |\n|---|---|---|---|---|")
+    print("| on | seconds | ratio | CPU seconds | ratio | answer |\n|---|---|---|---|---|---|")
+    first = None
     for on in options.on:
         run = folder / on.replace(":", "-")
-        seconds[on], memory = timed(command(options, options.n, run, None if on == "plain" else on))
-        first = seconds[options.on[0]]
-        print(f"| {on} | {seconds[on]:.1f} | {seconds[on] / first:.2f} | {memory:.0f} | {digest(run)} |", flush=True)
+        plain = on == "plain"
+        spent = timed(command(options, options.n, run, None if plain else on), one if plain else None)
+        first = first or spent
+        ratios = [f"{value:.1f} | {value / base:.2f}" for value, base in zip(spent[:2], first[:2], strict=True)]
+        print(f"| {on} | {' | '.join(ratios)} | {digest(run)} |", flush=True)
         stages = by_stage(run)
         shutil.rmtree(run)
-    print("\n| stage | shards | images | seconds of workers | µs an image |\n|---|---|---|---|---|")
+    print("\n| stage | shards | images | CPU seconds of workers | µs an image |\n|---|---|---|---|---|")
     for stage, (shards, images, spent) in stages.items():
         print(f"| {stage} | {shards} | {images:,} | {spent:.1f} | {spent / max(1, images) * 1e6:.0f} |")
 
 
 def by_stage(run: Path) -> dict[str, tuple[int, int, float]]:
-    """Shards, images and seconds of each pass, from shards.csv."""
+    """Shards, images and CPU seconds of each pass, from shards.csv."""
     found: dict[str, tuple[int, int, float]] = {}
     if (run / "shards.csv").exists():
         with (run / "shards.csv").open(newline="") as file:
             for row in csv.DictReader(file):
                 name = f"{row['stage']} ({row['pass']})"
                 shards, images, seconds = found.get(name, (0, 0, 0.0))
-                found[name] = shards + 1, images + int(row["images"]), seconds + float(row["seconds"])
+                found[name] = shards + 1, images + int(row["images"]), seconds + float(row["cpu_seconds"])
     return found
 
 
@@ -90,7 +106,7 @@ def memory(options: argparse.Namespace, folder: Path) -> None:
     print("\n| images | seconds | driver MB |\n|---|---|---|")
     for n in options.sizes:
         run = folder / str(n)
-        seconds, peak = timed(command(options, n, run, options.on[-1]))
+        seconds, _, peak = timed(command(options, n, run, options.on[-1]))
         print(f"| {n:,} | {seconds:.1f} | {peak:.0f} |", flush=True)
         shutil.rmtree(run)
 
@@ -99,13 +115,13 @@ def memory(options: argparse.Namespace, folder: Path) -> None:
 
 
 class Cluster:
-    """A scheduler and two workers as processes of their own, that can be killed and started again."""
+    """A scheduler and workers, two unless told, as processes of their own that can be killed and started again."""
 
-    def __init__(self, folder: Path) -> None:
-        self.file, self.folder = folder / "scheduler.json", folder
+    def __init__(self, folder: Path, threads: Sequence[int] = (1, 1)) -> None:
+        self.file, self.folder, self.threads = folder / "scheduler.json", folder, threads
         self.port = "0"
         self.scheduler = self._scheduler()
-        self.workers = [self._worker(), self._worker()]
+        self.workers = [self._worker(k) for k in range(len(threads))]
 
     def _start(self, what: str, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -123,15 +139,23 @@ class Cluster:
         self.port = json.loads(self.file.read_text())["address"].rsplit(":", 1)[1]
         return process
 
-    def _worker(self) -> subprocess.Popen[bytes]:
-        own = ["--nthreads", "1", "--no-nanny", "--local-directory", str(self.folder), "--death-timeout", "120"]
+    def _worker(self, number: int) -> subprocess.Popen[bytes]:
+        own = [
+            "--nthreads",
+            str(self.threads[number]),
+            "--no-nanny",
+            "--local-directory",
+            str(self.folder),
+            "--death-timeout",
+            "120",
+        ]
         return self._start("dask_worker", "--scheduler-file", str(self.file), *own)
 
     def kill_worker(self) -> None:
         k = random.randrange(len(self.workers))
         self.workers[k].kill()
         self.workers[k].wait()
-        self.workers[k] = self._worker()
+        self.workers[k] = self._worker(k)
 
     def freeze_worker(self, seconds: float) -> None:
         process = random.choice(self.workers)
@@ -144,7 +168,7 @@ class Cluster:
             process.kill()
             process.wait()
         self.scheduler = self._scheduler()
-        self.workers = [self._worker(), self._worker()]
+        self.workers = [self._worker(k) for k in range(len(self.threads))]
 
     def close(self) -> None:
         for process in (*self.workers, self.scheduler):
@@ -155,7 +179,7 @@ class Cluster:
 def kills(options: argparse.Namespace, folder: Path) -> None:
     """Kill what is at work, at random moments; the answer must be that of an undisturbed run."""
     random.seed(options.seed)
-    plain, _ = timed(command(options, options.n, folder / "plain", None))
+    plain = timed(command(options, options.n, folder / "plain", None)).seconds
     cluster = Cluster(folder)
     events = ["worker"] * options.workers + ["driver"] * options.drivers + ["scheduler"] * options.schedulers
     events += ["freeze"] if options.freeze else []
@@ -171,7 +195,8 @@ def kills(options: argparse.Namespace, folder: Path) -> None:
             if driver.poll() is not None:
                 break
             event = events.pop()
-            happened.append(event)
+            happened.append((event, stage_of(folder / "killed")))
+            print(f"{time.monotonic() - began:6.1f} s: {event:9} while {happened[-1][1]}", flush=True)
             if event == "driver":
                 driver.kill()
                 driver.wait()
@@ -185,12 +210,40 @@ def kills(options: argparse.Namespace, folder: Path) -> None:
         driver.wait()
     finally:
         cluster.close()
-    counts = {event: happened.count(event) for event in dict.fromkeys(happened)}
-    same = digest(folder / "plain") == digest(folder / "killed")
-    print(f"\nplain {plain:.1f} s; with {counts}: {time.monotonic() - began:.1f} s, exit {driver.returncode}")
-    print(f"events that the run was too short for: {events}\nsame bytes: {same}")
-    if not same:
+    took = time.monotonic() - began
+    counts = Counter(event for event, _ in happened)
+    print(f"\nplain {plain:.1f} s; with {dict(counts)}: {took:.1f} s, exit {driver.returncode}")
+    print(f"events that the run was too short for: {events}")
+    checks = left_behind(folder / "plain", folder / "killed", arguments)
+    print("\n".join(f"{what}: {'yes' if holds else 'NO'}" for what, holds in checks.items()))
+    if events or driver.returncode or not all(checks.values()):
         raise SystemExit(1)
+
+
+def stage_of(run: Path) -> str:
+    """The newest folder of results, or what came before the first."""
+    try:
+        found = list((run / ".work" / "shards").iterdir())
+        return max(found, key=lambda path: path.stat().st_mtime).name.rsplit("-", 1)[0] if found else "beginning"
+    except OSError:
+        return "beginning"
+
+
+def left_behind(plain: Path, killed: Path, arguments: list[str]) -> dict[str, bool]:
+    """What must hold of a run that was disturbed."""
+    with (killed / "transforms.csv").open(newline="") as file:
+        rows = [row["id"] for row in csv.DictReader(file)]
+    with (plain / "transforms.csv").open(newline="") as file:
+        same_rows = rows == [row["id"] for row in csv.DictReader(file)]
+    without_crew = arguments[: arguments.index("--on")]
+    again = subprocess.run(without_crew, env={**os.environ, **ONE_THREAD}, capture_output=True, check=False)
+    names = [sorted(path.name for path in run.rglob("*") if path.is_file()) for run in (plain, killed)]
+    return {
+        "same bytes": digest(plain) == digest(killed),
+        "every image is there once": same_rows and len(set(rows)) == len(rows),
+        "no stale lock: the same command without workers finds it finished": again.returncode == 0,
+        "no file but shards.csv that an undisturbed run has not": set(names[1]) - set(names[0]) <= {"shards.csv"},
+    }
 
 
 # ---- simulated shards
@@ -209,34 +262,180 @@ class Sleeping:
         return {"number": np.array(item)}
 
 
+class Measured(NamedTuple):
+    """Of one stage of sleeping tasks: seconds on the wall, and CPU seconds of driver and scheduler."""
+
+    seconds: float
+    driver: float
+    scheduler: float
+
+
 def simulate(options: argparse.Namespace, folder: Path) -> None:
-    """Sleeping tasks on a real scheduler: the driver's and the scheduler's time for a shard."""
+    """Sleeping tasks on a real scheduler, against a model of two numbers, measured first.
+
+    n tasks of s seconds on w workers take   max(n (s + h) / w, n d)
+
+    h: what a worker loses between two tasks, from one worker that is always busy. d: what the driver, the scheduler and
+    the files of a task cost where nothing is left to wait for, from tasks of no length on many threads.
+    """
+    for name in ("Sleeping",):  # workers find the class by another name than __main__
+        globals()[name].__module__ = "cluster_benchmark"
+    sys.modules["cluster_benchmark"] = sys.modules[__name__]
+    (folder / "cluster_benchmark.py").write_text(Path(__file__).read_text())
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    lost = sleep_through(folder, 60, 0.2, 1).seconds / 60 - 0.2
+    full = sleep_through(folder, options.shards // 4, 0.0, 32)
+    each = Measured(*(value / (options.shards // 4) for value in full))
+    print(
+        f"\nh = {lost * 1e3:.1f} ms, d = {each.seconds * 1e3:.2f} ms a task, of which CPU time of the driver ", end=""
+    )
+    print(f"{each.driver * 1e3:.2f} ms and of the scheduler {each.scheduler * 1e3:.2f} ms\n")
+    print("| shards | seconds each | workers | like … workers at 30 s | seconds | model | off | ideal |")
+    print("|---|---|---|---|---|---|---|---|")
+    cases = [(20 * w, options.seconds, w) for w in options.worker_counts if w < max(options.worker_counts)]
+    for n, s, w in [*cases, (options.shards, options.seconds, max(options.worker_counts))]:
+        took = sleep_through(folder, n, s, w).seconds
+        model = max(n * (s + lost) / w, n * each.seconds)
+        like = f"{w * 30 / s:,.0f}"
+        print(f"| {n:,} | {s} | {w} | {like} | {took:.1f} | {model:.1f} | {took / model - 1:+.0%} | {n * s / w:.1f} |")
+        sys.stdout.flush()
+    print("\n| workers | overhead at 30 s a shard | scheduler busy | driver busy |\n|---|---|---|---|")
+    for w in (10, 100, 1_000, 10_000):
+        over = max(lost / 30, w * each.seconds / 30 - 1)
+        print(f"| {w:,} | {over:.2%} | {w * each.scheduler / 30:.1%} | {w * each.driver / 30:.1%} |")
+
+
+def sleep_through(folder: Path, n: int, seconds: float, workers: int) -> Measured:
+    """n tasks on so many threads of two worker processes, which stand for as many workers."""
     from congeal.distributed.broadcast import key_of
     from congeal.distributed.crew import open_crew
 
-    sys.modules["cluster_benchmark"] = sys.modules[__name__]
-    Sleeping.__module__ = "cluster_benchmark"
-    sys.path.insert(0, str(folder))  # workers look where we do
-    (folder / "cluster_benchmark.py").write_text(Path(__file__).read_text())
-    print("\n| shards | seconds each | workers | seconds | ideal | over | over a shard, ms |")
-    print("|---|---|---|---|---|---|---|")
-    for workers in options.worker_counts:
-        with open_crew(f"dask:local:{workers}", folder / f"exchange-{workers}") as crew:
+    own = folder / f"{n}-{seconds}-{workers}"
+    own.mkdir()
+    threads = [workers - workers // 2, *([workers // 2] if workers > 1 else [])]
+    cluster = Cluster(own, threads=threads)
+    try:
+        with open_crew(f"dask:{cluster.file}", own / "exchange") as crew:
             assert crew is not None
-            n, each = options.shards, options.seconds
-            list(crew.map("warm", key_of("warm"), Sleeping(0), list(range(2 * workers)), [1] * (2 * workers)))
-            began = time.monotonic()
-            for _ in crew.map("sleeping", key_of(n), Sleeping(each), list(range(n)), [1] * n):
+            while crew.engine.workers < workers:
+                time.sleep(0.05)
+            crew._workers = workers
+            list(crew.map("warm", key_of("warm"), Sleeping(0.05), list(range(4 * workers)), [1] * (4 * workers)))
+            began, busy, theirs = time.monotonic(), time.process_time(), cpu_of(cluster.scheduler.pid)
+            for _ in crew.map("sleeping", key_of(n), Sleeping(seconds), list(range(n)), [1] * n):
                 pass
-            took, ideal = time.monotonic() - began, each * -(-n // workers)
-        over = (took - ideal) / (n / workers) * 1000
-        print(f"| {n} | {each} | {workers} | {took:.1f} | {ideal:.1f} | {took / ideal - 1:.1%} | {over:.1f} |")
-        sys.stdout.flush()
+            took, mine = time.monotonic() - began, time.process_time() - busy
+            return Measured(took, mine, cpu_of(cluster.scheduler.pid) - theirs)
+    finally:
+        cluster.close()
+
+
+def cpu_of(process: int) -> float:
+    """CPU seconds of another process so far."""
+    words = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# ---- object storage
+
+
+def storage(options: argparse.Namespace, folder: Path) -> None:
+    """Tar shards on the local disk and in a bucket that moto plays, two workers: seconds, memory, the same bytes."""
+    tars = make_tars(options, folder / "tars")
+    server = Bucket(folder)
+    try:
+        server.fill(tars)
+        print(f"\n{options.n:,} images of {options.source}, in tars of {PER_TAR:,}\n")
+        print(
+            "| from, to | seconds | ratio | CPU seconds | largest process, MB | transforms |\n|---|---|---|---|---|---|"
+        )
+        first = None
+        for source, output in ((str(tars), str(folder / "run")), ("s3://set/tars", "s3://set/run")):
+            arguments = ["align", source, "-o", output, "--size", "28", "--quiet", *options.extra]
+            spent = timed([sys.executable, "-m", "congeal.cli", *arguments, "--on", options.on[-1]])
+            first = first or spent.seconds
+            found = (
+                server.read("run/transforms.csv") if "://" in output else (folder / "run/transforms.csv").read_bytes()
+            )
+            what = hashlib.sha256(found).hexdigest()[:16]
+            ratio = spent.seconds / first
+            where = source.partition("://")[0] if "://" in source else "disk"
+            print(
+                f"| {where} | {spent.seconds:.1f} | {ratio:.2f} | {spent.cpu:.1f} | {spent.memory:.0f} | {what} |",
+                flush=True,
+            )
+    finally:
+        server.close()
+
+
+PER_TAR = 5_000
+
+
+def make_tars(options: argparse.Namespace, folder: Path) -> Path:
+    """The images as PNG files in tar shards."""
+    import io
+    import tarfile
+
+    import numpy as np
+
+    from congeal import open_images
+    from congeal.images.encode import png_bytes
+
+    folder.mkdir()
+    source = open_images(options.source.format(n=options.n))
+    for first in range(0, len(source), PER_TAR):
+        rows = np.arange(first, min(len(source), first + PER_TAR))
+        with tarfile.open(folder / f"part-{first // PER_TAR:05d}.tar", "w") as tar:
+            for row, image in zip(rows, source.batch(rows), strict=True):
+                member, data = tarfile.TarInfo(f"{source.id(int(row))}.png"), png_bytes(image)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"tars: {size / len(source):.0f} bytes an image")
+    return folder
+
+
+class Bucket:
+    """A bucket called `set`, played by moto in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        import socket
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        own = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "nobody"}
+        own |= {"AWS_SECRET_ACCESS_KEY": "nothing", "AWS_DEFAULT_REGION": "us-east-1"}
+        os.environ.update({**own, "XDG_CACHE_HOME": str(folder / "cache")})
+        begin = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        self.process = subprocess.Popen(begin, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        import s3fs
+
+        for _ in range(200):
+            try:
+                self.system = s3fs.S3FileSystem(skip_instance_cache=True)
+                self.system.makedirs("set", exist_ok=True)
+                return
+            except Exception:  # not there yet
+                time.sleep(0.2)
+        raise SystemExit("moto's server did not start")
+
+    def fill(self, tars: Path) -> None:
+        for path in sorted(tars.iterdir()):
+            self.system.put_file(str(path), f"set/tars/{path.name}")
+
+    def read(self, name: str) -> bytes:
+        self.system.invalidate_cache()
+        return bytes(self.system.cat_file(f"set/{name}"))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["overhead", "kills", "simulate", "memory"])
+    parser.add_argument("what", choices=["overhead", "kills", "simulate", "memory", "storage"])
     parser.add_argument("--n", type=int, default=20_000)
     parser.add_argument("--sizes", type=int, nargs="+", default=[20_000, 100_000])
     parser.add_argument("--source", default="infimnist:7@{n}")
@@ -248,9 +447,9 @@ def main() -> None:
     parser.add_argument("--freeze", type=float, default=0.0, help="seconds that a worker is stopped")
     parser.add_argument("--gap", type=float, help="seconds between kills, in the mean")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shards", type=int, default=1000)
+    parser.add_argument("--shards", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=0.3)
-    parser.add_argument("--worker-counts", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--worker-counts", type=int, nargs="+", default=[2, 8, 32, 64])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="congeal-cluster-") as folder:
         globals()[options.what](options, Path(folder))

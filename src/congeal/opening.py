@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -65,13 +66,17 @@ def open_images_of_run(named: Any, limit: Any = None, z: Any = None) -> ImageSou
 
 @dataclass(frozen=True)
 class SourceAddress:
-    """How another process opens the same images: what they were given as, and how to tell that they are the same."""
+    """How another process opens the same images: what they were given as, and how to tell that they are the same.
+
+    call: which call this is for. Workers of a cluster outlive a run, and files may change between two.
+    """
 
     given: str | tuple[str, ...]
     limit: int | None
     z: str | None
     count: int
     some: tuple[str, ...]
+    call: str
 
     def open(self) -> ImageSource:
         """Open the images, or take those that this process has opened before."""
@@ -85,7 +90,7 @@ class SharedSource(Subset):
         self, source: ImageSource, given: str | tuple[str, ...], limit: int | None, z: str | None = None
     ) -> None:
         super().__init__(source, np.arange(len(source)))
-        self.address = SourceAddress(given, limit, z, len(source), _some_ids(source))
+        self.address = SourceAddress(given, limit, z, len(source), _some_ids(source), uuid4().hex)
 
     @property
     def fingerprint_name(self) -> str:

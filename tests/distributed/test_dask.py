@@ -1,4 +1,4 @@
-"""A real Dask cluster on this machine, and one whose scheduler is restarted in the middle of the work."""
+"""A real Dask cluster on this machine, and one whose worker, driver and scheduler are killed one after the other."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ import pytest
 from same import assert_same
 
 from congeal import align
-from congeal.distributed.broadcast import key_of
-from congeal.distributed.crew import open_crew
 from congeal.opening import open_images
 
 pytest.importorskip("distributed")
@@ -38,26 +36,85 @@ def test_a_local_cluster(tmp_path: Path) -> None:
     assert_same(plain, spread)
 
 
-class Slowly:
-    """Work that waits, the first time, for somebody to allow it."""
+# A driver that is killed when so many results are there, or waits there until somebody has done something else.
+DRIVER = """
+import os, signal, sys, time
+from pathlib import Path
+from congeal import align
+from congeal.distributed.crew import Crew
+from congeal.images import sharded
+from congeal.solvers import setpass, streaming
+
+sharded.SHARD_IMAGES, streaming.SHARD_VALUES, setpass.TIMES_LONGER = 30, 30 * 28 * 28, 1  # as in conftest.py
+streaming.CHUNK_VALUES = 10 * 28 * 28
+die_at, wait_at, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+usual, seen = Crew.map, 0
+
+def counted(*arguments, **options):
+    global seen
+    for one in usual(*arguments, **options):
+        seen += 1
+        if seen == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if seen == wait_at:
+            (folder / "waiting").touch()
+            while (folder / "waiting").exists():
+                time.sleep(0.02)
+        yield one
+
+Crew.map = counted
+if __name__ == "__main__":
+    from test_dask import QUICK
+    align(folder / "digits.npy", folder / "killed", executor=f"dask:{folder / 'scheduler.json'}", **QUICK)
+"""
+# A worker that is killed in the middle of its third task.
+DYING = """
+import os, signal
+from congeal.distributed import task
+
+usual, seen = task.pack, 0
+
+def counted(arrays):
+    global seen
+    seen += 1
+    if seen == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return usual(arrays)
+
+task.pack = counted
+"""
+
+
+class Cluster:
+    """A scheduler and a worker, each a process that can be killed."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.file, self.running = folder, folder / "scheduler.json", dict[str, subprocess.Popen[bytes]]()
 
-    def __call__(self, item: int) -> dict[str, np.ndarray]:
-        (self.folder / f"began-{item}").touch()
-        while item and not (self.folder / "go").exists():
-            time.sleep(0.02)
-        return {"twice": np.array(2 * item)}
+    def start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        options = {"env": {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, "stdout": subprocess.DEVNULL}
+        self.running[name] = subprocess.Popen(
+            [sys.executable, *program.split(), *arguments], stderr=subprocess.DEVNULL, **options
+        )
+        return self.running[name]
 
+    def start_scheduler(self, port: str = "0") -> None:
+        where = ("--host", "127.0.0.1", "--no-dashboard", "--port", port, "--scheduler-file", str(self.file))
+        wait_for(self.file, self.start("scheduler", "-m distributed.cli.dask_scheduler", *where))
 
-def start(*arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", f"distributed.cli.{arguments[0]}", *arguments[1:]],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # workers import this file
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    def start_worker(self, *more: str) -> subprocess.Popen[bytes]:
+        own = ("--nthreads", "1", "--no-nanny", "--local-directory", str(self.folder), "--death-timeout", "60")
+        where = ("--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(self.file))
+        return self.start("worker", "-m distributed.cli.dask_worker", *where, *own, *more)
+
+    def start_driver(self, die_at: int, wait_at: int) -> subprocess.Popen[bytes]:
+        return self.start("driver", str(self.folder / "driver.py"), str(die_at), str(wait_at), str(self.folder))
+
+    def kill(self, *names: str) -> None:
+        for name in names:
+            process = self.running.pop(name)
+            process.kill()
+            process.wait()
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
@@ -68,35 +125,32 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.02)
 
 
-def test_a_scheduler_and_a_worker_that_are_killed(tmp_path: Path) -> None:
-    where = ["--host", "127.0.0.1", "--no-dashboard"]
-    file = tmp_path / "scheduler.json"
-    begin = ["dask_scheduler", *where, "--scheduler-file", str(file)]
-    worker_arguments = ["dask_worker", "--scheduler-file", str(file), *where, "--nthreads", "1", "--no-nanny"]
-    worker_arguments += ["--local-directory", str(tmp_path), "--death-timeout", "60"]
-    scheduler = start(*begin, "--port", "0")
-    running = [scheduler]
+@pytest.mark.usefixtures("small_shards")
+def test_worker_driver_and_scheduler_are_killed(tmp_path: Path) -> None:
+    np.save(tmp_path / "digits.npy", open_images("digits:3").batch(np.arange(60))[..., 0])
+    (tmp_path / "driver.py").write_text(DRIVER)
+    (tmp_path / "dying.py").write_text(DYING)
+    plain = align(tmp_path / "digits.npy", tmp_path / "plain", **QUICK)
+    cluster = Cluster(tmp_path)
     try:
-        wait_for(file, scheduler)
-        port = json.loads(file.read_text())["address"].rsplit(":", 1)[1]
-        running.append(start(*worker_arguments))
-        with open_crew(f"dask:{file}", tmp_path / "exchange") as crew:
-            assert crew is not None
-            done = crew.map("slowly", key_of("a"), Slowly(tmp_path), list(range(4)), [1] * 4)
-            assert int(next(done)["twice"]) == 0
-            wait_for(tmp_path / "began-1", running[-1])
-            for process in running:
-                os.kill(process.pid, signal.SIGKILL)
-                process.wait()
-            file.unlink()
-            scheduler = start(*begin, "--port", port)
-            running = [scheduler]
-            wait_for(file, scheduler)
-            (tmp_path / "go").touch()
-            running.append(start(*worker_arguments))
-            assert [int(one["twice"]) for one in done] == [2, 4, 6]
-            assert crew.retries >= 1
+        cluster.start_scheduler()
+        port = json.loads(cluster.file.read_text())["address"].rsplit(":", 1)[1]
+        worker = cluster.start_worker("--preload", str(tmp_path / "dying.py"))
+        driver = cluster.start_driver(4, 0)
+        assert worker.wait(120) == -signal.SIGKILL
+        cluster.start_worker()  # the driver, who knows of nothing, gets the fourth result from this one …
+        assert driver.wait(120) == -signal.SIGKILL
+        assert any((tmp_path / "killed" / ".work" / "shards").rglob("*.npz"))
+        driver = cluster.start_driver(0, 3)
+        wait_for(tmp_path / "waiting", driver)
+        cluster.kill("worker", "scheduler")
+        cluster.file.unlink()
+        cluster.start_scheduler(port)
+        cluster.start_worker()
+        (tmp_path / "waiting").unlink()
+        assert driver.wait(120) == 0  # … and goes on when there is a scheduler again
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
+        cluster.kill(*cluster.running)
+    again = align(tmp_path / "digits.npy", tmp_path / "killed", **QUICK)  # nobody holds the folder, nothing is left
+    assert_same(plain, again)
+    assert not (tmp_path / "killed" / ".work" / "shards").exists()

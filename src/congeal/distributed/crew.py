@@ -19,7 +19,7 @@ import numpy as np
 from congeal.distributed.broadcast import Order, broadcast
 from congeal.distributed.engine import Engine, open_engine
 from congeal.distributed.exchange import Exchange, open_exchange, unpack
-from congeal.distributed.task import TRIES, TryAgain, perform, result_name
+from congeal.distributed.task import TRIES, TryAgain, load, perform, result_name
 from congeal.errors import CongealError, RunFailed, first_line
 from congeal.progress import Progress
 
@@ -30,7 +30,7 @@ Work = Callable[[Any], Result]
 MOST_LOST = 20  # workers that a shard may cost before the run stops
 LOOK_EVERY = 1.0  # seconds between looks at the engine
 COUNT_EVERY = 5.0  # … and at the number of workers
-TABLE = ("stage", "pass", "shard", "images", "seconds", "worker", "attempt")
+TABLE = ("stage", "pass", "shard", "images", "seconds", "cpu_seconds", "worker", "attempt")
 
 
 class Crew:
@@ -56,6 +56,11 @@ class Crew:
         self.retries = 0
         self.timings: list[dict[str, Any]] = []
         self._workers, self._counted = engine.workers, time.monotonic()
+        self._warming: list[Future[None]] = []
+
+    def warm(self, *modules: str) -> None:
+        """Let workers import what they will need while the driver has something else to do; nobody waits for it."""
+        self._warming = [self.engine.submit(load, modules) for _ in range(self._workers)]
 
     def map(
         self,

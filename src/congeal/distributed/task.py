@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
+from importlib import import_module
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -17,11 +21,14 @@ from congeal.distributed.broadcast import Order, host, receive, versions
 from congeal.distributed.exchange import Exchange, open_exchange, pack
 from congeal.errors import CongealError, RunFailed
 
+log = logging.getLogger("congeal")
+
 TRIES = 3
 """How often a shard is tried before what went wrong is taken for granted."""
 _KEPT = 2  # works of stages that a worker remembers
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _WORKS: OrderedDict[str, Any] = OrderedDict()
+_OPENING = Lock()
 
 
 def in_worker() -> bool:
@@ -49,6 +56,15 @@ def result_name(number: int) -> str:
     return f"{number:08d}.npz"
 
 
+def load(modules: Sequence[str]) -> None:
+    """Import modules, which takes seconds where one of them is torch; what is missing is told by the first task."""
+    try:
+        for name in modules:
+            import_module(name)
+    except Exception as error:
+        log.debug("a worker cannot import %s: %s", modules, error)
+
+
 def perform(order: Order, number: int, item: Any, attempt: int) -> None:
     """Do shard `number` of a stage, if its result is not there yet."""
     _check_versions(order)
@@ -57,7 +73,7 @@ def perform(order: Order, number: int, item: Any, attempt: int) -> None:
     work = _work(exchange, order)
     if exchange.has(name):
         return
-    began = time.monotonic()
+    began, busy = time.monotonic(), time.process_time()
     try:
         result = work(item)
     except TryAgain as problem:
@@ -66,7 +82,8 @@ def perform(order: Order, number: int, item: Any, attempt: int) -> None:
         result = problem.instead
     except RunFailed as error:
         raise RunFailed(f"{error} (on worker {host()})") from error
-    about = {"seconds": round(time.monotonic() - began, 3), "worker": host(), "attempt": attempt}
+    spent = {"seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - busy}
+    about = {**{name: round(value, 3) for name, value in spent.items()}, "worker": host(), "attempt": attempt}
     try:
         for key in getattr(work, "large", ()):
             if key in result:
@@ -78,20 +95,21 @@ def perform(order: Order, number: int, item: Any, attempt: int) -> None:
 
 def _work(exchange: Exchange, order: Order) -> Any:
     known = f"{order.exchange} {order.folder} {order.digest}"
-    if known not in _WORKS:
-        _begin()
-        try:
-            made = receive(exchange, order)
-        except (FileNotFoundError, PermissionError) as error:
-            raise CongealError(
-                f"worker {host()} cannot read {order.exchange}/{order.folder}, which the driver wrote ({error}): "
-                "choose an output with -o on a disk that all workers see, or in object storage"
-            ) from error
-        _WORKS[known] = made
-        while len(_WORKS) > _KEPT:
-            _WORKS.popitem(last=False)
-    _WORKS.move_to_end(known)
-    return _WORKS[known]
+    with _OPENING:  # a worker may have several threads
+        if known not in _WORKS:
+            _begin()
+            try:
+                made = receive(exchange, order)
+            except (FileNotFoundError, PermissionError) as error:
+                raise CongealError(
+                    f"worker {host()} cannot read {order.exchange}/{order.folder}, which the driver wrote ({error}): "
+                    "choose an output with -o on a disk that all workers see, or in object storage"
+                ) from error
+            _WORKS[known] = made
+            while len(_WORKS) > _KEPT:
+                _WORKS.popitem(last=False)
+        _WORKS.move_to_end(known)
+        return _WORKS[known]
 
 
 def _check_versions(order: Order) -> None:

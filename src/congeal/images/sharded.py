@@ -12,6 +12,8 @@ from congeal.images.source import Indices
 
 SHARD_VALUES = 256_000_000  # pixel values of the originals of a shard: some ten seconds of decoding …
 SHARD_IMAGES = 20_000  # … and at most so many images
+LEAST_SHARDS = 8  # even of a small set, so that several workers have something to do …
+FEWEST_IMAGES = 25  # … unless shards would have fewer images than this
 
 
 class ShardedRows:
@@ -88,5 +90,5 @@ class ShardedRows:
 
 def cut(n: int, values: float) -> list[tuple[int, int]]:
     """(first, stop) of shards of n images whose originals have so many values each; depends on nothing else."""
-    step = max(1, min(SHARD_IMAGES, int(SHARD_VALUES // max(1.0, values))))
+    step = max(1, min(SHARD_IMAGES, int(SHARD_VALUES // max(1.0, values)), max(FEWEST_IMAGES, -(-n // LEAST_SHARDS))))
     return [(first, min(n, first + step)) for first in range(0, n, step)]

@@ -14,10 +14,9 @@ import torch
 from congeal.distributed import Crew
 from congeal.distributed.broadcast import key_of
 from congeal.errors import require
+from congeal.images.sharded import LEAST_SHARDS
 from congeal.progress import Progress, log
 from congeal.solvers.streaming import shards
-
-_LEAST_SHARDS = 8  # of a set that is placed by others: even a small one keeps some of them busy
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,7 @@ class Job:
         self, crew: Crew, parts: Sequence[np.ndarray], spread: Spread, outputs: Sequence[torch.Tensor]
     ) -> None:
         """The same runs in the same order, by shards; each result is a file, so nothing has to be saved here."""
-        together = shards(parts, spread.values, least=_LEAST_SHARDS)
+        together = shards(parts, spread.values, least=LEAST_SHARDS)
         items = [[(int(part[0]), int(part[-1]) + 1) for part in shard] for shard in together]
         counts = [shard[-1][1] - shard[0][0] for shard in items]
         done = crew.map(f"{self.method}: aligning", key_of(spread.key, items), ByRuns(spread.work), items, counts)

@@ -21,6 +21,7 @@ from congeal.distributed import Crew
 from congeal.distributed.broadcast import key_of
 from congeal.geometry import coverage, invert, normalise, rescale, warp
 from congeal.images import Stack
+from congeal.images.sharded import LEAST_SHARDS
 from congeal.methods.glimpses import make_preview
 from congeal.methods.neighbours import among_neighbours
 from congeal.metrics import Evidence, PixelMeter, Quality, blank, geometric_mean, scales
@@ -159,7 +160,8 @@ def _pixels(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) 
     appearance, area = plain_appearance(kind), pixel_area(stack)
     meter = PixelMeter(aligned_area=1 / area)
     look = _PixelLook(stack, stack_from_frame, kind, area)
-    items = [[(int(part[0]), int(part[-1]) + 1) for part in shard] for shard in shards(chunks(stack), _light(stack))]
+    together = shards(chunks(stack), _light(stack), least=LEAST_SHARDS)
+    items = [[(int(part[0]), int(part[-1]) + 1) for part in shard] for shard in together]
     seen = {name: np.zeros(len(stack), dtype) for name, dtype in _PER_IMAGE.items()}
     counts = [item[-1][1] - item[0][0] for item in items]
     outside_before = 0.0
@@ -335,7 +337,7 @@ def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: Feature
     over.progress.update(len(sample))
     scoring = _Scoring(after, crowd, common, sample, max(1, most // 8))
     parts = scoring.parts()
-    together = shards(parts, _light(stack))
+    together = shards(parts, _light(stack), least=LEAST_SHARDS)
     edges = np.cumsum([0, *map(len, together)]).tolist()
     images = [sum(map(len, shard)) for shard in together]
     for shard, one in zip(together, over("measuring likeness", scoring, list(pairwise(edges)), images), strict=True):

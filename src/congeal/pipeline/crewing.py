@@ -16,6 +16,7 @@ from congeal.runs.folder import RunFolder
 
 RESULTS = "shards"  # under .work: what workers leave
 TIMINGS = "shards.csv"
+WORK = ("congeal.methods.deep.congealing", "congeal.pipeline.spread")  # where the work of most tasks is written
 
 
 def open_for(executor: Any, source: Any, limit: int | None, z: str | None = None) -> ImageSource:
@@ -31,6 +32,8 @@ def crew_for(
     below = f".work/{RESULTS}"
     folder = Path(output).expanduser().absolute() / below if url is None else f"{url}/{below}"
     with open_crew(executor, folder, quiet=quiet) as crew:
+        if crew is not None:
+            crew.warm(*WORK)
         yield crew
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -67,9 +68,16 @@ class ShardDrawing:
         return self.aligned is not None and "://" in self.aligned
 
     @cached_property
+    def _kept(self) -> threading.local:
+        return threading.local()
+
+    @property
     def _kept_writer(self) -> Writer:
-        """One that lasts: it has to know all names."""
-        return self._open(Path(str(self.aligned)))
+        """One that lasts, because it has to know all names; each thread of a worker has its own."""
+        if not hasattr(self._kept, "writer"):
+            self._kept.writer = self._open(Path(str(self.aligned)))
+        writer: Writer = self._kept.writer
+        return writer
 
     def _open(self, folder: Path) -> Writer:
         drawing = self.drawing

@@ -59,6 +59,15 @@ def test_groups_are_kept_by_every_format(tmp_path: Path, suffix: str) -> None:
     assert after != Transforms(*rows)
     assert (plain.group, plain.margin) == (None, None)
     assert grouped[[0, 2]].group.tolist() == [0, 1]
+    named = Transforms(*rows, group=grouped.group, margin=grouped.margin, group_names=["a", "b, c", "é"])
+    named.save(tmp_path / f"named{suffix}")
+    after = Transforms.load(tmp_path / f"named{suffix}")
+    after.aligned_size = (40, 30)
+    assert after == named
+    assert after != grouped
+    assert after.named_groups() == ["a", "", "b, c", "é", "a", "b, c"]
+    with pytest.raises(CongealError, match="every group needs a name"):
+        Transforms(*rows, group=grouped.group, group_names=["a"])
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".json"])

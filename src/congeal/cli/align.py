@@ -33,9 +33,10 @@ class Align:
     The method's own unless given."""
     train: Annotated[str | None, tyro.conf.arg(metavar="auto|always|never", help_behavior_hint="")] = None
     """Whether deep trains a network: when that helps (auto), always or never; auto unless given."""
-    groups: Annotated[str | None, tyro.conf.arg(metavar="K|auto", help_behavior_hint="")] = None
+    groups: Annotated[str | None, tyro.conf.arg(metavar="K|auto|FILE", help_behavior_hint="")] = None
     """How many kinds of things the pile holds, or auto to find out: it is sorted into groups and each is aligned by
-    itself. Unless given the images are of one kind."""
+    itself. A CSV file with the columns id and group says which image is in which. Unless given the images are of one
+    kind."""
     sequence: Flag = False
     """The order of the images means something: each is followed from the one before it, however far they drift, and all
     are adjusted together."""

@@ -18,7 +18,7 @@ from congeal.cli.align import Align, Apply, Demo
 from congeal.cli.compare import Compare, Reproduce
 from congeal.cli.completion import no_completion, one_line_each
 from congeal.cli.failures import perform
-from congeal.cli.finished import Export, Match, Propagate, Report, Stack, Studio
+from congeal.cli.finished import Export, Groups, Match, Propagate, Report, Stack, Studio
 from congeal.cli.words import misspelt
 from congeal.progress import messages
 
@@ -30,6 +30,7 @@ COMMANDS: dict[str, Any] = {
     "propagate": Propagate,
     "stack": Stack,
     "match": Match,
+    "groups": Groups,
     "studio": Studio,
     "report": Report,
     "pack": Pack,

@@ -1,4 +1,4 @@
-"""Commands that use a finished run: export, propagate, stack, studio and report."""
+"""Commands that use a finished run: export, propagate, stack, groups, studio and report."""
 
 from __future__ import annotations
 
@@ -190,6 +190,35 @@ class Studio:
 
                 webbrowser.open(server.url)
             server.serve_until_interrupted()
+
+
+@dataclasses.dataclass
+class Groups:
+    """Show the tree of groups of a run, or cut it: the most alike are joined until so many are left."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align --groups'."""
+    cut: Annotated[int | None, tyro.conf.arg(metavar="K", help_behavior_hint="")] = None
+    """How many groups to leave; every cut is shown unless given."""
+    output: Annotated[str | None, output("FILE"), tyro.conf.arg(help_behavior_hint="")] = None
+    """With --cut, the CSV file to write: id and group of every image, which 'congeal align --groups FILE' reads."""
+    debug: Flag = False
+    """Print the traceback of an unexpected error."""
+
+    def run(self, command: str) -> None:
+        """Print the groups at one cut or at all, and write the table that was asked for."""
+        from congeal.pipeline.cutting import Tree
+
+        if self.output is not None and self.cut is None:
+            raise CongealError("a table has the groups at one cut: give --cut K as well")
+        tree = Tree(self.run_folder)
+        for left in range(len(tree), 0, -1) if self.cut is None else (self.cut,):
+            found = tree.cut(left)
+            share = "" if found.share is None else f" (the last two joined share {found.share:.1%} of their neighbours)"
+            each = ", ".join(f"{name} {size:,}" for name, size in zip(found.names, found.sizes, strict=True))
+            print(f"{left:>3}: {each}{share}")
+            if self.output is not None:
+                print(tree.write(found, self.output).resolve())
 
 
 @dataclasses.dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +13,40 @@ from congeal.images.writers import Size, Writer, open_writer
 
 OUTSIDE = "outliers"
 """Folder of the images that are in no group."""
+LONGEST_NAME = 100
 
 
-def folder_of(group: int) -> str:
-    """The folder of a group, below `aligned`; −1 is none."""
-    return OUTSIDE if group < 0 else str(group)
+def check_name(name: str) -> str:
+    """The name of a group, if it can be one: it is also the name of a folder."""
+    wrong = not name.isprintable() or any(letter in name for letter in '/\\:*?"<>|') or name.strip() != name
+    if not name or len(name) > LONGEST_NAME or wrong or name.startswith(".") or name.endswith(".") or name == OUTSIDE:
+        raise CongealError(
+            f"{name[:LONGEST_NAME]!r} cannot be the name of a group, which is also that of a folder: use 1 to "
+            f"{LONGEST_NAME} letters and digits without / \\ : * ? \" < > | or a dot at either end, and not '{OUTSIDE}'"
+        )
+    return name
+
+
+def folder_of(group: int, names: Sequence[str] | None = None) -> str:
+    """The folder of a group, below `aligned`: its name or its number; −1 is none."""
+    if group < 0:
+        return OUTSIDE
+    return str(group) if names is None else check_name(names[group])
 
 
 class GroupedWriter(Writer):
-    """A writer of the usual kind for each group, in a folder of its own; group (N,), −1 for none."""
+    """A writer of the usual kind for each group, in a folder of its own; group (N,), −1 for none; names of groups, if
+    they have any."""
 
-    def __init__(self, folder: Path, source: ImageSource, size: Size, format: str, group: np.ndarray) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        source: ImageSource,
+        size: Size,
+        format: str,
+        group: np.ndarray,
+        names: Sequence[str] | None = None,
+    ) -> None:
         if source.parts is not None:
             raise CongealError(f"{source.name} has depth and cannot be sorted by its projection: use --z planes")
         super().__init__(folder, source, size)
@@ -32,7 +55,7 @@ class GroupedWriter(Writer):
         for number in np.unique(group).tolist():
             rows = np.flatnonzero(group == number)
             self._place[rows] = np.arange(len(rows))
-            self._writers[number] = open_writer(folder / folder_of(number), source.subset(rows), size, format)
+            self._writers[number] = open_writer(folder / folder_of(number, names), source.subset(rows), size, format)
 
     def _own(self, index: int) -> tuple[Writer, int]:
         """The writer of an image, and its position there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -281,13 +282,14 @@ class Stack:
         *,
         group: np.ndarray | None = None,
         margin: np.ndarray | None = None,
+        group_names: Sequence[str] | None = None,
     ) -> Transforms:
         """One row per image of the source; skipped ones have a matrix of NaN and source size 0."""
         from congeal.transforms import Transforms
 
         matrices, ids = self.aligned_from_source(stack_from_frame), self.ids
         columns = (status, score, out_of_frame, uncertainty_px)
-        groups = {"group": group, "margin": margin}
+        groups: dict[str, Any] = {"group": group, "margin": margin, "group_names": group_names}
         found = Transforms(ids, matrices, self.source_sizes, self.aligned_size, *columns, **groups, copy=False)
         return found if len(self) == len(self.source) else found.spread(self.kept, self.source.ids())
 

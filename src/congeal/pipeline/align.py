@@ -17,7 +17,7 @@ from congeal.images.remembered import remember_decoded
 from congeal.methods.base import Method
 from congeal.pipeline.canvas import asked_canvas, check_canvas
 from congeal.pipeline.crewing import crew_for, hired, open_for
-from congeal.pipeline.groups import grouping_method
+from congeal.pipeline.groups import asked_table, grouping_method
 from congeal.pipeline.remote_output import check_place, copied, place_of
 from congeal.pipeline.repair import check_results, finish_or_repair
 from congeal.pipeline.request import (
@@ -102,7 +102,8 @@ def align(
         Whether "deep" trains a network: "auto" when that helps, "always" or "never"; "auto" unless given.
     groups : int or str, optional
         How many kinds of things the pile holds, or "auto" to find out: it is sorted into groups, and each is aligned by
-        itself. Unless given the images are of one kind.
+        itself; or a CSV file with the columns id and group that says which image is in which, as the studio writes it.
+        Unless given the images are of one kind.
     sequence : bool
         The order of the images means something: each is followed from the one before it, however far they drift, and
         all are adjusted together.
@@ -217,6 +218,7 @@ def align(
         **asked_canvas(canvas),
         **asked_format(transforms_format),
         **asked_stack(channel, z),
+        **asked_table(model),
         "version": __version__,
         "command": command_name(command),
     }

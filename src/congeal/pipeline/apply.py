@@ -19,7 +19,7 @@ from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.pipeline.canvas import inherited_canvas
 from congeal.pipeline.crewing import crew_for, hired, open_for
-from congeal.pipeline.groups import group_facts
+from congeal.pipeline.groups import group_facts, use_names
 from congeal.pipeline.remote_output import check_place, copied, place_of
 from congeal.pipeline.repair import check_results, finish_or_repair
 from congeal.pipeline.request import (
@@ -103,6 +103,7 @@ def apply(
     if not trained.reached("fitted"):
         raise CongealError(f"{trained} has no model yet; run its 'congeal align' command again to finish it")
     model = load(trained / "model.safetensors")
+    named = use_names(model, trained)
     z = trained.config.get("z") if z is None else z
     images = remember_decoded(open_for(executor, source, limit, z))
     asked, channels = channel_of(trained, images, channel, model)
@@ -130,6 +131,7 @@ def apply(
         **inherited_canvas(trained),
         **asked_format(transforms_format),
         **asked_stack(asked, z),
+        **named,
         "version": __version__,
         "command": command_name(command),
     }

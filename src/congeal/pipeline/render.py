@@ -23,7 +23,7 @@ import numpy as np
 
 from congeal.files import make_folders, replacing, sweep, write_bytes, write_json
 from congeal.images import ImageSource, Skipped, Writer, open_writer
-from congeal.images.grouped import GroupedWriter
+from congeal.images.grouped import GroupedWriter, folder_of
 from congeal.images.resample import Sampling
 from congeal.images.sharded import cut
 from congeal.images.threads import in_order, usable_cores
@@ -289,7 +289,7 @@ def writer_of(run: RunFolder, source: ImageSource, found: Transforms, output_for
         writer = open_writer(folder, source, size, output_format)
         tell_poses(writer, source, found.matrices)
         return writer
-    return GroupedWriter(folder, source, size, output_format, found.group)
+    return GroupedWriter(folder, source, size, output_format, found.group, found.group_names)
 
 
 def draw_shards(
@@ -366,8 +366,9 @@ def write_pictures(run: RunFolder, rendered: Rendered, start_pictures: Path | No
             made[run.work / name] = (start_pictures / name).read_bytes
         elif rendered.before.stats.count:
             made[run.work / name] = draw
+    names = [str(row["name"]) for row in run.state.get("groups") or []] or None
     for number, picture in sorted(rendered.groups.items()):
-        folder = make_folders(run.path, f"{GROUPS}/{number}")
+        folder = make_folders(run.path, f"{GROUPS}/{folder_of(number, names)}")
         made |= {folder / "mean.png": picture.mean_png, folder / "variance.png": picture.spread_png}
     for path, data in zip(made, in_order(lambda draw: draw(), made.values(), usable_cores()), strict=True):
         write_bytes(path, data)

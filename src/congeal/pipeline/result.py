@@ -88,7 +88,10 @@ class Result:
 
 def _groups(m: dict[str, Any]) -> str:
     sizes = [group["n_images"] for group in m["groups"]]
-    shown = ", ".join(f"{size:,}" for size in sizes[:12]) + (", …" if len(sizes) > 12 else "")
+    words = [f"{size:,}" for size in sizes]
+    if any(group["name"] != str(group["group"]) for group in m["groups"]):
+        words = [f"{size:,} ({group['name']})" for group, size in zip(m["groups"], sizes, strict=True)]
+    shown = ", ".join(words[:12]) + (", …" if len(sizes) > 12 else "")
     outside = m["n_images"] - sum(sizes)
     return f"{len(sizes)} of {shown} images" + (f"; {outside:,} in none" if outside else "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ def gather_groups(
     decision = (metrics.get("decisions") or {}).get("groups") or {}
     groups = []
     for row in rows:
+        folder = Path(str(row["name"])).name  # never a way out of the run folder
         mean, spread = (
-            picture(run / "groups" / str(row["group"]) / name, 160, contrast=contrast)
-            for name in ("mean.png", "variance.png")
+            picture(run / "groups" / folder / name, 160, contrast=contrast) for name in ("mean.png", "variance.png")
         )
         members = [card for card in cards if card.get("group") == row["group"]][:OF_A_GROUP]
         groups.append({"verdict": None, "energy_ratio": None, "leak": None, **row, "mean": mean, "members": members})

@@ -10,18 +10,21 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import refuse_links
 from congeal.images import ImageSource
+from congeal.methods.groups.table import read_given
 from congeal.opening import open_images, open_images_of_run
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
+from congeal.transforms.transforms import NO_GROUP
 
 CORRECTIONS = "studio/transforms.csv"  # poses corrected by hand, only those
+REGROUPED = "studio/groups.csv"  # the groups of all images, if they were changed by hand
 TABLES = ("transforms.csv", "transforms.npz", "transforms.parquet")
 
 
 def run_transforms(run: RunFolder, *, corrected: bool = True) -> Transforms:
     """The run's transforms, in whichever format it has them, with the aligned size that CSV has no column for.
 
-    corrected: with those in the place of its own that were corrected by hand in the studio.
+    corrected: with poses and groups in the place of its own that were corrected by hand in the studio.
     """
     table = next((run / name for name in TABLES if (run / name).exists()), None)
     if table is None:
@@ -31,7 +34,25 @@ def run_transforms(run: RunFolder, *, corrected: bool = True) -> Transforms:
     if not isinstance(size, list) or len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
         raise CongealError(f"{run / 'metrics.json'} is damaged: its aligned_size is {size!r}")
     found.aligned_size = (size[0], size[1])
-    return with_corrections(run, found) if corrected else found
+    return regrouped(run, with_corrections(run, found)) if corrected else found
+
+
+def regrouped(run: RunFolder, found: Transforms) -> Transforms:
+    """The transforms of a sorted pile with the groups of RUN/studio/groups.csv, if there is one.
+
+    How clearly an image belongs to a group that it was put into is not known.
+    """
+    table = run / REGROUPED
+    if found.group is None or found.margin is None or not table.exists():
+        return found
+    refuse_links(table.parent, table)
+    given = read_given(table, found.ids)
+    before, now = found.named_groups(), [given.names[k] if k >= 0 else "" for k in given.group]
+    margin = np.where([one == other for one, other in zip(before, now, strict=True)], found.margin, np.nan)
+    changed = found[:]
+    changed.group, changed.margin = np.maximum(given.group, NO_GROUP).astype(np.int32), margin
+    changed.group_names = given.names
+    return changed
 
 
 def with_corrections(run: RunFolder, found: Transforms) -> Transforms:
@@ -49,7 +70,8 @@ def with_corrections(run: RunFolder, found: Transforms) -> Transforms:
     matrices[rows], status[rows] = own.matrices[known], own.status[known]
     for name, column in columns.items():
         column[rows] = getattr(own, name)[known]
-    return Transforms(found.ids, matrices, found.source_sizes, found.aligned_size, status, **columns)
+    groups: dict[str, Any] = {name: getattr(found, name) for name in ("group", "margin", "group_names")}
+    return Transforms(found.ids, matrices, found.source_sizes, found.aligned_size, status, **columns, **groups)
 
 
 def transforms_of(run: str | os.PathLike[str] | Transforms) -> Transforms:

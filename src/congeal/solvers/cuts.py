@@ -6,6 +6,7 @@ lead out of it. Leaks cannot be lowered by emptying a group, because a small gro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -185,3 +186,17 @@ def merges(between: torch.Tensor) -> list[tuple[int, int, float]]:
         alive[one] = len(between) + len(found) - 1
         del alive[other]
     return found
+
+
+def joined(tree: Sequence[Sequence[float]], groups: int, left: int) -> list[int]:
+    """(groups,) the new number of every group after the first merges of a tree, which leave `left` of them.
+
+    New numbers are in the order of the first group that each holds.
+    """
+    root = {number: number for number in range(groups)}
+    holds = {number: [number] for number in range(groups)}
+    for i, (one, other, _) in enumerate(tree[: groups - left]):
+        holds[groups + i] = holds.pop(int(one)) + holds.pop(int(other))
+        root |= dict.fromkeys(holds[groups + i], groups + i)
+    order = list(dict.fromkeys(root[number] for number in range(groups)))
+    return [order.index(root[number]) for number in range(groups)]

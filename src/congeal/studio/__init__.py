@@ -2,6 +2,7 @@
 
 server.py   who may ask, and for what: fixed routes behind a random token on 127.0.0.1
 settle.py   one image whose pose the user corrects        realign.py  the run again, without excluded images
+regroup.py  groups that the user renames, merges and splits
 session.py  what the page sees of a run, and what it saves into RUN/studio
 templates/  the page
 """

@@ -1,4 +1,5 @@
-"""The same run once more, without the images that were excluded on the page: in a thread, into a folder of its own."""
+"""The same run once more, without images that were excluded on the page and with groups that were changed there: in a
+thread, into a folder of its own."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from congeal.errors import CongealError
 from congeal.images.excluded import REASON
 from congeal.pipeline.align import align
 from congeal.runs.folder import RunFolder
+from congeal.runs.originals import REGROUPED
 
 log = logging.getLogger("congeal")
 
@@ -27,6 +29,7 @@ OWN = (
     "quiet",
     "command",
     "seed",
+    "groups",
 )  # not taken from config.json as is
 
 
@@ -37,13 +40,17 @@ class Realignment:
         config = run.config
         if config.get("task") != "align":
             raise CongealError(f"{run} was made with 'congeal apply', which aligns each image by itself")
-        if not excluded:
-            raise CongealError("no image is excluded, so that there is nothing to leave out")
+        table = run / REGROUPED
+        if not excluded and not table.exists():
+            raise CongealError("no image is excluded and no group was changed, so that the result would be the same")
         before = [row["id"] for row in run.read_rows("skipped.csv") if row["reason"] == REASON]
         self.run = next_folder(run / "studio")
         self._excluded = [*excluded, *before]
         self._source = config["source"] if source is None else source
         self._config = config
+        self._params = dict(config.get("params") or {})
+        if config["method"] == "groups" and table.exists():
+            self._params |= {"n_groups": "auto", "table": str(table.resolve())}
         self._began, self._state, self._said = time.monotonic(), "running", ""
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -73,10 +80,10 @@ class Realignment:
                 self._source,
                 self.run,
                 method=self._config["method"],
-                params=self._config.get("params"),
+                params=self._params,
                 exclude=self._excluded,
                 quiet=True,
-                command=f"congeal studio: re-aligned without {len(self._excluded)} images",
+                command=self._told(),
                 **asked,
             )
         except CongealError as error:
@@ -88,6 +95,12 @@ class Realignment:
             metrics = result.metrics
             likeness = "" if metrics.get("likeness_after") is None else f", likeness {metrics['likeness_after']:.2f}"
             self._end("done", f"{metrics['n_images']} images: {metrics['verdict']}{likeness}")
+
+    def _told(self) -> str:
+        """What was done, in place of a command."""
+        groups = " with the groups as changed" if self._params.get("table") else ""
+        without = f" without {len(self._excluded)} images" if self._excluded else ""
+        return f"congeal studio: re-aligned{groups}{without}"
 
     def _end(self, state: str, said: str) -> None:
         self._said, self._state = said, state  # what is said before it is over

@@ -187,7 +187,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif route == "state":
             self._send_json(session.state())
         elif route == "images":
-            self._send_json(session.rows(**self._choice()))
+            asked = self._asked()
+            self._send_json(session.some_rows(asked) if asked is not None else session.rows(**self._choice()))
+        elif route == "order":
+            wanted = {key: value for key, value in self._choice().items() if key not in ("first", "count")}
+            self._send_json({"order": session.order(**wanted).tolist()})
+        elif route.startswith("group/") and route.removeprefix("group/").isdecimal() and len(route) < 30:
+            groups = session.groups
+            self._send_picture(None if groups is None else groups.mean(int(route.removeprefix("group/"))), keep=False)
         elif route in ("mean.png", "mask.png"):
             self._send_picture(session.picture(route), keep=False)
         elif route.startswith("original/") and route.removeprefix("original/").isdecimal() and len(route) < 30:
@@ -198,6 +205,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_json(self.server.studio.realignment_state())
         else:
             raise _Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+
+    def _asked(self) -> list[int] | None:
+        """Numbers of images that are asked for one by one, or None."""
+        numbers = parse_qs(self._split().query).get("index")
+        if numbers is None:
+            return None
+        try:
+            return [int(number) for number in numbers[-1].split(",")]
+        except ValueError as error:
+            raise _Refused(HTTPStatus.BAD_REQUEST, f"that is not a number: {error}") from error
 
     def _choice(self) -> dict[str, Any]:
         given = {key: values[-1] for key, values in parse_qs(self._split().query).items()}
@@ -210,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"first": first, "count": count, "sort": sort, "low": low, "high": high, "show": show}
 
     def _post(self, route: str) -> None:
-        if route not in ("save", "settle", "realign", "open"):
+        if route not in ("save", "settle", "split", "realign", "open"):
             raise _Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
         origin = self.headers.get("Origin")
         if origin is not None and origin != f"http://{self.headers['Host']}":
@@ -221,6 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
         studio = self.server.studio
         if route == "settle":
             self._send_json(studio.session.settle(document))
+        elif route == "split":
+            self._send_json(studio.session.split(document))
         elif route == "realign":
             self._send_json(studio.realign())
         elif route == "open":

@@ -1,4 +1,5 @@
-"""What the page sees of a run, and what it saves: RUN/studio/points.csv, mask.png, excluded.csv, transforms.csv."""
+"""What the page sees of a run, and what it saves: RUN/studio/points.csv, mask.png, excluded.csv, transforms.csv and
+groups.csv."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import math
 import os
 import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from congeal.report.page import shown_name
 from congeal.report.pictures import encode
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import CORRECTIONS, open_originals, run_transforms
+from congeal.studio.regroup import Groups
 from congeal.studio.settle import settle
 from congeal.transforms import Transforms
 from congeal.transforms.lists import read_table
@@ -62,6 +64,7 @@ class Session:
         self.mask_scale = max(1, MASK_SIDE // max(self.aligned))
         self._back = self.found.inverse().matrices
         self._known = np.flatnonzero(np.isfinite(self.found.matrices).all(axis=(1, 2)))
+        self.groups = None if self.found.group is None else Groups(self.run, self.found)
         self._display, self._contrast = display_range_of(self.run), page_contrast(self.run)
         self._saving = threading.Lock()  # the three files of one page stay together
         self._reading = threading.Lock()  # sources of shards and TIFF stacks share one open file
@@ -82,6 +85,7 @@ class Session:
             "has_mask": (self.folder / "mask.png").exists(),
             "poses": [self._pose(i, matrix) for i, matrix in self._saved_poses().items()],
             "can_realign": self.run.config.get("task") == "align",
+            "groups": None if self.groups is None else self.groups.state(),
         }
 
     def rows(self, first: int, count: int, sort: str, low: float, high: float, show: str) -> dict[str, Any]:
@@ -89,6 +93,12 @@ class Session:
 
         sort: "worst", "best" or "id"; show: "all" or "flagged".
         """
+        rows = self.order(sort, low, high, show)
+        part = rows[max(first, 0) : max(first, 0) + min(max(count, 0), PAGE)]
+        return {"total": len(rows), "rows": [self._row(int(i)) for i in part]}
+
+    def order(self, sort: str, low: float, high: float, show: str) -> np.ndarray:
+        """Numbers of all such images; a page that shows one group takes its own among them."""
         score = self.found.score[self._known]
         # A score nobody knows passes as long as nobody asks for a range.
         wanted = (score >= low) & (score <= high) | np.isnan(score) & (low == -math.inf) & (high == math.inf)
@@ -98,8 +108,22 @@ class Session:
         if sort in ("worst", "best"):
             order = np.argsort(self.found.score[rows], kind="stable")
             rows = rows[order if sort == "worst" else order[::-1]]
-        part = rows[max(first, 0) : max(first, 0) + min(max(count, 0), PAGE)]
-        return {"total": len(rows), "rows": [self._row(int(i)) for i in part]}
+        return rows
+
+    def some_rows(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """A few images by number."""
+        return {"rows": [self._row(self._checked_index(i)) for i in numbers[:PAGE]]}
+
+    def split(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Which images of a group part from the others; nothing is saved. document: {members: [index]}."""
+        members = document.get("members")
+        if self.groups is None:
+            raise CongealError("these images were not sorted into groups")
+        if not isinstance(members, list) or len(set(map(str, members))) < len(members):
+            raise CongealError("the members of a group must be a list of images")
+        rows = [self._checked_index(i) for i in members]
+        with self._reading:
+            return {"parted": self.groups.split(self.images, rows)}
 
     def _saved_poses(self) -> dict[int, np.ndarray]:
         """Corrected poses by number, as they were saved last time."""
@@ -134,7 +158,7 @@ class Session:
         pins = self._checked_pins(document.get("pins"))
         source_from_thumbnail = rescale(self._thumbnail_size(i), self._size(i))
         places = map_points(source_from_thumbnail, pins[:, 2:])
-        mean = self.picture("mean.png")
+        mean = self._mean_of(i)
         if mean is None:
             raise CongealError(f"{self.run} has no mean.png; run its 'congeal align' command again")
         with Pillow.open(io.BytesIO(mean), formats=["PNG"]) as picture:
@@ -146,6 +170,11 @@ class Session:
         motion = motion if motion in MOTIONS else "similarity"
         settled = settle(seen.mean(-1, dtype=np.float32), wanted, base, (pins[:, :2], places), motion)
         return self._pose(i, settled.matrix, fitted=settled.fitted)
+
+    def _mean_of(self, i: int) -> bytes | None:
+        """What an image should look like: the mean of its group, or of all."""
+        own = None if self.groups is None else self.groups.mean(int(self.groups.own.group[i]))
+        return own or self.picture("mean.png")
 
     def _checked_index(self, index: Any) -> int:
         if not isinstance(index, int) or isinstance(index, bool) or index not in self._known:
@@ -240,6 +269,7 @@ class Session:
         points, excluded = self._checked_points(document.get("points")), self._checked_ids(document.get("excluded"))
         painted = None if mask is None else self._checked_mask(mask)
         poses = self._checked_poses(document.get("poses", []))
+        groups = None if self.groups is None else self.groups.checked(document.get("groups"))
         with self._saving:
             make_folders(self.run.path, "studio")
             if poses is None:
@@ -247,6 +277,8 @@ class Session:
             else:
                 refuse_links(self.run / CORRECTIONS)
                 poses.save(self.run / CORRECTIONS)
+            if self.groups is not None and groups is not None:
+                self.groups.save(groups)
             write_rows(self.folder / "excluded.csv", [{"id": id} for id in excluded], columns=["id"])
             if points:
                 write_rows(self.folder / "points.csv", points, columns=["x", "y", "name"])
@@ -260,13 +292,18 @@ class Session:
 
     def saved_words(self) -> dict[str, Any]:
         """Where the page was saved to, and the command to go on with."""
-        names = ("points.csv", "mask.png", "excluded.csv", "transforms.csv")
+        names = ("points.csv", "mask.png", "excluded.csv", "transforms.csv", "groups.csv")
         files = [name for name in names if (self.folder / name).exists()]
         marks = [f"--points {quoted(self.folder / 'points.csv')}"] if "points.csv" in files else []
         marks += [f"--mask {quoted(self.folder / 'mask.png')}"] if "mask.png" in files and not marks else []
         run, left_out = quoted(self.run.path), quoted(self.folder / "excluded.csv")
         if marks:
             following = f"congeal propagate {run} {marks[0]} --exclude {left_out} -o marks"
+        elif "groups.csv" in files and self.source is None and self.run.config.get("task") == "align":
+            pile, table = quoted(Path(self.run.config["source"])), quoted(self.folder / "groups.csv")
+            method = (self.run.config.get("params") or {}).get("method", "deep")
+            how = "" if method == "deep" else f" --method {method}"
+            following = f"congeal align {pile}{how} --groups {table} --exclude {left_out} -o sorted"
         else:
             following = f"congeal export {run} --to transforms.npz"
         return {"saved": self.folder.name, "folder": shown_name(str(self.folder)), "files": files, "next": following}

@@ -1,7 +1,8 @@
 """`Transforms` as files: CSV and JSON for people, NPZ and Parquet for millions of rows.
 
 All are written and read a few thousand rows at a time: as Python objects a million rows would take gigabytes.
-A pile that was sorted into groups has the columns `group` and `margin` at the end; no other set has them.
+A pile that was sorted into groups has the columns `group` and `margin` at the end, and `group_name` where groups have
+names; no other set has them.
 Files from before there were error bars lack the column `uncertainty_px`, and are read as if it were empty.
 """
 
@@ -28,6 +29,7 @@ from congeal.transforms.ids import Ids
 from congeal.transforms.transforms import (
     COLUMNS,
     GROUP_COLUMNS,
+    GROUP_NAME,
     MATRIX_COLUMNS,
     NO_GROUP,
     NUMBERS,
@@ -42,7 +44,7 @@ DAMAGE = (
 )
 NEWER = "uncertainty_px"
 OLD_COLUMNS = tuple(name for name in COLUMNS if name != NEWER)
-HEADERS = (COLUMNS, (*COLUMNS, *GROUP_COLUMNS), OLD_COLUMNS)
+HEADERS = (COLUMNS, (*COLUMNS, *GROUP_COLUMNS), (*COLUMNS, *GROUP_COLUMNS, GROUP_NAME), OLD_COLUMNS)
 _ROWS_AT_ONCE = 10_000
 _ROWS_OF_A_GROUP = 50_000  # of Parquet, which compresses and reads by groups
 
@@ -132,12 +134,14 @@ def _columns(t: Transforms) -> dict[str, list[Any]]:
     if t.group is not None and t.margin is not None:
         cells["group"] = [None if v == NO_GROUP else v for v in t.group.tolist()]
         cells["margin"] = [None if v != v else v for v in t.margin.tolist()]
+        cells[GROUP_NAME] = [name or None for name in t.named_groups()]
     return {name: cells[name] for name in names_of(t)}
 
 
 def names_of(t: Transforms) -> tuple[str, ...]:
     """The columns of its table."""
-    return COLUMNS if t.group is None else (*COLUMNS, *GROUP_COLUMNS)
+    named = () if t.group_names is None else (GROUP_NAME,)
+    return COLUMNS if t.group is None else (*COLUMNS, *GROUP_COLUMNS, *named)
 
 
 def _from_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
@@ -157,7 +161,18 @@ def _from_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
         "status": np.array(columns["status"], dtype=np.str_),
         **{name: floats(name) for name in NUMBERS},
         **({"group": _group_codes(floats("group")), "margin": floats("margin")} if "group" in columns else {}),
+        **({GROUP_NAME: _words(columns[GROUP_NAME])} if GROUP_NAME in columns else {}),
     }
+
+
+def _words(cells: Sequence[str | None]) -> NDArray[Any]:
+    return np.array([cell or "" for cell in cells], dtype=object)
+
+
+def _names(group: NDArray[np.int32], words: NDArray[Any]) -> tuple[str, ...]:
+    """What groups are called, from the group and the name of every row; one without images has its number."""
+    known = dict(zip(group.tolist(), words.tolist(), strict=True))
+    return tuple(str(known.get(k) or k) for k in range(int(group.max(initial=NO_GROUP)) + 1))
 
 
 def _group_codes(numbers: NDArray[np.float64]) -> NDArray[np.int32]:
@@ -170,7 +185,9 @@ def _group_codes(numbers: NDArray[np.float64]) -> NDArray[np.int32]:
 def _joined(parts: list[dict[str, Any]], aligned_size: Any = None) -> Transforms:
     """Constructor arguments of successive rows → one `Transforms`."""
     ids = Ids(chain.from_iterable(part.pop("ids") for part in parts))
-    columns = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
+    columns: dict[str, Any] = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
+    if GROUP_NAME in columns:
+        columns["group_names"] = _names(columns["group"], columns.pop(GROUP_NAME))
     return Transforms(ids, aligned_size=aligned_size, copy=False, **columns)
 
 
@@ -226,11 +243,12 @@ def _read_json(path: Path, step: int) -> Transforms:
     columns: dict[str, list[Any]] = {name: [row[name] for row in images] for name in kept}
     columns[NEWER] = [row.get(NEWER) for row in images]
     if images and "group" in images[0]:
-        columns |= {name: [row[name] for row in images] for name in GROUP_COLUMNS}
+        named = (GROUP_NAME,) if GROUP_NAME in images[0] else ()
+        columns |= {name: [row[name] for row in images] for name in (*GROUP_COLUMNS, *named)}
     matrices = np.array([np.full((3, 3), np.nan) if row["matrix"] is None else row["matrix"] for row in images])
     flat = matrices.astype(np.float64).reshape(len(images), 9)
     columns |= {name: flat[:, k].tolist() for k, name in enumerate(MATRIX_COLUMNS)}
-    return Transforms(**_from_columns(columns), aligned_size=document["aligned_size"])
+    return _joined([_from_columns(columns)], document["aligned_size"])
 
 
 # ---- NPZ: what `np.load` reads, without ever holding a whole column of text
@@ -248,6 +266,9 @@ def _write_npz(t: Transforms, file: IO[bytes]) -> None:
             array: NDArray[Any] = getattr(t, name)
             parts = (array[start : start + _ROWS_AT_ONCE] for start in range(0, len(t), _ROWS_AT_ONCE))
             _write_member(archive, name, array.shape, array.dtype, parts)
+        if t.group_names is not None:
+            names = np.array(t.group_names or [""], dtype=np.str_)[: len(t.group_names)]
+            _write_member(archive, "group_names", names.shape, names.dtype, [names])
 
 
 def _write_member(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], dtype: np.dtype, parts: Any) -> None:
@@ -265,7 +286,9 @@ def _read_npz(path: Path, step: int) -> Transforms:
         status = np.concatenate([_code(part) for part in _read_member(archive, "status", step)])
         known = ("matrices", "source_sizes", *NUMBERS, *GROUP_COLUMNS)
         names = [name for name in known if name not in (NEWER, *GROUP_COLUMNS) or _has(archive, name)]
-        columns = {name: _collect(_read_member(archive, name, step)) for name in names}
+        columns: dict[str, Any] = {name: _collect(_read_member(archive, name, step)) for name in names}
+        if _has(archive, "group_names"):
+            columns["group_names"] = _collect(_read_member(archive, "group_names", 1)).tolist()
     return Transforms(ids, aligned_size=tuple(size) or None, status=status, copy=False, **columns)  # type: ignore[arg-type]
 
 
@@ -322,6 +345,7 @@ def _write_parquet(t: Transforms, file: IO[bytes]) -> None:
         "source_width": arrow.int64(),
         "source_height": arrow.int64(),
         "group": arrow.int64(),
+        GROUP_NAME: arrow.string(),
     }
     schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in names_of(t)])
     schema = schema.with_metadata({"congeal": json.dumps({"aligned_size": t.aligned_size})})
@@ -336,6 +360,7 @@ def _write_parquet(t: Transforms, file: IO[bytes]) -> None:
             if part.group is not None:
                 cells["group"] = [None if v == NO_GROUP else v for v in part.group.tolist()]
                 cells["margin"] = part.margin
+                cells[GROUP_NAME] = [name or None for name in part.named_groups()]
             # from_pandas: NaN becomes an empty cell
             arrays = [arrow.array(cells[field.name], type=field.type, from_pandas=True) for field in schema]
             writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
@@ -364,7 +389,7 @@ def _from_batch(batch: Any, rows: slice) -> dict[str, Any]:
     def optional(name: str) -> NDArray[np.float64]:
         return numbers(name) if name in batch.schema.names else np.full(len(ids), np.nan)
 
-    grouped = "group" in batch.schema.names
+    grouped, named = ("group" in batch.schema.names, GROUP_NAME in batch.schema.names)
     ids = batch.column("id").to_pylist()[rows]
     sizes = [batch.column(name).to_numpy(zero_copy_only=False)[rows] for name in ("source_height", "source_width")]
     return {
@@ -374,6 +399,7 @@ def _from_batch(batch: Any, rows: slice) -> dict[str, Any]:
         "status": _code(np.array(batch.column("status").to_pylist()[rows], dtype=np.str_)),
         **{name: optional(name) for name in NUMBERS},
         **({"group": _group_codes(numbers("group")), "margin": numbers("margin")} if grouped else {}),
+        **({GROUP_NAME: _words(batch.column(GROUP_NAME).to_pylist()[rows])} if named else {}),
     }
 
 

@@ -27,6 +27,8 @@ NUMBERS = ("score", "out_of_frame", "uncertainty_px")
 COLUMNS = ("id", "status", *NUMBERS, "source_width", "source_height", *MATRIX_COLUMNS)
 GROUP_COLUMNS = ("group", "margin")
 """Columns of a pile that was sorted into groups; other sets have none."""
+GROUP_NAME = "group_name"
+"""And one of a pile whose groups have names."""
 NO_GROUP = -1
 
 _WORDS = np.array(STATUSES)
@@ -62,6 +64,8 @@ class Transforms:
         The group of each image where a pile was sorted into groups, from 0; −1 for none.
     margin : array_like, shape (N,), optional
         Likeness to the own group less that to the next best one; NaN unknown.
+    group_names : sequence of str, optional
+        What the groups are called, where somebody named them.
     copy : bool
         False keeps arrays of the right type as they are instead of copying them.
 
@@ -75,6 +79,7 @@ class Transforms:
     score, out_of_frame, uncertainty_px : ndarray of float64, shape (N,)
     group : ndarray of int32, shape (N,), or None
     margin : ndarray of float64, shape (N,), or None
+    group_names : tuple of str or None
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class Transforms:
         *,
         group: ArrayLike | None = None,
         margin: ArrayLike | None = None,
+        group_names: Sequence[str] | None = None,
         copy: bool = True,
     ) -> None:
         self.ids = Ids(ids)
@@ -104,6 +110,7 @@ class Transforms:
         self.uncertainty_px = _numbers(uncertainty_px, n, "uncertainty_px", copy)
         self.group = None if group is None else _shaped(group, (n,), np.int32, "group", copy)
         self.margin = None if group is None else _numbers(margin, n, "margin", copy)
+        self.group_names = None if group is None or group_names is None else tuple(group_names)
         self._check_rows(missing)
 
     def _check_rows(self, missing: NDArray[np.bool_]) -> None:
@@ -118,6 +125,8 @@ class Transforms:
             raise CongealError(f"image '{self.ids[row]}' is skipped and must have a matrix of NaN")
         if (self.source_sizes < 0).any():
             raise CongealError("source_sizes must not be negative")
+        if self.group_names is not None and self.group.max(initial=NO_GROUP) >= len(self.group_names):  # type: ignore[union-attr]
+            raise CongealError("every group needs a name, or none has one")
 
     # ---- looking at it
 
@@ -154,6 +163,7 @@ class Transforms:
             and np.array_equal(self.uncertainty_px, other.uncertainty_px, equal_nan=True)
             and _same(self.group, other.group)
             and _same(self.margin, other.margin)
+            and self.group_names == other.group_names
         )
 
     __hash__ = None  # type: ignore[assignment]  # holds arrays
@@ -176,6 +186,13 @@ class Transforms:
             body += "<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in cells) + f"<td>{numbers}</td></tr>"
         more = f"<p>… {len(self) - rows} more</p>" if len(self) > rows else ""
         return f"<p><b>Transforms</b> {self._summary()}</p><table><tr>{head}</tr>{body}</table>{more}"
+
+    def named_groups(self) -> list[str]:
+        """The name of every image's group, its number where groups have no names, "" for none."""
+        if self.group is None:
+            return [""] * len(self)
+        known = self.group_names or [str(k) for k in range(int(self.group.max(initial=NO_GROUP)) + 1)]
+        return ["" if k == NO_GROUP else known[k] for k in self.group.tolist()]
 
     # ---- choosing rows
 
@@ -201,6 +218,7 @@ class Transforms:
             self.uncertainty_px[rows],
             group=None if self.group is None else self.group[rows],
             margin=None if self.margin is None else self.margin[rows],
+            group_names=self.group_names,
             copy=False,
         )
 
@@ -229,9 +247,9 @@ class Transforms:
         matrices[rows], sizes[rows], status[rows] = self.matrices, self.source_sizes, self._status
         for column, values in zip(numbers, (self.score, self.out_of_frame, self.uncertainty_px), strict=True):
             column[rows] = values
-        groups: dict[str, NDArray[Any]] = {}
+        groups: dict[str, Any] = {"group_names": self.group_names}
         if self.group is not None and self.margin is not None:
-            groups = {"group": np.full(n, NO_GROUP, dtype=np.int32), "margin": np.full(n, np.nan)}
+            groups |= {"group": np.full(n, NO_GROUP, dtype=np.int32), "margin": np.full(n, np.nan)}
             groups["group"][rows], groups["margin"][rows] = self.group, self.margin
         return Transforms(names, matrices, sizes, self.aligned_size, status, *numbers, **groups, copy=False)
 

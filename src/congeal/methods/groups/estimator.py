@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,17 +13,20 @@ from congeal.distributed import Crew
 from congeal.errors import CongealError
 from congeal.geometry import MOTIONS
 from congeal.images import Layout, Stack
+from congeal.images.grouped import check_name
 from congeal.methods.base import Alignment, Method
 from congeal.methods.checks import Count, Range
 from congeal.methods.found import Found
 from congeal.methods.groups.aligning import Nested, Part, fitted_part, joint_quality, richest, template_of
-from congeal.methods.groups.sorting import NO_GROUP, Sorted, Sorter, choice, placing, sort_sample
+from congeal.methods.groups.sorting import Sorted, Sorter, choice, placing, sort_given, sort_sample
+from congeal.methods.groups.table import UNKNOWN, Given, read_given
 from congeal.methods.job import Job
 from congeal.methods.measure import BLANK, OK, OUTLIER
 from congeal.methods.registry import method_class
 from congeal.metrics import blank
 from congeal.solvers.appearance import Appearance, lasting_appearance
 from congeal.solvers.streaming import chunks
+from congeal.transforms.transforms import NO_GROUP
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ class CongealGroups(Method):
         Groups are found among at most this many images; all others are compared with them.
     most_groups : int
         The largest number of groups that "auto" tries.
+    table : str, optional
+        A CSV file with the columns id and group, which says what is in which group: nothing is sorted but images that
+        it does not list.
     motion, size, align_on, kind, guards, random_state
         As for every method; "auto" lets each group choose its motion, if the method can.
 
@@ -70,6 +76,8 @@ class CongealGroups(Method):
         The mean of each group as the frame shows it, in [0, 1].
     sizes_ : list of int
         Images in each group.
+    names_ : list of str
+        What the groups are called: their numbers, or the names of the table.
     cost_ : float
         Share of neighbours that are in another group, mean over groups: of several fits the lowest is best.
     tree_ : list of (int, int, float)
@@ -91,12 +99,16 @@ class CongealGroups(Method):
     """Groups are found among at most this many images."""
     most_groups: Count = 20
     """The largest number of groups that "auto" tries."""
+    table: str | None = None
+    """A CSV file with the columns id and group, in place of sorting."""
 
     name: ClassVar[str] = "groups"
     motions: ClassVar[tuple[str, ...]] = (*MOTIONS, "auto")
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        if self.table is not None and self.n_groups != "auto":
+            raise CongealError("groups: a table says how many groups there are; leave out n_groups")
         self._inside("object").check_parameters()
 
     def _appearance(self, kind: str) -> Appearance:
@@ -122,8 +134,11 @@ class CongealGroups(Method):
         self._templates = torch.stack([template_of(stack, part, self.random_state_) for part in parts])
         self.labels_, self.margins_ = group.astype(np.int32), margin.astype(np.float64)
         self.sizes_ = [len(part.rows) for part in parts]
-        self.groups_ = [_about(number, part, found.leaks[number]) for number, part in enumerate(parts)]
-        decisions = {"groups": choice(found.sorter.n_groups, found.curve, found.leaks) | {"tree": found.tree}}
+        self.groups_ = [
+            _about(number, self.names_[number], part, found.leaks[number]) for number, part in enumerate(parts)
+        ]
+        chosen = choice(found.sorter.n_groups, found.curve, found.leaks, given=self.table is not None)
+        decisions = {"groups": chosen | {"tree": found.tree}}
         return self._whole(stack, appearance, placed, parts, decisions)
 
     def sort(self, images: Any, *, init: Any = None) -> np.ndarray:
@@ -148,8 +163,10 @@ class CongealGroups(Method):
         count = self.n_groups
         if isinstance(count, int) and count > len(stack):
             raise CongealError(f"{stack.source.name} has {len(stack)} usable images, which cannot make {count} groups")
+        given = None if self.table is None else read_given(self.table, [stack.source.id(i) for i in stack.kept])
         with torch.no_grad():
-            found = self._sorted(stack, appearance, saved)
+            found = self._sorted(stack, appearance, saved, given)
+            self.names_ = list(given.names) if given else [str(k) for k in range(found.sorter.n_groups)]
             self._sorter, self.cost_, self.tree_ = found.sorter, found.cost, found.tree
             beside: dict[str, Any] = {"sorted": _sorted_state(found)}
             placed = self._placed(stack, appearance, found.sorter, found.rows, job, beside)
@@ -162,15 +179,22 @@ class CongealGroups(Method):
         group[likeness < found.sorter.limit] = NO_GROUP
         group[found.rows], group[found.outside] = labels, NO_GROUP
         group[self._empty(appearance, ink)] = NO_GROUP
+        if given is not None:
+            said = given.group != UNKNOWN
+            margin[said & (given.group != group) & (margin > 0)] *= -1
+            group[said] = given.group[said]
         return found, placed, beside
 
     def _empty(self, appearance: Appearance, ink: np.ndarray) -> np.ndarray:
         """(n,) bool: images that show nothing."""
         return blank(ink, self._median_ink) if appearance.holds_ink else np.zeros(len(ink), dtype=bool)
 
-    def _sorted(self, stack: Stack, appearance: Appearance, saved: Mapping[str, Any]) -> Sorted:
+    def _sorted(self, stack: Stack, appearance: Appearance, saved: Mapping[str, Any], given: Given | None) -> Sorted:
         if "sorted" in saved:
             return _sorted_from(saved["sorted"])
+        if given is not None:
+            seed = self.random_state_
+            return sort_given(stack, appearance, given.group, sample=self.fit_sample, random_state=seed)
         return sort_sample(
             stack,
             appearance,
@@ -278,7 +302,14 @@ class CongealGroups(Method):
         score, status, outside, error = numbers.numpy()
         poses = answer.poses.numpy()
         transforms = stack.to_transforms(
-            poses, score, status.astype(np.uint8), outside, error, group=answer.group, margin=answer.margin
+            poses,
+            score,
+            status.astype(np.uint8),
+            outside,
+            error,
+            group=answer.group,
+            margin=answer.margin,
+            group_names=self.names_ if _named(self.names_) else None,
         )
         quality = joint_quality(answer.parts, kind, len(stack), int((status == OK).sum()))
         # The parts are in the transforms now; a million poses twice would be 72 MB.
@@ -335,6 +366,8 @@ class CongealGroups(Method):
         state["numbers"] = torch.tensor([self._median_ink, self.cost_], dtype=torch.float64)
         state["sizes"] = torch.tensor(self.sizes_)
         state["tree"] = torch.tensor(self.tree_, dtype=torch.float64).reshape(-1, 3)
+        if _named(self.names_):
+            state["names"] = torch.frombuffer(bytearray("\n".join(self.names_).encode()), dtype=torch.uint8)
         for number, model in enumerate(self._models):
             if model is not None:
                 state |= {f"group{number}.{name}": tensor for name, tensor in model._state().items()}
@@ -348,6 +381,12 @@ class CongealGroups(Method):
         self._templates, self.sizes_ = state["templates"], state["sizes"].tolist()
         self._median_ink, self.cost_ = state["numbers"].tolist()
         self.tree_ = [(int(one), int(other), share) for one, other, share in state["tree"].tolist()]
+        self.names_ = [str(k) for k in range(self._sorter.n_groups)]
+        if "names" in state:
+            words = bytes(state["names"].tolist()).decode(errors="replace").split("\n")
+            self.names_ = [check_name(word) for word in words]  # folders are called so
+            if len(self.names_) != self._sorter.n_groups:
+                raise CongealError(f"the model has {len(self.names_)} names for {self._sorter.n_groups} groups")
         layout = replace(self.layout_, kind=self.layout_.kind or "object")
         self._models = []
         for number in range(self._sorter.n_groups):
@@ -363,7 +402,12 @@ class CongealGroups(Method):
         return pictures[..., 0] if pictures.shape[-1] == 1 else pictures
 
 
-def _about(number: int, part: Part, leak: float) -> dict[str, Any]:
+def _named(names: Sequence[str]) -> bool:
+    """Whether groups have names of their own and not just numbers."""
+    return list(names) != [str(k) for k in range(len(names))]
+
+
+def _about(number: int, name: str, part: Part, leak: float) -> dict[str, Any]:
     """What metrics.json says of a group."""
     quality = part.about["quality"] or {}
     names = (
@@ -378,7 +422,7 @@ def _about(number: int, part: Part, leak: float) -> dict[str, Any]:
     numbers = {name: quality.get(name) for name in names}
     return {
         "group": number,
-        "name": str(number),
+        "name": name,
         "n_images": len(part.rows),
         "motion": part.about["motion"],
         "leak": leak,

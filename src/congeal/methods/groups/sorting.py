@@ -34,6 +34,7 @@ from congeal.solvers.filters import blur
 from congeal.solvers.threads import few_threads, in_order
 from congeal.solvers.upright import frame_from_view
 from congeal.solvers.witnesses import NO_MATCH, Witnesses
+from congeal.transforms.transforms import NO_GROUP
 
 OBJECT_VIEW, PHOTO_VIEW = 20, 32
 """Longer side of what is compared: a digit keeps its strokes at 20 pixels (1-NN of 2,000 MNIST digits 97.6 %, at 14
@@ -47,8 +48,7 @@ _NEAR = 3  # witnesses whose likeness counts as likeness to a group …
 _TRIED = 6  # … of those that a new image is aligned to …
 _RIVALS = 4  # … in each of so many groups; the others cannot win
 _STARTS = 4
-NO_GROUP = -1
-"""Label of an image that belongs to no group."""
+_LEAST_WITNESSES = 30  # of a group that is given, if it has as many images
 _AT_ONCE = 256
 
 
@@ -151,15 +151,10 @@ def sort_sample(
 ) -> Sorted:
     """Find the groups of a set, from a sample of it."""
     generator = torch.Generator().manual_seed(random_state)
-    values = make_views(stack, np.arange(1), appearance)[0].numel()
-    most = max(2, min(sample, _WITNESS_VALUES // values))
+    most = _most(stack, appearance, sample)
     rows = np.sort(torch.randperm(len(stack), generator=generator)[:most].numpy())
     rows, noise, coherent = _without_noise(stack, rows)
-    views = torch.cat([make_views(stack, part, appearance) for part in np.array_split(rows, -(-len(rows) // _AT_ONCE))])
-    witnesses = Witnesses(views)
-    neighbours, likeness = _neighbours(witnesses)
-    near = 1 - likeness[:, :_NEAR].double().mean(1)
-    limit = max(FOREIGN_TIMES * float(near.median()), FOREIGN_LEAST)
+    views, neighbours, near, limit = _compared(stack, rows, appearance)
     inside = near <= limit
     if inside.sum() < 2:
         inside[:] = True
@@ -192,6 +187,56 @@ def sort_sample(
         curve,
         merges(graph.between(groups, count)),
     )
+
+
+def sort_given(stack: Stack, appearance: Appearance, given: np.ndarray, *, sample: int, random_state: int) -> Sorted:
+    """What new images need to find into groups that are given: (n,) the group of each image, below 0 for none.
+
+    The numbers are those of groups that were found. A group has its share of the sample, and at least a few.
+    """
+    generator = torch.Generator().manual_seed(random_state)
+    count, total = int(given.max()) + 1, int((given >= 0).sum())
+    most = _most(stack, appearance, sample)
+    chosen = []
+    for number in range(count):
+        own = torch.as_tensor(np.flatnonzero(given == number))
+        share = max(_LEAST_WITNESSES, round(most * len(own) / total))
+        chosen.append(own[torch.randperm(len(own), generator=generator)[:share]].sort().values.numpy())
+    rows = np.concatenate(chosen)
+    views, neighbours, _, limit = _compared(stack, rows, appearance)
+    groups = torch.as_tensor(given[rows])
+    known = torch.where(neighbours < len(rows), neighbours, -1)
+    graph = Graph.of_neighbours(known, torch.ones(known.shape))
+    bounds = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(groups, minlength=count).cumsum(0)])
+    leaks = graph.leaks(groups, count)
+    return Sorted(
+        Sorter(Witnesses(views), bounds, 1 - limit, _without_noise(stack, rows)[2]),
+        rows,
+        np.zeros(0, dtype=np.int64),
+        float(leaks.mean()),
+        leaks.tolist(),
+        [],
+        merges(graph.between(groups, count)),
+    )
+
+
+def _most(stack: Stack, appearance: Appearance, sample: int) -> int:
+    """How many witnesses there may be."""
+    values = make_views(stack, np.arange(1), appearance)[0].numel()
+    return max(2, min(sample, _WITNESS_VALUES // values))
+
+
+def _compared(
+    stack: Stack, rows: np.ndarray, appearance: Appearance
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+    """Views of some images; the nearest of each once aligned (S, k), S for nobody; how far it is from its nearest (S,);
+    and what is too far."""
+    views = torch.cat([make_views(stack, part, appearance) for part in np.array_split(rows, -(-len(rows) // _AT_ONCE))])
+    if len(rows) < 2:
+        return views, torch.full((len(rows), 1), len(rows)), torch.zeros(len(rows), dtype=torch.float64), FOREIGN_LEAST
+    neighbours, likeness = _neighbours(Witnesses(views))
+    near = 1 - likeness[:, :_NEAR].double().mean(1)
+    return views, neighbours, near, max(FOREIGN_TIMES * float(near.median()), FOREIGN_LEAST)
 
 
 def _without_noise(stack: Stack, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
@@ -242,11 +287,14 @@ def _groups(
     return best, curve
 
 
-def choice(count: int, curve: Sequence[tuple[int, float]], leaks: Sequence[float]) -> dict[str, Any]:
+def choice(
+    count: int, curve: Sequence[tuple[int, float]], leaks: Sequence[float], *, given: bool = False
+) -> dict[str, Any]:
     """How the number of groups was found, in a sentence and in numbers."""
     if not curve:
         kinds = "1 group" if count == 1 else f"{count} groups"
-        sentence = f"{kinds}, as asked: up to {max(leaks):.1%} of the nearest neighbours of a group are in another one."
+        how = "given" if given else "asked"
+        sentence = f"{kinds}, as {how}: up to {max(leaks):.1%} of the nearest neighbours of a group are in another one."
         return {"sentence": sentence, "n_groups": count, "leaks": list(leaks)}
     leak = dict(curve)
     later = [value for number, value in curve if number > count]

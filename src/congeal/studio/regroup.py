@@ -1,0 +1,139 @@
+"""Groups of a sorted pile as the page changes them: renamed, merged, split, images moved; kept in studio/groups.csv.
+
+The page holds all of it: the name of every group, and the group of every image. What it saves is the whole table, in
+one file, so that it means the same to `congeal align --groups FILE`, whatever was done to come there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from congeal.errors import CongealError
+from congeal.files import is_plain, refuse_links, write_rows
+from congeal.images import ImageSource
+from congeal.images.grouped import check_name
+from congeal.methods.groups.estimator import CongealGroups
+from congeal.methods.groups.table import COLUMNS
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import REGROUPED, regrouped
+from congeal.transforms import Transforms
+from congeal.transforms.transforms import NO_GROUP
+
+MOST_GROUPS = 1_000
+SPLIT_SAMPLE = 2_000  # images of a group in which the place to split it is looked for: seconds, not minutes
+SPLIT_SETTINGS = ("size", "align_on", "kind", "random_state")
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """names: of the groups. group (N,): number of every image's group, −1 for none."""
+
+    names: tuple[str, ...]
+    group: np.ndarray
+
+    def same(self, other: Grouping) -> bool:
+        """Whether every image is in a group of the same name."""
+        return self.of_images() == other.of_images()
+
+    def of_images(self) -> list[str]:
+        """The name of every image's group, "" for none."""
+        return [self.names[k] if k >= 0 else "" for k in self.group.tolist()]
+
+
+class Groups:
+    """The groups of one run, as the run has them and as they were changed."""
+
+    def __init__(self, run: RunFolder, found: Transforms) -> None:
+        assert found.group is not None
+        self.run, self.found = run, found
+        count = int(found.group.max(initial=NO_GROUP)) + 1
+        self.own = Grouping(found.group_names or tuple(map(str, range(count))), found.group)
+
+    def saved(self) -> Grouping:
+        """As they were saved last time, or as the run has them."""
+        if not (self.run / REGROUPED).exists():
+            return self.own
+        refuse_links(self.run / "studio", self.run / REGROUPED)
+        now = regrouped(self.run, self.found)
+        assert now.group is not None
+        names = now.named_groups()
+        order = [name for name in self.own.names if name in names]  # where they were, for the eye
+        order += [name for name in now.group_names or () if name not in order]
+        number = {name: k for k, name in enumerate(order)} | {"": NO_GROUP}
+        return Grouping(tuple(order), np.array([number[name] for name in names], dtype=np.int32))
+
+    def state(self) -> dict[str, Any]:
+        """What the page begins with. pictures: the group of the run whose mean stands for each, or null."""
+        now = self.saved()
+        pictures = []
+        for number in range(len(now.names)):
+            before = self.own.group[(now.group == number) & (self.own.group >= 0)]
+            pictures.append(int(np.bincount(before).argmax()) if len(before) else None)
+        return {
+            "names": list(now.names),
+            "of": now.group.tolist(),
+            "pictures": pictures,
+            "changed": not now.same(self.own),
+        }
+
+    def mean(self, number: int) -> bytes | None:
+        """mean.png of a group of the run."""
+        if not 0 <= number < len(self.own.names):
+            return None
+        path = self.run / "groups" / check_name(self.own.names[number]) / "mean.png"
+        return path.read_bytes() if is_plain(path) else None
+
+    def checked(self, given: Any) -> Grouping | None:
+        """What the page sent: {names: [str], of: [int]}; groups without images are left out. None: nothing."""
+        if given is None:
+            return None
+        names, of = (given.get("names"), given.get("of")) if isinstance(given, dict) else (None, None)
+        if not isinstance(names, list) or not 0 < len(names) <= MOST_GROUPS:
+            raise CongealError(f"there must be 1 to {MOST_GROUPS} groups")
+        if not all(isinstance(name, str) for name in names):
+            raise CongealError("the name of a group is text")
+        if not isinstance(of, list) or len(of) != len(self.found) or not all(type(k) is int for k in of):
+            raise CongealError(f"the groups of {len(self.found)} images must be a list of so many numbers")
+        group = np.array(of, dtype=np.int64)
+        if group.min(initial=0) < NO_GROUP or group.max(initial=0) >= len(names):
+            raise CongealError("an image is in a group that does not exist")
+        used = np.unique(group[group >= 0])
+        if not len(used):
+            raise CongealError("at least one image must be in a group")
+        kept = [check_name(names[k]) for k in used.tolist()]
+        if len(set(kept)) < len(kept):
+            raise CongealError("two groups have one name; names must differ, or merge the groups")
+        number = np.full(len(names) + 1, NO_GROUP)
+        number[used] = np.arange(len(used))
+        return Grouping(tuple(kept), number[group].astype(np.int32))
+
+    def save(self, now: Grouping) -> None:
+        """Write the table, whole or not at all; no table where nothing differs from the run.
+
+        A run that was made of such a table needs one to be made again.
+        """
+        made_of_one = (self.run.config.get("params") or {}).get("table") is not None
+        if now.same(self.own) and not made_of_one:
+            (self.run / REGROUPED).unlink(missing_ok=True)
+            return
+        refuse_links(self.run / REGROUPED)
+        known = np.isfinite(self.found.matrices).all(axis=(1, 2))
+        rows = zip(self.found.ids, now.of_images(), known.tolist(), strict=True)
+        table = [{"id": id, "group": name} for id, name, there in rows if there]
+        write_rows(Path(self.run / REGROUPED), table, columns=list(COLUMNS))
+
+    def split(self, images: ImageSource, rows: Sequence[int]) -> list[int]:
+        """Those of the images `rows` that part from the others where the group is weakest: the smaller half."""
+        if len(rows) < 4:
+            raise CongealError("a group of fewer than four images is too small to split; move its images instead")
+        own: Mapping[str, Any] = self.run.config.get("params") or {}
+        settings = {name: own[name] for name in SPLIT_SETTINGS if own.get(name) is not None}
+        model = CongealGroups(n_groups=2, fit_sample=SPLIT_SAMPLE, **settings)
+        some = np.array(sorted(rows))
+        halves = model.sort(images.subset(some), init=self.found[some])
+        return [int(i) for i in some[halves == 1]]

@@ -120,7 +120,7 @@ def test_labels_of_a_named_set_are_compared(tmp_path: Path) -> None:
     [
         (("--groups", "500"), "cannot make 500 groups"),
         (("--groups", "0"), "n_groups must be"),
-        (("--groups", "some"), "n_groups must be"),
+        (("--groups", "some"), "--groups is a number, auto, or a CSV file"),
         (("--groups", "2", "--reference", "3"), "--reference or --groups"),
         (("--groups", "2", "--method", "rasl"), "cannot align new images"),
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ SETS = {
 }
 SEEDS, DRAWS = 10, 20
 SUBJECTS = ("George_W_Bush", "Jennifer_Capriati", "Serena_Williams", "Tony_Blair")
-PAIRS = (("Serena_Williams", "George_W_Bush"), ("Tony_Blair", "Jennifer_Capriati"))
+PAIRS = tuple(combinations(SUBJECTS, 2))
 FACES = 160  # of a person, at most: of two people neither should be rare
 PER_DIGIT = 300  # of each of the three digits whose number is to be found
 BIG = "mnist:all/both"
@@ -197,11 +198,12 @@ def _named(digits: Sequence[int]) -> str:
 
 def _mixtures(options: Options) -> list[Cell]:
     most, each = (30, 100) if options.quick else (FACES, 300)
-    subject = SUBJECTS[-1]
+    pairs, subjects = (PAIRS[:1], SUBJECTS[:1]) if options.quick else (PAIRS, SUBJECTS)
     made: dict[str, tuple[str, Callable[[], ImageSource]]] = {
-        f"{one}-{other}": (f"{one} and {other}", partial(two_people, one, other, most)) for one, other in PAIRS
+        f"{one}-{other}": (f"{one} and {other}", partial(two_people, one, other, most)) for one, other in pairs
     }
-    made["upside-down"] = (f"{subject}, half upside down", partial(upside_down, subject, most))
+    for subject in subjects:
+        made[f"upside-down-{subject}"] = (f"{subject}, half upside down", partial(upside_down, subject, most))
     for kind in NOISES:
         for digits in NOISY_DIGITS[:1] if options.quick else NOISY_DIGITS:
             source = f"{_named(digits)} with 10 % {kind} noise"

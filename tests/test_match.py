@@ -14,6 +14,7 @@ from congeal.cli import main
 from congeal.errors import CongealError
 from congeal.geometry.orientation import make_upright, mirrored, orientation_of
 from congeal.methods.semantic import SemanticCongealing
+from congeal.opening import open_images
 from congeal.propagate.match import _Finder, match_points
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import run_transforms
@@ -95,6 +96,19 @@ def test_mirrored_and_turned_digits_without_a_network(tmp_path: Path) -> None:
     assert found.metrics["n_turned"] > 0
 
 
+def test_start_none_takes_away_what_a_source_brings_along(tmp_path: Path) -> None:
+    started = open_images(np.stack([congeal.open_images("digits:3").read(i).pixels[..., 0] for i in range(8)]))
+    started.initial, started.initial_size = np.tile(np.eye(3), (8, 1, 1)), (28, 28)
+    started.initial[:, 0, 2] = np.linspace(-2, 2, 8)
+    options = {"method": "lsc", "write_aligned": False, "quiet": True}
+    plain = congeal.align(started, tmp_path / "run", start="none", **options)  # type: ignore[arg-type]
+    assert json.loads((plain.folder / "config.json").read_text())["start"] == "none"
+    begun = np.load(plain.folder / ".work" / "start.npz")["matrices"]
+    assert np.allclose(begun, begun[:1])
+    begun = np.load(congeal.align(started, tmp_path / "own", **options).folder / ".work" / "start.npz")["matrices"]  # type: ignore[arg-type]
+    assert not np.allclose(begun, begun[:1])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -102,6 +116,7 @@ def test_mirrored_and_turned_digits_without_a_network(tmp_path: Path) -> None:
         ({"mirror": "maybe"}, "mirror is True"),
         ({"features": "lite9"}, "features are edges"),
         ({"features": "edges", "method": "lsc"}, "only deep"),
+        ({"features": "lite0", "method": "lsc", "start": "none"}, "leave one of them out"),
     ],
 )
 def test_wishes_that_make_no_sense(options: dict[str, str], words: str, tmp_path: Path) -> None:

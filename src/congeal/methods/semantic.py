@@ -117,6 +117,12 @@ class SemanticCongealing(Method):
         return self._answer(stack, poses, extractor, None)
 
     def _refuse_strangers(self, stack: Stack, above_chance: float) -> None:
+        if above_chance == 0:
+            raise RunFailed(
+                f"the images of {stack.source.name} have no object in common that {self.features} sees: what "
+                "matches is where in the picture something lies, not what it is; choose images of one kind of thing, "
+                "or other features"
+            )
         if above_chance < COMMON_OBJECT:
             raise RunFailed(
                 f"the images of {stack.source.name} have no object in common that {self.features} sees: matches agree "

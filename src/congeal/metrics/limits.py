@@ -104,6 +104,9 @@ BOTH_SEEN = 0.1
 COMMON_OBJECT = 2.5
 """How many times more matches of features must agree than by chance for a set to have an object in common: photographs
 of different things reach 2.1 to 2.2, of one kind of bird, car, bottle or face 2.9 to 8."""
+FOLLOWED_SHARE = 0.3
+"""And the share of pairs whose matches must follow what images show when the window moves: noise of seven kinds 0 to
+0.04, birds, cars, bottles and faces 0.57 and more."""
 TOLD_APART = 0.07
 """How much better, as a share, an image must fit one way round than the other to tell them apart …"""
 UNTOLD = 0.1

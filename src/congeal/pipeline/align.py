@@ -127,7 +127,8 @@ def align(
         Where to start: a file with transforms or boxes (columns id,x,y,width,height in source pixels), or "faces"
         ("faces@0.3") for boxes around the faces in photographs (30% larger).
     start : str or path, optional
-        The same, and "features": where features of a network bring the images together; "none" is the default.
+        The same, and "features": where features of a network bring the images together; "none": as they lie,
+        even where the source brings a start along, as faces of `lfw:` do.
     features : str, optional
         What is compared: "edges" or "pixels"; or features of a network, for things of one kind in the wild: "lite0", a
         file MODULE.pt (TorchScript) or MODEL.onnx, or "timm:NAME". The method is then "semantic" unless another is
@@ -181,7 +182,7 @@ def align(
     asked = None if reference == "auto" else reference
     refuse_twice(params, seed=seed, motion=motion, train=train, device=device, reference=asked, channel=channel)
     wanted = exclude_images(open_for(executor, source, limit, z), exclude, strict=limit is None)
-    images = at_faces(remember_decoded(wanted), init, quiet=quiet)
+    images = at_faces(wild.of(remember_decoded(wanted)), init, quiet=quiet)
     need_two(limit)
     check_formats(images, output_format, transforms_format)
     place = place_of(output)

@@ -15,6 +15,7 @@ from congeal.images.channels import Channel, find_channels
 from congeal.images.faces import FaceSource
 from congeal.images.intensity import AlignOn
 from congeal.images.remembered import remember_decoded
+from congeal.images.unstarted import Unstarted
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.pipeline.canvas import inherited_canvas
@@ -106,6 +107,8 @@ def apply(
     named = use_names(model, trained)
     z = trained.config.get("z") if z is None else z
     images = remember_decoded(open_for(executor, source, limit, z))
+    if trained.config.get("start") == "none" and init is None:
+        images = Unstarted(images)
     asked, channels = channel_of(trained, images, channel, model)
     model.layout_ = replace(model.layout_, align_on=channels)
     check_formats(images, output_format, transforms_format)

@@ -38,6 +38,7 @@ from congeal.pipeline.crewing import RESULTS
 from congeal.pipeline.display import display_range_of, seen_range
 from congeal.pipeline.draw import Drawing
 from congeal.pipeline.groups import group_facts
+from congeal.pipeline.lines import LINES, draw_lines
 from congeal.pipeline.render import START_PICTURES, Rendered, render_originals
 from congeal.pipeline.result import Result
 from congeal.pipeline.spread import render_by_crew
@@ -53,6 +54,7 @@ from congeal.transforms.files import load_matrices
 log = logging.getLogger("congeal")
 
 FITTED = ("model.safetensors", "metrics.csv", "skipped.csv")  # what a fit leaves besides its answer
+FITTED_WORK = ("found.npz", "start.npz", f"{LINES}/lines.json")  # … and under .work
 PICTURES = ("mean.png", "variance.png", "aligned/names.csv")
 # What was asked and decided: the motion used and the one asked for, the sizes worked at, whether a network was trained,
 # and each decision with its reason. A run of an earlier version knows its motion only.
@@ -140,6 +142,7 @@ def keep_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> Ans
     """Everything a fitted method leaves: its model file, if new images can be aligned with it, and its answer."""
     if model.can_transform():
         model.save(run / "model.safetensors")
+    draw_lines(run, stack, model)
     how = {
         "motion": model.motion_,
         "motion_asked": model.motion,
@@ -177,7 +180,11 @@ def keep_answer(
     run.state.pop("align_seconds", None)
     run.finish(
         "fitted",
-        [table, *(run / name for name in FITTED), *(run.work / name for name in ("found.npz", "start.npz"))],
+        [
+            table,
+            *(run / name for name in FITTED),
+            *(run.work / name for name in ("found.npz", "start.npz", f"{LINES}/lines.json")),
+        ],
         highest_memory_mb=highest_memory_mb(run),
         quality=quality.as_dict(),
         fit_seconds=seconds,

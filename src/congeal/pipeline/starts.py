@@ -42,7 +42,7 @@ def inherited(config: Mapping[str, Any]) -> str | None:
     source, init = str(config.get("source")), config.get("init")
     if is_faces(init):
         return str(init)
-    if init is None and source.startswith("lfw:"):
+    if init is None and source.startswith("lfw:") and config.get("start") != "none":
         return f"{FACES}@{source.partition('@')[2] or 0}"
     return None
 

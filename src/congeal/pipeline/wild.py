@@ -23,6 +23,7 @@ from congeal.geometry.orientation import orientation_of, orientations, upright_f
 from congeal.images import ImageSource, prepare
 from congeal.images.oriented import OrientedSource
 from congeal.images.plan import Layout, starting_matrices
+from congeal.images.unstarted import Unstarted
 from congeal.methods.base import Method, load
 from congeal.methods.semantic import SemanticCongealing
 from congeal.pipeline.starts import Init
@@ -43,18 +44,25 @@ class Wild:
     """What was asked.
 
     features: of which extractor, None for the method's own. from_features: they give the start of another method.
-    mirror, turns: whether images may be mirrored or turned.
+    mirror, turns: whether images may be mirrored or turned. unstarted: whatever start the images bring along, it is not
+    taken.
     """
 
     features: str | None
     from_features: bool
     mirror: bool
     turns: bool
+    unstarted: bool = False
 
     def as_config(self) -> dict[str, Any]:
         """For config.json; what was not asked for is not written, so that runs of earlier versions can be resumed."""
         asked = {"mirror": self.mirror, "turns": self.turns, "start_features": self.from_features and self.features}
+        asked["start"] = "none" if self.unstarted else None
         return {name: value for name, value in asked.items() if value}
+
+    def of(self, images: ImageSource) -> ImageSource:
+        """The images, without the start they bring along where that is not wanted."""
+        return Unstarted(images) if self.unstarted else images
 
 
 def read_wishes(
@@ -73,8 +81,8 @@ def read_wishes(
     if not isinstance(turns, bool):
         raise CongealError(f"turns is True or False, not {turns!r}")
     may_mirror = bool(mirror)
-    from_features = start == "features"
-    if from_features or start == "none":
+    from_features, unstarted = start == "features", start == "none"
+    if from_features or unstarted:
         start = None
     init = init if start is None else start
     features = str(Path(features).resolve()) if features is not None and Path(features).is_file() else features
@@ -83,7 +91,11 @@ def read_wishes(
         open_extractor(features)  # what is missing or wrong is told before anything is written
         if method in (None, SEMANTIC) and not from_features:
             params = {"features": features, "mirror": may_mirror, "turns": turns}
-            return SEMANTIC, Wild(features, False, may_mirror, turns), init, params
+            return SEMANTIC, Wild(features, False, may_mirror, turns, unstarted), init, params
+        if unstarted:
+            raise CongealError(
+                f"features of {features} give {method} its start, and start 'none' takes it away: leave one of them out"
+            )
         return method, Wild(features, True, may_mirror, turns), init, {}
     own: dict[str, Any] = {} if features is None else {"features": features}
     if features is not None and method not in (None, "deep"):
@@ -92,7 +104,7 @@ def read_wishes(
         open_extractor("lite0")
     if method == SEMANTIC:
         own = {"mirror": may_mirror, "turns": turns}
-    return method, Wild("lite0" if from_features else None, from_features, may_mirror, turns), init, own
+    return method, Wild("lite0" if from_features else None, from_features, may_mirror, turns, unstarted), init, own
 
 
 def begin(
@@ -139,8 +151,8 @@ def begin_new(
 
 
 def laid_as(config: Mapping[str, Any]) -> dict[str, Any]:
-    """For config.json of new images: how those of the run may lie."""
-    return {name: config[name] for name in ("mirror", "turns", "start_features") if config.get(name)}
+    """For config.json of new images: how those of the run may lie, and whether they start as they lie."""
+    return {name: config[name] for name in ("mirror", "turns", "start_features", "start") if config.get(name)}
 
 
 def _laid(images: ImageSource, start: Start, way: np.ndarray) -> tuple[ImageSource, Start]:

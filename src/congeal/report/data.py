@@ -16,6 +16,7 @@ from congeal.report.confidence import Confidence, confidence_of, shown_confidenc
 from congeal.report.contrast import Contrast, brightened, contrast_of
 from congeal.report.drift import drift
 from congeal.report.groups import gather_groups
+from congeal.report.lines import gather_lines, laid_sentence, laid_words
 from congeal.report.moves import QUANTITIES, changed, moves
 from congeal.report.pictures import picture
 from congeal.report.worst import typical, worst
@@ -68,6 +69,8 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
         "params": config.get("params") or {},
         "metrics": {**dict.fromkeys(NEWER), **metrics},
         "decided": decided(metrics),
+        "laid": laid_sentence(metrics),
+        "lines": gather_lines(run),
         "confidence": sure,
         "steps": next_steps(metrics, config, run.path.name),
         "pictures": pictures(run, contrast),
@@ -147,7 +150,7 @@ def gallery(
             raise CongealError(f"{listing} is damaged; run 'congeal align' into a new folder")
     values = sample_values(run, [sample["index"] for sample in samples])
     cards = []
-    for sample, own in zip(samples, values, strict=True):
+    for sample, own, laid in zip(samples, values, sample_words(run, samples), strict=True):
         files = {side: run.work / "samples" / f"{sample['index']}_{side}.png" for side in ("before", "after")}
         pair = {
             side: picture(path, largest_png=LARGEST_THUMBNAIL, contrast=contrast, largest=MOST_OF_A_THUMBNAIL)
@@ -163,9 +166,25 @@ def gallery(
         bins = [bin_of(chart, own.get(chart["key"], float("nan"))) for chart in charts]
         known = {key: value for key, value in own.items() if value == value}
         cards.append(
-            {**sample, **pair, **sure, "bins": bins, "moved": known, "out_of_frame": known.get("out_of_frame")}
+            {
+                **sample,
+                **pair,
+                **sure,
+                "bins": bins,
+                "moved": known,
+                "out_of_frame": known.get("out_of_frame"),
+                "laid": laid,
+            }
         )
     return sorted(cards, key=attention)
+
+
+def sample_words(run: RunFolder, samples: list[dict[str, Any]]) -> list[str]:
+    """How a few images were laid down, in words; empty where none of the set may lie otherwise."""
+    found, metrics = run.work / "found.npz", run.read_json("metrics.json")
+    if not samples or not found.exists() or not laid_sentence(metrics):
+        return [""] * len(samples)
+    return laid_words(np.stack(load_some(found, "matrices", [sample["index"] for sample in samples])))
 
 
 def sample_values(run: RunFolder, rows: list[int]) -> list[dict[str, float]]:

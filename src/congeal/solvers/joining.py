@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import torch
 from congeal.geometry import normalise
 from congeal.geometry.orientation import orientations, upright_from_source
 from congeal.images import Stack
+from congeal.metrics.limits import FOLLOWED_SHARE
 from congeal.solvers.extractors import Extractor
 from congeal.solvers.looks import Basis, Look, Window, look
 from congeal.solvers.pairing import TOLERANCE, Pair, Rules, agree, mutual
@@ -31,7 +33,8 @@ _PULL = 0.02  # towards the first look, of a usual image's weight, in the second
 _QUANTILE = 0.03  # of the matches, on each side, may lie outside the object's window …
 _MARGIN = 1.25  # … which is then this much larger, so that the network sees what is around it
 _CHANCE_PAIRS = 64
-_FOLLOWED, _ASIDE = 8, (3, 2)  # images that are looked at again, so many cells to the right and down
+_FOLLOWED = 8  # images that are looked at again, in two windows …
+_INSIDE, _ASIDE = 0.5, 0.15  # … of this share of the object's, which lie so far to the left and right, up and down
 
 Report = Callable[[str, float], None]
 
@@ -72,14 +75,16 @@ def join(
         rules = Rules(TOLERANCE * first.side, np.pi / 4 if turns else np.pi / 3)
         dealt = Chance()
         pairs = all_pairs(first, ways, rules, seed, dealt)
-        chance = dealt.times if followed(stack, start, whole, extractor, first, pairs, rules) else 0.0
-        report("above_chance", chance)
         chosen = choose_orientations(pairs, len(stack), ways)
         poses, agreement, matches = _poses(first, pairs, chosen, ways, rules.tolerance)
         report("agreement", float(agreement.mean()))
         found = moved(start, whole, first.side, chosen, ways, poses)
         window = object_window(matches, poses, whole, first.side)
         rough = Template.of(first, whole, chosen, poses, agreement)
+    # Both have to be so: noise agrees ten times as often as by chance, but on where in the picture it lies.
+    follow = followed(stack, found, window, extractor, first, rules)
+    chance = dealt.times if follow >= FOLLOWED_SHARE else 0.0
+    report("above_chance", chance)
     second = look(stack, found, window, extractor, quiet=quiet)
     with few_threads((1, 1)):
         rules = Rules(FINE * second.side, np.pi / 4, (0.6, 1.7), REACH * second.side)
@@ -93,34 +98,34 @@ def join(
     return Joined(found, agreement, chance, rough, template)
 
 
-def followed(
-    stack: Stack,
-    start: np.ndarray,
-    window: Window,
-    extractor: Extractor,
-    seen: Look,
-    pairs: Mapping[Key, Pair],
-    rules: Rules,
-) -> bool:
-    """Whether matches follow what images show when the window moves.
+def followed(stack: Stack, poses: np.ndarray, window: Window, extractor: Extractor, seen: Look, rules: Rules) -> float:
+    """The share of pairs whose matches follow what images show when the window moves, under first poses.
 
-    A network knows a little of where in the picture a cell lies. Where images show nothing else in common, that is what
-    matches, and it stays where it is.
+    A network knows a little of where in the picture a cell lies, and the edge of an image is something all images have.
+    Where they show nothing else in common, that is what matches, and it stays where it is. So two windows are compared
+    that lie inside the object's, aside from each other.
     """
-    few = np.arange(min(len(stack), _FOLLOWED))
-    cell = 2 * window.half / max(seen.grid)
-    aside = Window(window.x + _ASIDE[0] * cell, window.y + _ASIDE[1] * cell, window.half)
+    few = np.unique(np.linspace(0, len(stack) - 1, min(len(stack), _FOLLOWED)).round().astype(int))
     some = stack if len(few) == len(stack) else stack.some(few)
-    moved_look = look(some, start[few], aside, extractor, basis=seen.basis)
-    places, shift = centred(seen), complex(*_ASIDE) * seen.side / max(seen.grid)
+    step, half = _ASIDE * window.half, _INSIDE * window.half
+    here, there = (
+        look(some, poses[few], Window(window.x + way * step, window.y + way * step, half), extractor, basis=seen.basis)
+        for way in (-1, 1)
+    )
+    places, shift = centred(here), complex(1, 1) * step / half * here.side
+
+    def similarity(a: int, b: int, other: Look) -> Pair:
+        allowed = torch.from_numpy(here.seen[a, 0][:, None] & other.seen[b, 0][None])
+        rows, columns, alike = mutual(here.of(a), other.of(b), allowed)
+        return agree(places[rows], places[columns], alike, rules, here.side, 0)
+
     along = []
-    for a, b in ((a, b) for a in few.tolist() for b in few.tolist() if a < b and pairs[a, b, 0].score > 0):
-        allowed = torch.from_numpy(seen.seen[a, 0][:, None] & moved_look.seen[b, 0][None])
-        rows, columns, alike = mutual(seen.of(a), moved_look.of(b), allowed)
-        again = agree(places[rows], places[columns], alike, rules, seen.side, 0)
-        if again.score > 0:
-            along.append(((pairs[a, b, 0].t - again.t) * np.conj(shift)).real / abs(shift) ** 2)
-    return bool(len(along) and np.median(along) > 0.5)
+    with few_threads((1, 1)):
+        for a, b in combinations(range(len(few)), 2):
+            first, second = similarity(a, b, here), similarity(a, b, there)
+            if first.score > 0 and second.score > 0:
+                along.append(((first.t - second.t) * np.conj(shift)).real / abs(shift) ** 2)
+    return float(np.mean(np.array(along) > 0.5)) if along else 0.0
 
 
 @dataclass

@@ -55,8 +55,11 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` when it is whole: a temporary file beside it, then a rename."""
+def replacing(path: str | os.PathLike[str], *, lasting: bool = True) -> Iterator[IO[bytes]]:
+    """A file to write that takes the place of `path` when it is whole: a temporary file beside it, then a rename.
+
+    lasting: wait for the disk, so that the file is whole even if the machine loses its power now.
+    """
     path = Path(path)
     temporary = temporary_beside(path)
     with writing(path):
@@ -64,7 +67,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             with open(temporary, "x+b") as file:  # never through a link
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if lasting:
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -217,9 +221,9 @@ class OutputFolders:
         return self._made[parent]
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write the whole file or nothing."""
-    with replacing(path) as file:
+def write_bytes(path: str | os.PathLike[str], data: bytes, *, lasting: bool = True) -> None:
+    """Write the whole file or nothing. lasting: see `replacing`."""
+    with replacing(path, lasting=lasting) as file:
         file.write(data)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class RunningStats:
         for start in range(0, images.shape[1] if images.ndim > 1 else 1, rows):
             part = slice(start, start + rows) if images.ndim > 1 else ...
             own = None if heavy is None else heavy if heavy.shape[1:2] == (1,) else heavy[:, part]
-            weight, mean, squares = _batch_moments(images[:, part], own)
+            weight, mean, squares = _moments(images[:, part], own)
             if seen.ndim:
                 seen[... if seen.shape[:1] == (1,) else part] = weight
             self._merge(part, weight, mean, squares)
@@ -134,6 +135,22 @@ class RunningStats:
         """Mean squared distance to the mean over all pixels of all images, each as much as it weighs."""
         total = float(np.broadcast_to(self._weight, self.mean.shape).sum())
         return float(self._squares.sum()) / total if total > 0 else float("nan")
+
+
+def _moments(images: Array, weights: Array | None) -> tuple[Array, Array, Array]:
+    """What `_batch_moments` gives; columns in which all weights are 1, as most are, apart from those beside them."""
+    if weights is None or images.ndim < 3 or weights.shape[-1] != images.shape[-1]:
+        return _batch_moments(images, weights)
+    width = weights.shape[-1]
+    partly = np.flatnonzero(weights.min(tuple(range(weights.ndim - 1))) < 1)
+    gaps = np.diff(partly, prepend=-1, append=width)
+    widest = int(gaps.argmax())
+    stop = [*partly.tolist(), width][widest]
+    edges = (0, stop - int(gaps[widest]) + 1, stop, width)
+    parts = [slice(first, last) for first, last in pairwise(edges) if first < last]
+    moments = [_batch_moments(images[..., part], weights[..., part]) for part in parts]
+    weight, mean, squares = (np.concatenate(one, -1) for one in zip(*moments, strict=True))
+    return weight, mean, squares
 
 
 def _batch_moments(images: Array, weights: Array | None) -> tuple[Array, Array, Array]:

@@ -144,8 +144,8 @@ def png(values: np.ndarray, longest: int | None = None) -> bytes:
     shrink = 1 if longest is None else max(values.shape[:2]) / longest
     if longest is not None and shrink > 1:
         picture = Pillow.fromarray(grey_levels[..., 0] if grey_levels.shape[-1] == 1 else grey_levels)
-        if shrink > 3:
-            picture = picture.reduce(math.ceil(shrink))  # plain averages, in half the time
+        if shrink > 2.5:
+            picture = picture.reduce(math.ceil(shrink))  # plain averages, in a fraction of the time
         else:
             picture.thumbnail((longest, longest))
         small = np.asarray(picture)

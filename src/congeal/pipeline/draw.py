@@ -159,7 +159,9 @@ class Drawing:
         """Small pictures of images (B,h,w,C) for the report."""
         own = self.display if self.display.shown else replace(self.display, channels=3 if pixels.shape[-1] == 3 else 1)
         for index, image in zip(rows.tolist(), pixels, strict=True):
-            write_bytes(self.run / SAMPLES / f"{index}_{side}.png", png(own.levels(image), longest=THUMBNAIL))
+            data = png(own.levels(image), longest=THUMBNAIL)
+            # Whether it is whole is looked at before it is used: it is not worth waiting for the disk.
+            write_bytes(self.run / SAMPLES / f"{index}_{side}.png", data, lasting=False)
 
 
 def write_some(

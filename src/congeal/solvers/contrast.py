@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import avg_pool2d, interpolate, pad
 
-REACH = 1 / 32
+REACH = 1 / 64
 """Of the longer side: standard deviation of the neighbourhood that a pixel is compared with."""
 _FLOOR = 0.25  # of an image's mean deviation, added to the local one: flat regions must not be blown up to noise
 _SOFT = 0.8  # pixels of blur before anything else: samples between pixels are softer than samples on them

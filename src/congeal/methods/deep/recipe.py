@@ -30,7 +30,7 @@ from congeal.methods.deep.kept import guide_from_tensors, guide_tensors
 from congeal.methods.deep.networks import recipe_networks, seeded
 from congeal.methods.deep.refine import RefineSettings, last_sound, refine
 from congeal.methods.deep.seed import ALL_MATCH, reference_features, seed
-from congeal.methods.deep.settle import Bars, Guide, SettleSettings, settle
+from congeal.methods.deep.settle import HELPED, Bars, Guide, SettleSettings, settle
 from congeal.methods.deep.state import Sample, State
 from congeal.methods.deep.train import Trained, TrainSettings, train
 from congeal.methods.job import Job
@@ -47,6 +47,8 @@ _MANY = 0.11  # … and if they then still help more than these, a net has somet
 _LEFT = 0.02  # … for those that are left unmatched, if they are more than these
 _UNMATCHED = 0.85  # of the median score: what scores less is not matched
 _ENOUGH = 50  # images: fewer are tried out faster than a net is trained, and teach it little
+_LOST, _FEW = 0.7, 0.25  # of the median score, where that is high: who scores less is lost; and of the images, at most
+_RESCUE = 64  # tries for who is lost: cheap, as they are few, and four that agree end them
 _MATCHING = 0.3  # of the images, the worst, say nothing about what a good score is
 _MOTION_IMAGES = (24, 96)  # by which the motion is chosen, and by how many more if those leave it open
 
@@ -155,7 +157,28 @@ class Recipe:
             guide = replace(guide, bars=Bars.of(state.scores[state.scores >= state.scores.quantile(_MATCHING)]))
             if helped <= _A_FEW:
                 break
-        return state, guide, helped
+        return *self._rescued(sample, state, guide, quiet), helped
+
+    def _rescued(self, sample: Sample, state: State, guide: Guide, quiet: Job) -> tuple[State, Guide]:
+        """More tries for the few that are lost where all others match closely: copies of a picture, frames of a stack.
+
+        One such image of twenty was 39 pixels off in a star field under homographies.
+        """
+        usual = float(state.scores.median())
+        rows = torch.nonzero(state.scores < _LOST * usual)[:, 0]
+        if usual < ALL_MATCH or not 0 < len(rows) <= _FEW * len(state.scores):
+            return state, guide
+        settings = settings_of(SettleSettings, self.parameters)
+        settings = replace(settings, restarts=_RESCUE, random_state=settings.random_state + 1)
+        found = settle(self.stack.some(rows.numpy()), guide, settings, quiet)
+        better = found.scores > state.scores[rows] + HELPED
+        if not better.any():
+            return state, guide
+        poses, scores = state.poses.clone(), state.scores.clone()
+        poses[rows[better]], scores[rows[better]] = found.poses[better], found.scores[better]
+        state, guide = self._refined(replace(state, poses=poses, scores=scores), guide)
+        with few_threads(self.stack.frame):
+            return state.scored(sample), guide
 
     # ---- with one
 

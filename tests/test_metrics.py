@@ -84,6 +84,18 @@ def test_statistics_with_masks() -> None:
     assert ones.mse == pytest.approx(metrics.RunningStats().update(values).mse)
 
 
+@pytest.mark.parametrize("weighed", [[0, 1, 8], [3], [0, 9], [], list(range(10)), [4, 5]])
+def test_columns_that_all_images_cover_are_summed_like_the_others(weighed: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    values, weights = rng.integers(0, 256, (9, 6, 3, 10), dtype=np.uint8), np.ones((9, 6, 1, 10), np.float32)
+    weights[..., weighed] = rng.uniform(0.1, 1, (9, 6, 1, len(weighed)))
+    stats = metrics.RunningStats().update(values[:5], weights[:5]).update(values[5:], weights[5:])
+    mean = np.average(values, axis=0, weights=np.broadcast_to(weights, values.shape))
+    squares = np.average((values - mean) ** 2, axis=0, weights=np.broadcast_to(weights, values.shape))
+    np.testing.assert_allclose(stats.mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(stats.variance, squares, rtol=1e-4)
+
+
 @pytest.mark.parametrize("shape", [(7, 2, 5), (40,), (1,)])
 def test_statistics_do_not_depend_on_how_they_are_cut(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     values = RNG.integers(0, 256, (600, *shape), dtype=np.uint8)

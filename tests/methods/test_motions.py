@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from known_warps import align_new, photograph_copies, pixels
 
 import congeal
 from congeal import DeepCongealing
-from congeal.geometry import MOTIONS
+from congeal.geometry import MOTIONS, from_normalised, matrix_from_parameters, warp
 
 
 @pytest.mark.parametrize("motion", MOTIONS)
@@ -22,6 +24,18 @@ def test_the_true_motion_is_chosen_and_said(motion: str) -> None:
     beside = MOTIONS[min(MOTIONS.index(motion) + 1, len(MOTIONS) - 2)]  # the next one, or the last but one
     assert sentence.startswith(f"With {motion} the other images foretell ")
     assert beside in sentence
+
+
+def test_one_frame_that_turned_is_reason_enough() -> None:
+    """Four of five frames gain nothing by turning: compared image by image, that looks like chance."""
+    images, _ = photograph_copies("translation", n=5)
+    turned = matrix_from_parameters(torch.tensor([[0.0, 0.0, math.radians(2)]]))
+    first = torch.from_numpy(images[:1].astype(np.float32)).view(1, 1, *images.shape[1:3])
+    images[0] = warp(first, from_normalised(turned, images.shape[1:3])).round().numpy().reshape(images.shape[1:])
+    model = DeepCongealing(size=32).fit(images)
+    assert model.motion_ == "rigid"
+    angles = np.degrees(np.arctan2(model.transforms_.matrices[:, 1, 0], model.transforms_.matrices[:, 0, 0]))
+    assert abs(angles[0] - angles[1:].mean()) == pytest.approx(2, abs=0.2)
 
 
 def test_digits_keep_their_homographies() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -22,7 +23,18 @@ _PASSES = 4  # for each motion: enough to see which is best …
 _TILES = 64  # … on so many tiles
 _LEAST_GAIN = 0.002  # of what an image shows: less is not worth a freedom, however sure it is
 _NOTHING = 1e-6  # of an image: less than this is never missed
-_ERRORS = 2.0  # standard errors that a gain must exceed
+_ERRORS = 2.0  # standard errors that a gain must exceed, image by image …
+_ERRORS_OF_ONE = 4.0  # … or block by block in one image, the one of many that gains most
+
+
+class Foretold(NamedTuple):
+    """What the others foretell of n images with one motion.
+
+    share (n,): of what an image shows. missed (n, blocks): what they do not, block by block, where that is known.
+    """
+
+    share: torch.Tensor
+    missed: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -68,17 +80,17 @@ def choose_motion(
     return simplest(_Trial(details, poses, start, keep).foretold, motions)
 
 
-def simplest(foretold: Callable[[str], torch.Tensor], motions: Sequence[str] = MOTIONS) -> MotionChoice:
-    """The simplest sufficient motion. foretold: tries one, and gives what it foretells of each of some images (n,)."""
-    done: dict[str, torch.Tensor] = {}
+def simplest(foretold: Callable[[str], Foretold], motions: Sequence[str] = MOTIONS) -> MotionChoice:
+    """The simplest sufficient motion. foretold: tries one, and gives what it foretells of each of some images."""
+    done: dict[str, Foretold] = {}
 
-    def of(motion: str) -> torch.Tensor:
+    def of(motion: str) -> Foretold:
         if motion not in done:
             done[motion] = foretold(motion)
         return done[motion]
 
     def chosen(motion: str) -> MotionChoice:
-        return MotionChoice(motion, {name: float(done[name].nanmean()) for name in motions if name in done})
+        return MotionChoice(motion, {name: float(done[name].share.nanmean()) for name in motions if name in done})
 
     largest = motions[-1]
     of(largest)
@@ -96,18 +108,17 @@ class _Trial:
         self.tiles = details.tiles(self.poses, keep, most=_TILES)
         self.noise: torch.Tensor | None = None
 
-    def foretold(self, motion: str) -> torch.Tensor:
-        """(n,) of the images that match."""
+    def foretold(self, motion: str) -> Foretold:
+        """Of the images that match."""
         details, tiles = self.details, self.tiles
         begin = restricted(self.poses, self.start, motion, details.stack.frame)
         tried = sharpen(details, begin, motion, self.keep, passes=_PASSES, tiles=tiles)
         noise = self.noise = tried.level.noise if self.noise is None else self.noise
         poll = Poll(tried.level, motion)
-        shares = [
-            poll.foretold(seen, covered, self.keep[part], noise)
-            for part, (seen, covered) in details.look(tried.poses, tiles)
-        ]
-        return torch.cat(shares)[self.keep]
+        seen_by = details.look(tried.poses, tiles)
+        parts = [poll.foretold(seen, covered, self.keep[part], noise) for part, (seen, covered) in seen_by]
+        share, missed = (torch.cat(one)[self.keep] for one in zip(*parts, strict=True))
+        return Foretold(share, missed)
 
 
 def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:
@@ -118,15 +129,25 @@ def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Siz
     return begin @ within_motion(invert(begin) @ poses.double(), motion, frame)
 
 
-def _better(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether one motion foretells more of the images than another, by more than chance.
-
-    What is missed is compared by its logarithm: of a few images one may need the larger motion far more than the rest.
-    """
-    known = one.isfinite() & other.isfinite()
-    if int(known.sum()) < 2:
+def _better(one: Foretold, other: Foretold) -> bool:
+    """Whether one motion foretells more of the images than another, by more than chance."""
+    known = one.share.isfinite() & other.share.isfinite()
+    if int(known.sum()) < 2 or float((one.share - other.share)[known].mean()) <= _LEAST_GAIN:
         return False
-    one, other = one[known], other[known]
+    return _most_gain(one.share[known], other.share[known]) or _one_gains(one, other, known)
+
+
+def _most_gain(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Image by image. What is missed is compared by its logarithm: one image may need the larger motion far more than
+    the rest."""
     gain = (1 - other).clamp(min=_NOTHING).log() - (1 - one).clamp(min=_NOTHING).log()
-    error = float(gain.std()) / len(gain) ** 0.5
-    return float((one - other).mean()) > _LEAST_GAIN and float(gain.mean()) > _ERRORS * error
+    return float(gain.mean()) > _ERRORS * float(gain.std()) / len(gain) ** 0.5
+
+
+def _one_gains(one: Foretold, other: Foretold, known: torch.Tensor) -> bool:
+    """Block by block in single images: of five frames only the first may have turned, and images say nothing then."""
+    if one.missed is None or other.missed is None:
+        return False
+    gain = (one.share - other.share)[known]
+    chance = (other.missed - one.missed)[known].square().sum(1).sqrt()
+    return bool((gain > _ERRORS_OF_ONE * chance.clamp(min=_NOTHING)).any())

@@ -23,7 +23,7 @@ from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import within_motion
 from congeal.solvers.gaussnewton import point_motion
-from congeal.solvers.motions import MotionChoice, simplest
+from congeal.solvers.motions import Foretold, MotionChoice, simplest
 from congeal.solvers.pairs import PairSolver, Patches, Registered
 from congeal.solvers.posegraph import Adjusted, Graph, Origin, adjust
 from congeal.solvers.shifts import find_shifts, overlap, shifted
@@ -350,7 +350,7 @@ def choose_sequence_motion(known: Followed, pictures: Pictures, motions: Sequenc
     longest = torch.argsort(length, descending=True, stable=True)[: 4 * _TRIED]
     some = longest[:: max(1, len(longest) // _TRIED)].sort().values
     links = known.links.some(some)
-    return simplest(lambda motion: register_links(pictures, links, motion, _STEPS[0]).foretold, motions)
+    return simplest(lambda motion: Foretold(register_links(pictures, links, motion, _STEPS[0]).foretold), motions)
 
 
 def restricted(known: Followed, motion: str, frame: Size) -> Followed:

@@ -151,8 +151,9 @@ class Poll:
 
     def foretold(
         self, seen: torch.Tensor, covered: torch.Tensor, own: torch.Tensor, noise: torch.Tensor
-    ) -> torch.Tensor:
-        """(B,) share of what an image shows that the others foretell, as it would be on pixels it was not fitted to.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B,) share of what an image shows that the others foretell, as it would be on pixels it was not fitted to;
+        and what it misses in each block, (B, blocks).
 
         More freedom always fits the pixels at hand better. By Takeuchi's criterion it fits other pixels worse by
         tr(A⁻¹B). noise (T,): the same for all motions that are compared.
@@ -161,8 +162,10 @@ class Poll:
         weight = (covered * (self.level.count > 0) / noise).double()
         votes, inverse = self._votes(residual, weight)
         optimism = torch.einsum("bkl,blk->b", inverse, self._blocks(votes))
-        missed, there = ((weight * part.double().square().sum(2)).sum(1) / 2 for part in (residual, shown))
-        return 1 - (missed + optimism) / there.clamp(min=1e-9)
+        missed, there = (weight * part.double().square().sum(2) / 2 for part in (residual, shown))
+        all_there = there.sum(1).clamp(min=1e-9)
+        by_block = missed @ self.tiles.blocks.double() / all_there[:, None]
+        return 1 - (missed.sum(1) + optimism) / all_there, by_block
 
     def _residual(self, seen: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What tiles show (B, T, P), and how far it is from the mean of the others."""

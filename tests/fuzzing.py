@@ -104,16 +104,20 @@ def mutate_gzip(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def mutate_zip(data: bytes, rng: np.random.Generator) -> bytes:
+    """Damage to a zip file, or to one of its members."""
+    return mutate(data, rng) if rng.random() < 0.4 else mutate_members(data, rng)
+
+
+def mutate_members(data: bytes, rng: np.random.Generator) -> bytes:
     """Damage to one member of a zip file."""
-    if rng.random() < 0.4:
-        return mutate(data, rng)
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as damaged:
         names = archive.namelist()
         chosen = names[int(rng.integers(len(names)))]
         for name in names:
             content = archive.read(name)
-            damaged.writestr(name, mutate(content, rng) if name == chosen else content)
+            change = mutate_text if name.endswith(".json") else mutate
+            damaged.writestr(name, change(content, rng) if name == chosen else content)
     return buffer.getvalue()
 
 
@@ -147,6 +151,15 @@ def read_images(path: Path) -> None:
 
 def read_model(path: Path) -> None:
     congeal.load(path)
+
+
+def read_zarr(path: Path) -> None:
+    """A Zarr folder whose files are in a zip file."""
+    folder = path.with_suffix("")
+    shutil.rmtree(folder, ignore_errors=True)
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(folder)
+    read_images(folder / "x.zarr")
 
 
 def read_transforms(path: Path) -> None:
@@ -219,6 +232,12 @@ FORMATS: dict[str, tuple[str, Callable[[], bytes], Mutation, Callable[[Path], No
     "idx.gz": (".gz", small_files.idx_gz, mutate_gzip, read_images),
     "tar": (".tar", small_files.tar, mutate_tar, read_images),
     "parquet": (".parquet", small_files.parquet, mutate, read_images),
+    "hyperstack": (".tif", small_files.hyperstack, mutate, read_images),
+    "ome tiff": (".ome.tif", lambda: small_files.hyperstack(ome=True), mutate, read_images),
+    "fits": (".fits", small_files.fits, mutate, read_images),
+    "zarr": (".zip", small_files.zarr, mutate_members, read_zarr),
+    "mp4": (".mp4", lambda: small_files.film(".mp4", "libx264"), mutate, read_images),
+    "avi": (".avi", lambda: small_files.film(".avi", "mjpeg"), mutate, read_images),
     "mat": (".mat", small_files.mat, mutate, read_images),
     "transforms csv": (".csv", small_files.transforms_csv, mutate_text, read_transforms),
     "transforms json": (".json", lambda: transforms_in(".json"), mutate_text, read_transforms),

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import tarfile
+import zipfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from films import windows, write_film
 
 SIDE = 12
 LSC = {"method": "lsc", "params": {"iterations": (1,), "blurs": (0.0,)}, "size": SIDE, "quiet": True}
@@ -84,6 +87,50 @@ def tiff_stack() -> bytes:
     buffer = io.BytesIO()
     tifffile.imwrite(buffer, blobs(), photometric="minisblack", compression="zlib")
     return buffer.getvalue()
+
+
+def hyperstack(*, ome: bool = False) -> bytes:
+    """Two times, two planes and two channels, with their names and pixel size: ImageJ's way or OME's."""
+    import tifffile
+
+    pixels = np.resize(blobs(), (2, 2, 2, SIDE, SIDE)).astype(np.uint16)
+    buffer = io.BytesIO()
+    if ome:
+        described = {"axes": "TZCYX", "Channel": {"Name": ["red", "green"]}, "PhysicalSizeX": 0.2}
+        tifffile.imwrite(buffer, pixels, ome=True, metadata=described)
+    else:
+        tifffile.imwrite(buffer, pixels, imagej=True, metadata={"axes": "TZCYX", "Labels": ["red", "green"] * 4})
+    return buffer.getvalue()
+
+
+def fits() -> bytes:
+    """A cube of three images."""
+    from astropy.io import fits as files
+
+    buffer = io.BytesIO()
+    files.PrimaryHDU(blobs().astype(np.float32)).writeto(buffer)
+    return buffer.getvalue()
+
+
+def zarr() -> bytes:
+    """The files of a Zarr array of three images, in a zip file."""
+    import zarr as arrays
+
+    buffer = io.BytesIO()
+    with TemporaryDirectory() as name:
+        made = arrays.create_array(f"{name}/x.zarr", shape=(3, SIDE, SIDE), chunks=(1, SIDE, SIDE), dtype="uint8")
+        made[:] = blobs()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for path in sorted(Path(name).rglob("*")):
+                if path.is_file():
+                    archive.write(path, path.relative_to(name))
+    return buffer.getvalue()
+
+
+def film(suffix: str, codec: str) -> bytes:
+    """Three frames of a video."""
+    with TemporaryDirectory() as name:
+        return write_film(Path(name) / f"film{suffix}", windows(3, (32, 32)), codec).read_bytes()
 
 
 def parquet(columns: dict[str, Any] | None = None) -> bytes:

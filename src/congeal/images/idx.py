@@ -50,6 +50,8 @@ def read_idx(path: Path) -> np.ndarray:
     if rank > _MOST_RANK:
         raise CongealError(f"{path} claims {rank} dimensions: it is not a set of images")
     shape = tuple(int.from_bytes(head[4 + 4 * k : 8 + 4 * k], "big") for k in range(rank))
+    if 0 in shape:
+        raise CongealError(f"{path} claims an array of shape {shape}: there is nothing in it")
     dtype, offset = np.dtype(_TYPES[head[2]]), 4 + 4 * rank
     expected = offset + math.prod(shape) * dtype.itemsize
     if len(data) < expected:

@@ -80,6 +80,8 @@ class ParquetSource(ImageSource):
             except (self._errors, OSError, ValueError) as error:
                 raise CongealError(f"{self.name} is not a readable Parquet file ({first_line(error)})") from error
             names += [value.get("path") if isinstance(value, dict) else value for value in values]
+        if len(names) != len(self):
+            raise CongealError(f"{self.name} is damaged: it announces {len(self)} rows and holds {len(names)}")
         return unique_ids(str(i) if name is None else str(name) for i, name in enumerate(names))
 
     def __len__(self) -> int:
@@ -101,7 +103,10 @@ class ParquetSource(ImageSource):
                 except (self._errors, OSError, ValueError) as error:
                     raise UnreadableImage(f"row group {row_group} is damaged ({first_line(error)})") from error
                 self._held = (group, table.column(0).combine_chunks())
-            cell = self._held[1][i - self._starts[group]]
+            row = i - self._starts[group]
+            if row >= len(self._held[1]):
+                raise UnreadableImage("its row group is damaged: it holds fewer rows than announced")
+            cell = self._held[1][row]
         value = cell.as_py()
         if isinstance(value, dict):
             value = value.get("bytes")

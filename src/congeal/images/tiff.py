@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import struct
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,6 +20,7 @@ from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage
 from congeal.images.tiff_stacks import open_series, page_reason
 
+_BIG = 43  # number of BigTIFF, whose offsets have 8 bytes
 _WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR, _LAB = 0, 3, 5, 6, 8
 
 
@@ -67,6 +69,7 @@ def open_tiff(path: Path, z: str | None = None) -> ImageSource:
 
 def _open_stack(path: Path, z: str | None) -> ImageSource:
     file = tifffile.TiffFile(path)
+    _check_chain(file)
     series = file.series
     _check_whole(path, file)
     if all(not _alpha(one.keyframe) and _plain(one.keyframe) for one in series):
@@ -79,6 +82,22 @@ def _open_stack(path: Path, z: str | None) -> ImageSource:
     if not pages:
         raise CongealError(f"{path} has no pages")
     return TiffPages(path, file, pages)
+
+
+def _check_chain(file: tifffile.TiffFile) -> None:
+    """Refuse a file in which a page names one before it as the next: its pages would never end."""
+    handle, kind, seen = file.filehandle, file.tiff, set[int]()
+    handle.seek(8 if kind.version == _BIG else 4)
+    while len(data := handle.read(kind.offsetsize)) == kind.offsetsize:
+        (offset,) = struct.unpack(kind.offsetformat, data)
+        if offset in seen:
+            raise CongealError("the TIFF file is damaged: its pages go round in a circle")
+        seen.add(offset)
+        handle.seek(offset)
+        data = handle.read(kind.tagnosize)
+        if offset == 0 or len(data) < kind.tagnosize:
+            break
+        handle.seek(offset + kind.tagnosize + struct.unpack(kind.tagnoformat, data)[0] * kind.tagsize)
 
 
 def _check_whole(path: Path, file: tifffile.TiffFile) -> None:
@@ -96,6 +115,7 @@ def _check_whole(path: Path, file: tifffile.TiffFile) -> None:
 def decode_tiff(data: bytes, id: str) -> Image:
     """One TIFF file that is one image, such as a member of a folder."""
     with tifffile.TiffFile(io.BytesIO(data)) as file:
+        _check_chain(file)
         pages = [page.aspage() for page in file.pages if not _is_thumbnail(page.aspage())]
         if len(pages) == 1 and file.series[0].ndim <= 3 and "C" not in file.series[0].axes:
             if _needs_pillow(pages[0]):
@@ -116,6 +136,7 @@ def probe_tiff(path: Path) -> Header | None:
     """Size and type of a TIFF that is one plain image, without its pixels; None if only decoding can tell."""
     try:
         with tifffile.TiffFile(path) as file:
+            _check_chain(file)
             page = file.pages.first
             if len(file.pages) > 1 or "C" in file.series[0].axes or _alpha(page) or not _plain(page):
                 return None

@@ -3,10 +3,10 @@
     python benchmarks/cluster.py overhead  [--n 100000] [--source 'infimnist:7@{n}']    plain, dask:local:1 and :2
     python benchmarks/cluster.py kills     [--n 20000] [--workers 15 --drivers 3 --schedulers 2 --freeze 60]
     python benchmarks/cluster.py simulate  [--shards 10000] [--seconds 0.3] [--worker-counts 2 8 32 64]  sleeping tasks
-    python benchmarks/cluster.py memory    [--sizes 20000 100000]                          of the driver
+    python benchmarks/cluster.py memory    [--sizes 100000 1000000]                        of the driver, tiny pictures
     python benchmarks/cluster.py storage   [--n 20000]                                     a disk, and a bucket of moto
 
-Run it on a quiet machine. Ratios are within one call. Plain has one core, and each worker one thread.
+Run it on a quiet machine. Ratios are within one call. Each worker has one thread.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -56,11 +57,14 @@ class Spent(NamedTuple):
     memory: float
 
 
-def timed(arguments: list[str], cores: set[int] | None = None) -> Spent:
-    """Run a command to its end. cores: those it may use."""
+def timed(arguments: list[str], cores: int | None = None) -> Spent:
+    """Run a command to its end. cores: so many that it and all it starts may use; threads go by that."""
     began, usual = time.monotonic(), os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores or usual)
-    process = subprocess.Popen(arguments, env={**os.environ, **ONE_THREAD})
+    environment = {name: value for name, value in os.environ.items() if name not in ONE_THREAD}
+    if cores is None:
+        environment |= ONE_THREAD
+    os.sched_setaffinity(0, sorted(usual)[:cores])
+    process = subprocess.Popen(arguments, env=environment)
     os.sched_setaffinity(0, usual)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
@@ -69,46 +73,93 @@ def timed(arguments: list[str], cores: set[int] | None = None) -> Spent:
 
 
 def overhead(options: argparse.Namespace, folder: Path) -> None:
-    """plain against dask:local:1 against dask:local:2, with the same bytes."""
-    stages: dict[str, tuple[int, int, float]] = {}
-    one = {min(os.sched_getaffinity(0))}  # threads that a process starts by itself go by the cores it has
+    """plain against dask:local:1 against dask:local:2, with the same bytes.
+
+    Plain has one core. N workers, of one thread each, share N cores with their driver and the scheduler.
+    """
+    stages: dict[str, Stage] = {}
     print(f"\n{options.n:,} images of {options.source}\n")
-    print("| on | seconds | ratio | CPU seconds | ratio | answer |\n|---|---|---|---|---|---|")
+    print("| on | seconds | ratio | CPU seconds | ratio | driver, MB | answer |\n|---|---|---|---|---|---|---|")
     first = None
     for on in options.on:
         run = folder / on.replace(":", "-")
-        plain = on == "plain"
-        spent = timed(command(options, options.n, run, None if plain else on), one if plain else None)
+        cores = 1 if on == "plain" else int(on.rsplit(":", 1)[1])
+        spent = timed(command(options, options.n, run, None if on == "plain" else on), cores)
         first = first or spent
         ratios = [f"{value:.1f} | {value / base:.2f}" for value, base in zip(spent[:2], first[:2], strict=True)]
-        print(f"| {on} | {' | '.join(ratios)} | {digest(run)} |", flush=True)
+        print(f"| {on} | {' | '.join(ratios)} | {driver_memory(run):.0f} | {digest(run)} |", flush=True)
         stages = by_stage(run)
         shutil.rmtree(run)
-    print("\n| stage | shards | images | CPU seconds of workers | µs an image |\n|---|---|---|---|---|")
-    for stage, (shards, images, spent) in stages.items():
-        print(f"| {stage} | {shards} | {images:,} | {spent:.1f} | {spent / max(1, images) * 1e6:.0f} |")
+    tell_stages(stages)
 
 
-def by_stage(run: Path) -> dict[str, tuple[int, int, float]]:
-    """Shards, images and CPU seconds of each pass, from shards.csv."""
-    found: dict[str, tuple[int, int, float]] = {}
+class Stage(NamedTuple):
+    """What shards.csv says of a stage: all its shards together."""
+
+    shards: int
+    images: int
+    cpu: float
+    bytes: int
+
+
+def by_stage(run: Path) -> dict[str, Stage]:
+    """Each pass of a run, from shards.csv."""
+    found: dict[str, Stage] = {}
     if (run / "shards.csv").exists():
         with (run / "shards.csv").open(newline="") as file:
             for row in csv.DictReader(file):
                 name = f"{row['stage']} ({row['pass']})"
-                shards, images, seconds = found.get(name, (0, 0, 0.0))
-                found[name] = shards + 1, images + int(row["images"]), seconds + float(row["cpu_seconds"])
+                so_far = found.get(name, Stage(0, 0, 0.0, 0))
+                own = 1, int(row["images"]), float(row["cpu_seconds"]), int(row["bytes"])
+                found[name] = Stage(*(one + other for one, other in zip(so_far, own, strict=True)))
     return found
 
 
+def tell_stages(stages: dict[str, Stage]) -> None:
+    """A table of what workers did."""
+    print("\n| stage | shards | images | CPU seconds of workers | µs an image | bytes of results an image |")
+    print("|---|---|---|---|---|---|")
+    for name, (shards, images, cpu, size) in stages.items():
+        each = f"{cpu / max(1, images) * 1e6:.0f} | {size / max(1, images):.0f}"
+        print(f"| {name} | {shards} | {images:,} | {cpu:.1f} | {each} |")
+
+
 def memory(options: argparse.Namespace, folder: Path) -> None:
-    """Peak memory of the driver against the number of images."""
-    print("\n| images | seconds | driver MB |\n|---|---|---|")
+    """Peak memory of the driver against the number of images, which are tiny so that many take little time."""
+    print("\n| images | seconds | driver, MB | ratio | largest process, MB |\n|---|---|---|---|---|")
+    first = None
     for n in options.sizes:
-        run = folder / str(n)
-        seconds, _, peak = timed(command(options, n, run, options.on[-1]))
-        print(f"| {n:,} | {seconds:.1f} | {peak:.0f} |", flush=True)
+        run, tiny = folder / str(n), make_tiny(n, folder / f"tiny-{n}.npy")
+        how = ["--method", "lsc", "--motion", "translation", "--set", "blurs=[0.0]", "--set", "iterations=[1]"]
+        arguments = ["align", str(tiny), "-o", str(run), "--size", "10", "--quiet", *how, *options.extra]
+        seconds, _, largest = timed([sys.executable, "-m", "congeal.cli", *arguments, "--on", options.on[-1]])
+        peak = driver_memory(run)
+        first = first or peak
+        print(f"| {n:,} | {seconds:.1f} | {peak:.0f} | {peak / first:.2f} | {largest:.0f} |", flush=True)
         shutil.rmtree(run)
+
+
+def make_tiny(n: int, path: Path) -> Path:
+    """Digits of 10×10 pixels, shifted by up to one."""
+    import numpy as np
+
+    from congeal import open_images
+
+    source = open_images("digits:3")
+    digits = source.batch(np.arange(len(source)))[:, ::3, ::3, 0]
+    digits = digits[:, :10, :10]
+    rng, out = np.random.default_rng(0), np.lib.format.open_memmap(path, "w+", np.uint8, (n, *digits.shape[1:]))
+    for first in range(0, n, 10_000):
+        rows = np.arange(first, min(n, first + 10_000))
+        shift = tuple(rng.integers(-1, 2, 2).tolist())
+        out[rows] = np.roll(digits[rows % len(digits)], shift, axis=(1, 2))
+    out.flush()
+    return path
+
+
+def driver_memory(run: Path) -> float:
+    """Peak memory of the driver in MB."""
+    return float(json.loads((run / "metrics.json").read_text())["peak_memory_mb"])
 
 
 # ---- kills
@@ -273,7 +324,8 @@ class Measured(NamedTuple):
 def simulate(options: argparse.Namespace, folder: Path) -> None:
     """Sleeping tasks on a real scheduler, against a model of two numbers, measured first.
 
-    n tasks of s seconds on w workers take   max(n (s + h) / w, n d)
+    n tasks of s seconds on w workers take n (s + h) / w seconds where workers are the limit, and n d where the driver,
+    the scheduler and the files are. Between the two, both are felt: the cube root of the sum of their cubes.
 
     h: what a worker loses between two tasks, from one worker that is always busy. d: what the driver, the scheduler and
     the files of a task cost where nothing is left to wait for, from tasks of no length on many threads.
@@ -295,14 +347,19 @@ def simulate(options: argparse.Namespace, folder: Path) -> None:
     cases = [(20 * w, options.seconds, w) for w in options.worker_counts if w < max(options.worker_counts)]
     for n, s, w in [*cases, (options.shards, options.seconds, max(options.worker_counts))]:
         took = sleep_through(folder, n, s, w).seconds
-        model = max(n * (s + lost) / w, n * each.seconds)
+        model = joined(n * (s + lost) / w, n * each.seconds)
         like = f"{w * 30 / s:,.0f}"
         print(f"| {n:,} | {s} | {w} | {like} | {took:.1f} | {model:.1f} | {took / model - 1:+.0%} | {n * s / w:.1f} |")
         sys.stdout.flush()
     print("\n| workers | overhead at 30 s a shard | scheduler busy | driver busy |\n|---|---|---|---|")
     for w in (10, 100, 1_000, 10_000):
-        over = max(lost / 30, w * each.seconds / 30 - 1)
+        over = joined(1 + lost / 30, w * each.seconds / 30) - 1
         print(f"| {w:,} | {over:.2%} | {w * each.scheduler / 30:.1%} | {w * each.driver / 30:.1%} |")
+
+
+def joined(one: float, other: float) -> float:
+    """Two limits at once."""
+    return float((one**3 + other**3) ** (1 / 3))
 
 
 def sleep_through(folder: Path, n: int, seconds: float, workers: int) -> Measured:
@@ -437,9 +494,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["overhead", "kills", "simulate", "memory", "storage"])
     parser.add_argument("--n", type=int, default=20_000)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[20_000, 100_000])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--source", default="infimnist:7@{n}")
-    parser.add_argument("--extra", nargs="*", default=[], help="further options of 'congeal align'")
+    parser.add_argument("--extra", type=shlex.split, default=[], help="further options of 'congeal align', as one text")
     parser.add_argument("--on", nargs="+", default=["plain", "dask:local:1", "dask:local:2"])
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--drivers", type=int, default=3)

@@ -71,7 +71,7 @@ def test_an_array_and_new_images(tmp_path: Path, pool: ProcessPoolExecutor) -> N
     spread = align(tmp_path / "digits.npy", tmp_path / "spread", executor=pool, **QUICK)
     assert_same(plain, spread)
     rows = [row.split(",") for row in (tmp_path / "spread" / "shards.csv").read_text().splitlines()]
-    assert rows[0] == ["stage", "pass", "shard", "images", "seconds", "cpu_seconds", "worker", "attempt"]
+    assert rows[0] == ["stage", "pass", "shard", "images", "seconds", "cpu_seconds", "bytes", "worker", "attempt"]
     shards = {(row[0], row[2]) for row in rows[1:]}
     assert {"deep: aligning", "measuring pixels", "measuring likeness", "writing"} >= {stage for stage, _ in shards}
     assert {("deep: aligning", "3"), ("measuring pixels", "0"), ("writing", "3")} <= shards

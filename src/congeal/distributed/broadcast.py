@@ -66,16 +66,22 @@ def broadcast(exchange: Exchange, folder: str, work: Any) -> Order:
     text = io.BytesIO()
     _Pickler(text, buffers, apart).dump(work)
     sizes = tuple(buffer.raw().nbytes for buffer in buffers)
-    block = bytearray()
-    for buffer in buffers:
-        block += bytes(-len(block) % _ALIGN)
-        block += buffer.raw()
     data = text.getvalue()
-    if block:
-        exchange.write(f"{folder}/work.bin", bytes(block))
+    if buffers:
+        exchange.write_parts(f"{folder}/work.bin", _aligned(buffers))
     exchange.write(f"{folder}/work.pickle", data)
     digest = hashlib.sha256(data).hexdigest()
     return Order(str(exchange), folder, digest, sizes, tuple(apart), versions())
+
+
+def _aligned(buffers: Sequence[pickle.PickleBuffer]) -> Iterator[bytes | memoryview]:
+    """One after the other, each at a multiple of 64 bytes; never all at once in memory."""
+    at = 0
+    for buffer in buffers:
+        gap, raw = bytes(-at % _ALIGN), buffer.raw()
+        yield gap
+        yield raw
+        at += len(gap) + raw.nbytes
 
 
 def receive(exchange: Exchange, order: Order) -> Any:

@@ -30,7 +30,7 @@ Work = Callable[[Any], Result]
 MOST_LOST = 20  # workers that a shard may cost before the run stops
 LOOK_EVERY = 1.0  # seconds between looks at the engine
 COUNT_EVERY = 5.0  # … and at the number of workers
-TABLE = ("stage", "pass", "shard", "images", "seconds", "cpu_seconds", "worker", "attempt")
+TABLE = ("stage", "pass", "shard", "images", "seconds", "cpu_seconds", "bytes", "worker", "attempt")
 
 
 class Crew:

@@ -44,7 +44,9 @@ class Dask:
         distributed = require("distributed", "cluster")
         from dask import config
 
-        with config.set({"distributed.scheduler.allowed-failures": 10}):
+        # Nobody looks at the profile of workers that end with this run; taking it costs time.
+        own = {"distributed.scheduler.allowed-failures": 10, "distributed.worker.profile.enabled": False}
+        with config.set(own):
             cluster = distributed.LocalCluster(
                 n_workers=count,
                 threads_per_worker=1,
@@ -113,6 +115,7 @@ class Dask:
         if self._address is None:
             raise RunFailed("the Dask scheduler is gone; run the same command again to go on")
         log.warning("the Dask scheduler is gone; waiting for it to come back")
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # its tracebacks say the same at length
         _close(self._client)
         self._client = _connected(self._address, PATIENCE, in_the_middle=True)
         self._executor = self._client.get_executor(pure=False)

@@ -11,7 +11,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,12 @@ class Exchange:
     def write(self, name: str, data: bytes) -> None:
         """A whole file."""
         write_bytes(self._made(name), data)
+
+    def write_parts(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
+        """A whole file, given piece by piece."""
+        with replacing(self._made(name)) as file:
+            for part in parts:
+                file.write(part)
 
     def write_array(self, name: str, array: np.ndarray) -> None:
         """An array as .npy."""
@@ -87,6 +93,15 @@ class RemoteExchange(Exchange):
         """A whole object."""
         try:
             self._system.pipe_file(f"{self._root}/{name}", data)
+        except Exception as error:
+            raise refusal(self.folder, error, "written") from error
+
+    def write_parts(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
+        """A whole object, given piece by piece; nothing is there before its end."""
+        try:
+            with self._system.open(f"{self._root}/{name}", "wb") as file:
+                for part in parts:
+                    file.write(part)
         except Exception as error:
             raise refusal(self.folder, error, "written") from error
 

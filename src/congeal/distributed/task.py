@@ -83,7 +83,8 @@ def perform(order: Order, number: int, item: Any, attempt: int) -> None:
     except RunFailed as error:
         raise RunFailed(f"{error} (on worker {host()})") from error
     spent = {"seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - busy}
-    about = {**{name: round(value, 3) for name, value in spent.items()}, "worker": host(), "attempt": attempt}
+    about: dict[str, Any] = {name: round(value, 3) for name, value in spent.items()}
+    about |= {"bytes": sum(array.nbytes for array in result.values()), "worker": host(), "attempt": attempt}
     try:
         for key in getattr(work, "large", ()):
             if key in result:

@@ -21,7 +21,7 @@ lowest: $(LOWEST)/.installed
 
 $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet --only-binary :all: -c constraints-lowest.txt -e '.[all]' pytest hypothesis
+	$(LOWEST)/bin/python -m pip install --quiet --only-binary :all: -c constraints-lowest.txt -e '.[all]' pytest hypothesis scikit-image
 	touch $@
 
 # The manual and the API reference; a broken link fails. The tests build them too (tests/test_docs.py).

@@ -19,7 +19,7 @@ from congeal.solvers.gauge import within_motion
 from congeal.solvers.sharpen import Details, sharpen
 from congeal.solvers.votes import Poll
 
-_PASSES = 4  # for each motion: enough to see which is best …
+_PASSES = 2  # for each motion: enough to see which is best …
 _TILES = 64  # … on so many tiles
 _LEAST_GAIN = 0.002  # of what an image shows: less is not worth a freedom, however sure it is
 _NOTHING = 1e-6  # of an image: less than this is never missed

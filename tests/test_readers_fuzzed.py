@@ -13,12 +13,13 @@ import congeal
 import small_files
 from fuzzing import FORMATS, good_bytes, try_case
 
-CASES = 40  # of each format
+CASES = 40  # of each format …
+FEWER = {"mat": 6}  # … but of those whose reader is a process of its own
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_damaged_files_are_refused_or_read(name: str, tmp_path: Path) -> None:
-    for number in range(CASES):
+    for number in range(FEWER.get(name, CASES)):
         try:
             try_case(name, number, tmp_path)
         except Exception as error:

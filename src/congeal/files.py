@@ -15,6 +15,10 @@ import os
 import re
 import secrets
 import stat
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +39,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TEMPORARY = ".tmp"
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP)
 _OURS = re.compile(rf"\.(\d+)-[0-9a-f]{{12}}{re.escape(TEMPORARY)}$")
+DAMAGED = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, IndexError, RuntimeError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, struct.error),
+)
+"""What reading a damaged .npy or .npz file raises, depending on where the damage is."""
 LONGEST_NAME = 255  # bytes of a file's name, on nearly every file system
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import zipfile
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
@@ -21,6 +19,7 @@ from congeal.distributed.engine import Engine, open_engine
 from congeal.distributed.exchange import Exchange, open_exchange, unpack
 from congeal.distributed.task import TRIES, TryAgain, load, perform, result_name
 from congeal.errors import CongealError, RunFailed, first_line
+from congeal.files import DAMAGED
 from congeal.progress import Progress
 
 log = logging.getLogger("congeal")
@@ -157,7 +156,7 @@ class _Sent:
             name = f"{self.order.folder}/{result_name(number)}"
             try:
                 return unpack(self.crew.exchange.read(name))
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+            except DAMAGED:
                 self.done.discard(number)  # damaged, or removed by somebody
                 self.crew.exchange.remove(name)
                 self._again(number, self.tries)

@@ -9,8 +9,6 @@ import hashlib
 import json
 import tempfile
 import time
-import zipfile
-import zlib
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ import numpy as np
 
 from congeal.distributed import Crew
 from congeal.errors import CongealError
-from congeal.files import allocate, is_plain, replacing
+from congeal.files import DAMAGED, allocate, is_plain, replacing
 from congeal.images.canvas import place, put_on_canvas
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
 from congeal.images.mapped import MappedPages
@@ -298,7 +296,7 @@ def _read_facts(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[S
     """The store `path` speaks of, and all that is said there; None if it is damaged or not of the images of `key`."""
     try:
         return _read_whole(path, folder, key, mode)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+    except DAMAGED:
         return None
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from congeal.errors import CongealError
 from congeal.files import (
+    DAMAGED,
     OutputFolders,
     allocate,
     is_plain,
@@ -233,7 +234,7 @@ class NpyWriter(Writer):
     def _resume(self) -> None:
         try:
             array, done = np.load(self._partial, mmap_mode="r+"), np.load(self._marks, mmap_mode="r+")
-        except (ValueError, EOFError, OSError):
+        except DAMAGED:
             return  # it was stopped while these files were made
         if done.shape == (len(self.source),) and array.shape[:3] == (len(self.source), *self.size):
             self._array, self._done = array, done
@@ -241,7 +242,7 @@ class NpyWriter(Writer):
     def _final_exists(self) -> bool:
         try:
             shape = np.load(self._final, mmap_mode="r").shape if is_plain(self._final) else ()
-        except (ValueError, EOFError, OSError):
+        except DAMAGED:
             return False  # damaged: it is written again
         return shape[:3] == (len(self.source), *self.size)
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from congeal.files import make_folders, replacing, sweep, write_bytes, write_json
+from congeal.files import DAMAGED, make_folders, replacing, sweep, write_bytes, write_json
 from congeal.images import ImageSource, Skipped, Writer, open_writer
 from congeal.images.grouped import GroupedWriter, folder_of
 from congeal.images.resample import Sampling
@@ -171,7 +169,7 @@ class Rendered:
                 if json.loads(str(saved["facts"])).get("version") != NOTES:
                     return
                 found = Rendered.restored({name: saved[name] for name in saved.files})
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+        except DAMAGED:
             return  # damaged: from the beginning
         seen = [picture.stats.count for picture in found.pictures()]
         if needs_before and (seen[0] != seen[1] or seen[2] != seen[3]):

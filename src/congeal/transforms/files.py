@@ -11,9 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -24,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from congeal.errors import CongealError, require
-from congeal.files import CsvWriter, replacing
+from congeal.files import DAMAGED, CsvWriter, replacing
 from congeal.transforms.ids import Ids
 from congeal.transforms.transforms import (
     COLUMNS,
@@ -38,10 +36,7 @@ from congeal.transforms.transforms import (
 )
 
 # What readers raise, depending on where a file is damaged.
-DAMAGE = (
-    *(OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, csv.Error),
-    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
-)
+DAMAGE = (*DAMAGED, csv.Error)
 NEWER = "uncertainty_px"
 OLD_COLUMNS = tuple(name for name in COLUMNS if name != NEWER)
 HEADERS = (COLUMNS, (*COLUMNS, *GROUP_COLUMNS), (*COLUMNS, *GROUP_COLUMNS, GROUP_NAME), OLD_COLUMNS)

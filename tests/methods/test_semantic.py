@@ -110,11 +110,10 @@ def test_no_common_object() -> None:
         SemanticCongealing().fit([np.asarray(Image.fromarray(one).resize((200, 200))) for one in blobs])
 
 
-@pytest.mark.parametrize("side", [64, 200])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("side", "channels"), [(64, 3), (200, 1)])
 def test_white_noise_has_no_object_in_common(side: int, channels: int) -> None:
     """Its matches agree ten times as often as by chance: on where in the picture they lie."""
-    noise = np.random.default_rng(0).integers(0, 255, (6, side, side, channels), dtype=np.uint8)
+    noise = np.random.default_rng(0).integers(0, 255, (4, side, side, channels), dtype=np.uint8)
     with pytest.raises(CongealError, match=r"no object in common.*not what it is"):
         SemanticCongealing().fit(np.repeat(noise, 3 // channels, axis=3))
 

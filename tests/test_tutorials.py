@@ -14,8 +14,8 @@ NEEDED = ("skimage", "scipy", "cv2", "av")  # what the pages make their data wit
 # page: its run folder, and what else it leaves
 LEAVES = {
     "photo-a-day": ("year", ["year/aligned/aligned.mp4", "january/aligned/aligned.gif"]),
-    "microscope": ("run", ["run/aligned/aligned.tif", "true-drift.csv"]),
-    "lunar": ("run", ["run/mean.png", "run/aligned/aligned.mp4"]),
+    "microscope": ("run", ["run/aligned/aligned.tif", "true-drift.csv", "clean.tif"]),
+    "lunar": ("run", ["run/mean.png", "run/aligned/aligned.mp4", "moon.tif"]),
     "forms": ("run", ["amounts/00.png", "tomorrow/report.html"]),
     "products": ("shelf", ["shelf/aligned/00.png", "cut/masks/00.png"]),
 }

@@ -6,7 +6,9 @@ looked at as it is, and its neighbours as its own frame would show them.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from congeal.metrics.limits import (
     TIME_NEIGHBOURS,
 )
 from congeal.solvers.appearance import plain_appearance
+from congeal.solvers.threads import in_order
 
 
 @dataclass
@@ -45,29 +48,42 @@ def among_neighbours(stack: Stack, stack_from_frame: np.ndarray, kind: str) -> A
     before, after = np.zeros((2, n)), np.zeros((2, n))  # sums, and of how many
     flat, chances = np.zeros(n, dtype=bool), []
     noisy = set(np.linspace(0, n - 1, min(n, CHANCE_IMAGES)).round().astype(int).tolist())
-    for i in range(n):
-        own, own_counts = views.itself(i)
-        flat[i] = not bool(own.any())
+    last = deque[_Seen](maxlen=max(TIME_NEIGHBOURS) + 1)
+    for j, seen in enumerate(in_order(views.seen, range(n), torch.get_num_threads())):
+        flat[j] = not bool(seen.own.contrast.any())
+        last.append(seen)
         for distance in TIME_NEIGHBOURS:
-            j = i + distance
-            if j >= n:
+            i = j - distance
+            if i < 0:
                 continue
-            still = views.of(j, i, moved=False)
-            moved = views.of(j, i, moved=True)
+            own, moved = last[-1 - distance].own, last[-1 - distance].later[distance]
             if i in noisy and distance == TIME_NEIGHBOURS[0]:
-                chances.append(best_shift_likeness(own, moved[0]))
-            for k, (values, seen) in enumerate((still, moved)):
-                like = _correlation(own, own_counts, values, seen)
+                chances.append(best_shift_likeness(own.contrast, moved.contrast))
+            for total, other in ((before, seen.own), (after, moved)):
+                like = _correlation(own, other)
                 if like is not None:
-                    total = before if k == 0 else after
                     total[0, [i, j]] += like
                     total[1, [i, j]] += 1
     with np.errstate(invalid="ignore", divide="ignore"):
-        first, last = before[0] / before[1], after[0] / after[1]
-    known = last[np.isfinite(last)]
+        start, end = before[0] / before[1], after[0] / after[1]
+    known = end[np.isfinite(end)]
     usual = float(np.quantile(known, CENTRE)) if len(known) else 0.0
     chance = float(np.mean(chances)) if chances else 0.0
-    return AmongNeighbours(first, last, flat, chance, NEIGHBOUR_SHARE * usual)
+    return AmongNeighbours(start, end, flat, chance, NEIGHBOUR_SHARE * usual)
+
+
+class _View(NamedTuple):
+    """Local contrast (h, w), and where it counts; None: everywhere."""
+
+    contrast: torch.Tensor
+    counts: torch.Tensor | None
+
+
+class _Seen(NamedTuple):
+    """An image at its start, and those so far behind it as its own frame shows them now."""
+
+    own: _View
+    later: dict[int, _View]
 
 
 class _OwnViews:
@@ -80,29 +96,26 @@ class _OwnViews:
         self.start = left @ stack.start @ right
         self.found = left @ stack_from_frame.astype(np.float64) @ right
 
-    def itself(self, i: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Image i at its start."""
-        return self._shown(i, self.start[i])
+    @torch.no_grad()
+    def seen(self, i: int) -> _Seen:
+        """Image i, and its neighbours where they lie against it."""
+        frame = invert(self.found[i]) @ self.start[i]
+        later = [distance for distance in TIME_NEIGHBOURS if i + distance < len(self.found)]
+        moved = {distance: self._shown(i + distance, self.found[i + distance] @ frame) for distance in later}
+        return _Seen(self._shown(i, self.start[i]), moved)
 
-    def of(self, j: int, i: int, *, moved: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Image j in the view of image i: where it started, or as it lies against i now."""
-        if not moved:
-            return self._shown(j, self.start[j])
-        return self._shown(j, self.found[j] @ invert(self.found[i]) @ self.start[i])
-
-    def _shown(self, j: int, pose: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _shown(self, j: int, pose: np.ndarray) -> _View:
         stack = self.stack
         matrix = torch.as_tensor(np.nan_to_num(normalise(pose)))[None].float()
         shown = warp(stack.images([j]), matrix, stack.frame, padding=self.appearance.padding)
         weights = self.appearance.covered(matrix, stack.size, stack.frame, stack.masks([j]))
         contrast, counts = local_contrast(shown, weights)
-        return contrast[0], None if counts is None else counts[0]
+        return _View(contrast[0], None if counts is None else counts[0])
 
 
-def _correlation(
-    a: torch.Tensor, counts_a: torch.Tensor | None, b: torch.Tensor, counts_b: torch.Tensor | None
-) -> float | None:
+def _correlation(one: _View, other: _View) -> float | None:
     """Of two pictures where both show something; None where that is too little."""
+    (a, counts_a), (b, counts_b) = one, other
     if counts_a is not None and counts_b is not None:
         both = counts_a * counts_b
         if float(both.mean()) < BOTH_SEEN:

@@ -3,11 +3,10 @@ thread, into a folder of its own."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,17 @@ from congeal.images.excluded import REASON
 from congeal.pipeline.align import align
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import REGROUPED
+from congeal.solvers.extractors import is_semantic
 
 log = logging.getLogger("congeal")
 
 FOLDER = "realigned"
-OWN = (
-    "source",
-    "output",
-    "exclude",
-    "params",
-    "method",
-    "quiet",
-    "command",
-    "seed",
-    "groups",
-)  # not taken from config.json as is
+TAKEN_OVER = (
+    *("init", "limit", "mirror", "turns", "channel", "z"),
+    *("write_aligned", "output_format", "interpolation", "canvas", "fill", "transforms_format"),
+)
+"""What is asked again as config.json has it, besides the method with its parameters. The file may be a stranger's: it
+must not name other machines or programs."""
 
 
 class Realignment:
@@ -40,6 +35,12 @@ class Realignment:
         config = run.config
         if config.get("task") != "align":
             raise CongealError(f"{run} was made with 'congeal apply', which aligns each image by itself")
+        program = next(_programs(config.get("params")), None)
+        if program is not None:
+            raise CongealError(
+                f"this run compares images by {program!r}, a program that the run must not choose: align again on the "
+                "command line, with --features and --exclude"
+            )
         table = run / REGROUPED
         if not excluded and not table.exists():
             raise CongealError("no image is excluded and no group was changed, so that the result would be the same")
@@ -70,11 +71,7 @@ class Realignment:
         return {"state": self._state, "seconds": round(time.monotonic() - self._began), "said": self._said}
 
     def _work(self) -> None:
-        asked = {
-            name: self._config[name]
-            for name in inspect.signature(align).parameters
-            if name not in OWN and self._config.get(name) is not None
-        }
+        asked = {name: self._config[name] for name in TAKEN_OVER if self._config.get(name) is not None}
         try:
             result = align(
                 self._source,
@@ -104,6 +101,15 @@ class Realignment:
 
     def _end(self, state: str, said: str) -> None:
         self._said, self._state = said, state  # what is said before it is over
+
+
+def _programs(params: Any) -> Iterator[str]:
+    """Networks that parameters, or those of a method inside them, name."""
+    for name, value in params.items() if isinstance(params, Mapping) else ():
+        if isinstance(value, Mapping):
+            yield from _programs(value)
+        elif name == "features" and is_semantic(value) and value != "lite0":
+            yield str(value)
 
 
 def next_folder(studio: Path) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.functional import max_pool2d, pad
 
 from congeal.geometry import warp
 from congeal.geometry.matrix import invert, map_points, rescale
@@ -17,6 +18,7 @@ from congeal.geometry.pins import transform_from_points
 from congeal.images import warp_pixels
 from congeal.images.resample import covered
 from congeal.pipeline.display import smaller
+from congeal.solvers.contrast import REACH as SURROUNDINGS
 from congeal.solvers.contrast import local_contrast
 from congeal.solvers.filters import blur
 from congeal.solvers.gaussnewton import GaussNewton
@@ -59,13 +61,15 @@ def settle(
     source_from_canvas = invert(canvas_from_frame @ frame_from_aligned @ begun)
     seen = local_contrast(_tensor(warp_pixels(pixels[..., None], source_from_canvas, canvas)[..., 0]))
     wanted = local_contrast(_tensor(warp_pixels(mean[..., None], invert(frame_from_aligned), frame)[..., 0]))
+    edge = max(1, round(2 * SURROUNDINGS * max(frame)))
     inside = _tensor(covered(source_from_canvas[None], (pixels.shape[0], pixels.shape[1]), canvas)[0])
+    inside, rim = _within(inside, edge), _within(torch.ones(1, 1, *frame), edge)
     start = torch.as_tensor(canvas_from_frame)[None].float()
     found, newton = start, GaussNewton(motion, frame)
     for sigma in BLURS:
         soft, line = blur(seen, sigma), newton.linearise(blur(wanted, sigma)[0])
         for _ in range(STEPS):
-            delta = newton.delta(warp(soft, found, frame), line, warp(inside, found, frame))
+            delta = newton.delta(warp(soft, found, frame), line, warp(inside, found, frame) * rim)
             found = newton.compose(found, delta)
     fitted_from_begun = frame_from_begun(found[0].double().numpy(), canvas_from_frame, frame_from_aligned)
     matrix = fitted_from_begun @ begun
@@ -83,6 +87,12 @@ def frame_from_begun(canvas_from_found: np.ndarray, canvas_from_frame: np.ndarra
 
 def _tensor(values: np.ndarray) -> torch.Tensor:
     return torch.as_tensor(np.ascontiguousarray(values), dtype=torch.float32)[None, None]
+
+
+def _within(there: torch.Tensor, edge: int) -> torch.Tensor:
+    """Where there is picture (1, 1, h, w) all around: near an edge local contrast knows one side only, and would hold
+    the pose to where the edge is."""
+    return -max_pool2d(-pad(there, (edge, edge, edge, edge)), 2 * edge + 1, stride=1)
 
 
 def _alike(seen: torch.Tensor, canvas_from_frame: torch.Tensor, wanted: torch.Tensor) -> float:

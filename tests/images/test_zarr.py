@@ -13,7 +13,7 @@ import tifffile
 from congeal import align
 from congeal.errors import CongealError
 from congeal.images import open_writer
-from congeal.images.source import ImageSource
+from congeal.images.source import ImageSource, UnreadableImage
 from congeal.methods.lsc import LSC
 from congeal.opening import open_images
 
@@ -203,3 +203,25 @@ def test_dask_in_dask_out() -> None:
     assert isinstance(aligned, dask.Array)
     assert (aligned.shape, aligned.dtype) == (values.shape, values.dtype)
     np.testing.assert_array_equal(aligned[3].compute(), expected[3])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("codec", ["Blosc", "GZip", "none"])
+@pytest.mark.parametrize("left", ["half", "all but one", "nothing"])
+def test_a_chunk_that_was_cut_short_is_no_image(tmp_path: Path, version: int, codec: str, left: str) -> None:
+    numcodecs = pytest.importorskip("numcodecs")
+    known = {
+        2: {"Blosc": numcodecs.Blosc(), "GZip": numcodecs.GZip(), "none": None},
+        3: {"Blosc": zarr.codecs.BloscCodec(), "GZip": zarr.codecs.GzipCodec(), "none": None},
+    }
+    images = np.add.outer(np.arange(4), np.add.outer(np.arange(20), np.arange(24))).astype(np.uint8)
+    options: dict[str, Any] = {"zarr_format": version, "compressors": known[version][codec]}
+    path, chunk = tmp_path / "cells.zarr", "2.0.0" if version == 2 else "c/2/0/0"
+    zarr.create_array(str(path), shape=images.shape, chunks=(1, 20, 24), dtype="u1", **options)[:] = images
+    whole = (path / chunk).read_bytes()
+    (path / chunk).write_bytes({"half": whole[: len(whole) // 2], "all but one": whole[:-1], "nothing": b""}[left])
+    source = open_images(path)
+    with pytest.raises(UnreadableImage, match=r"chunk .*cut short"):
+        source.read(2)
+    for i in (0, 1, 3):
+        assert np.array_equal(source.read(i).pixels[..., 0], images[i])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from congeal.errors import CongealError, first_line, require
 from congeal.images.hyperstack import Hyperstack, Step
 from congeal.images.hyperstack_source import IndexedReader, open_stack
-from congeal.images.source import ImageSource
+from congeal.images.source import ImageSource, UnreadableImage
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
 _DEFAULT_AXES = {2: "YX", 3: "IYX", 4: "IYXC", 5: "TCZYX"}
@@ -66,6 +67,42 @@ class ZarrOrigin:
     storage: Mapping[str, Any] = field(default_factory=dict)
 
 
+class ZarrReader(IndexedReader):
+    """A Zarr array whose chunks must be whole. One that is not there is read as the fill value, as Zarr says."""
+
+    def take(self, at: Mapping[str, int]) -> np.ndarray:
+        """Index the array; says so where a chunk is damaged."""
+        cut = next((name for name, path in self._blosc_chunks(at) if not _is_whole_blosc(path)), None)
+        if cut is not None:
+            raise UnreadableImage(f"the chunk {cut} of the Zarr array was cut short")
+        try:
+            return super().take(at)
+        except Exception as error:  # decoders raise nearly anything
+            reason = f"a chunk of the Zarr array is damaged or was cut short ({first_line(error)})"
+            raise UnreadableImage(reason) from error
+
+    def _blosc_chunks(self, at: Mapping[str, int]) -> Iterator[tuple[str, Path]]:
+        """Chunks, by name and file, that what is asked for lies in, where they are compressed by Blosc: it decodes some
+        of those that were cut short to something else."""
+        array = self.array
+        if getattr(array, "shards", None) is not None or "blosc" not in str(array.compressors[-1:]).lower():
+            return
+        folder = Path(array.store_path.store.root) / array.store_path.path
+        sides = zip(self.axes, array.shape, array.chunks, strict=True)
+        places = [[at[axis] // step] if axis in at else range(-(-length // step)) for axis, length, step in sides]
+        for place in product(*places):
+            name = array.metadata.encode_chunk_key(place)
+            if (folder / name).is_file():
+                yield name, folder / name
+
+
+def _is_whole_blosc(path: Path) -> bool:
+    """Whether a file is as long as its Blosc header says."""
+    with path.open("rb") as file:
+        header = file.read(16)
+    return len(header) == 16 and int.from_bytes(header[12:], "little") == path.stat().st_size
+
+
 def is_zarr(folder: Path) -> bool:
     """Whether a folder is a Zarr array or group, or is called like one."""
     return folder.suffix.lower() == ".zarr" or any((folder / mark).is_file() for mark in MARKS)
@@ -83,7 +120,7 @@ def open_zarr(path: Path, z: str | None = None) -> ImageSource:
         raise
     except Exception as error:  # damaged metadata raise nearly anything
         raise CongealError(f"{path} is not a readable Zarr array or OME-Zarr image ({first_line(error)})") from error
-    reader = IndexedReader(array, stack.axes, chunk=int(array.chunks[0]) if stack.axes[0] not in "YX" else 1)
+    reader = ZarrReader(array, stack.axes, chunk=int(array.chunks[0]) if stack.axes[0] not in "YX" else 1)
     source = open_stack(stack, reader, name=path.name, layout="zarr", z=z)
     source.files = tuple(_files(path))
     return source

@@ -20,8 +20,8 @@ from congeal.solvers.contrast import REACH
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.tiles import Tiles
 
-TILES = 96
-"""Of a picture, at most, that others are compared with."""
+TILES, LARGE_TILES = 96, 64
+"""Of a picture, at most, that others are compared with; of a large one, whose tiles have 256 pixels each."""
 _RIM = REACH  # of the longer side: so near to an edge local contrast depends on where the edge is, which does not move
 _FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals: a few are far off
 _LEAST_TILES = 6  # that both pictures must show

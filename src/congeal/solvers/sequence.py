@@ -24,7 +24,7 @@ from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import within_motion
 from congeal.solvers.gaussnewton import point_motion
 from congeal.solvers.motions import Foretold, MotionChoice, simplest
-from congeal.solvers.pairs import PairSolver, Patches, Registered
+from congeal.solvers.pairs import LARGE_TILES, TILES, PairSolver, Patches, Registered
 from congeal.solvers.posegraph import Adjusted, Graph, Origin, adjust
 from congeal.solvers.shifts import find_shifts, overlap, shifted
 from congeal.solvers.streaming import chunks
@@ -39,6 +39,7 @@ _ALIKE = 0.5  # of the median likeness of neighbours: less is no match
 _LEAST_ALIKE = 0.15  # and never less than this
 _SURE = 1.0  # pixels: a link that is less sure says nothing
 _HELD = 5.0  # pixels: how loosely a view that matches none is held to the one before it
+_LARGE = 256  # pixels along the longer side of a picture that needs fewer tiles: they have more pixels each
 _TRIED = 32  # links by which the motion is chosen
 
 
@@ -137,6 +138,7 @@ class _Pass:
         self.pictures, self.links, self.steps, n = pictures, links, steps, len(pictures.stack)
         self.solver = PairSolver(motion, pictures.frame, pictures.floor)
         self.begin = within_motion(links.matrices, motion, pictures.frame)
+        self.tiles = TILES if max(pictures.frame) < _LARGE else LARGE_TILES
         # Which links a view ends, and up to which view what is kept of it is asked for.
         self.starts = torch.searchsorted(links.second, torch.arange(n + 1)).tolist()
         self.needed = [0] * n
@@ -156,7 +158,7 @@ class _Pass:
                 int(j),
                 shown[k],
                 None if inside is None else inside[k],
-                Patches.of(shown[k], self.solver.motion) if self.needed[j] else None,
+                Patches.of(shown[k], self.solver.motion, self.tiles) if self.needed[j] else None,
             )
             for k, j in enumerate(part)
         ]
@@ -325,9 +327,19 @@ def _alone(done: Registered, n: int) -> torch.Tensor:
 # ---- larger pictures
 
 
+def thinned(links: Links, n: int) -> Links:
+    """Without those that skip one view and say what the two links around it say; larger pictures take their time."""
+    followed = torch.zeros(n, dtype=torch.bool)
+    followed[links.second[links.second - links.first == 1]] = True
+    skips = links.second - links.first == 2
+    return links.some(~(skips & followed[links.second] & followed[links.second - 1]))
+
+
 @torch.no_grad()
 def refine(known: Followed, pictures: Pictures, motion: str, origin: Origin, *, joint: bool = True) -> Followed:
     """The same views in larger pictures; `known` in their pixels."""
+    if joint:
+        known = replace(known, links=thinned(known.links, len(known.views)))
     done = register_links(pictures, known.links, motion, _STEPS[1])
     bar = likeness_bar(done, known.links)
     if joint:

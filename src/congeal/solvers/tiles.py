@@ -52,12 +52,14 @@ class Tiles:
             begin = place * side + first
             worth[(begin < margin) | (begin + side > length - margin)] = 0
         cell = (rows * _CELLS // worth.shape[0]) * _CELLS + columns * _CELLS // worth.shape[1]
-        chosen = []
-        for number in cell.unique().tolist():
-            here = torch.nonzero((cell == number) & (worth > 0), as_tuple=True)
-            best = worth[here].argsort(descending=True)[: most // _CELLS**2]
-            chosen.append(torch.stack([columns[here][best], rows[here][best]], 1))
-        return cls(frame, side, torch.cat(chosen) * side + rest)
+        # Of each cell those worth most: sorted by worth, then by cell, and counted from where their cell begins.
+        order = worth.flatten().argsort(descending=True, stable=True)
+        order = order[cell.flatten()[order].argsort(stable=True)]
+        own = cell.flatten()[order]
+        rank = torch.arange(len(own)) - torch.searchsorted(own, own)
+        chosen = order[(rank < most // _CELLS**2) & (worth.flatten()[order] > 0)]
+        place = torch.stack([columns.flatten()[chosen], rows.flatten()[chosen]], 1)
+        return cls(frame, side, place * side + rest)
 
     def __len__(self) -> int:
         return len(self.corner)

@@ -49,13 +49,17 @@ class Witnesses:
     @cached_property
     def steps(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What a step towards each witness needs: pull (S, k, C·h·w) and rest (S, k)."""
-        newton = self._newton
-        pulls = []
+        newton, done = self._newton, 0
+        pull, rest = torch.zeros(0), torch.zeros(0)
         for some in self.views.split(256):
             jacobian = steepest_descent(some, self.motion)
-            pulls.append(newton.damped_inverse(jacobian.transpose(1, 2) @ jacobian) @ jacobian.transpose(1, 2))
-        pull = torch.cat(pulls)
-        return pull, (pull @ self.views.flatten(1)[..., None])[..., 0]
+            own = newton.damped_inverse(jacobian.transpose(1, 2) @ jacobian) @ jacobian.transpose(1, 2)
+            if not done:
+                pull, rest = own.new_empty(len(self), *own.shape[1:]), own.new_empty(len(self), own.shape[1])
+            part = slice(done, done + len(some))
+            pull[part], rest[part] = own, (own @ some.flatten(1)[..., None])[..., 0]
+            done += len(some)
+        return pull, rest
 
     @property
     def _newton(self) -> GaussNewton:

@@ -47,7 +47,7 @@ _PER_NEIGHBOUR = 20  # images of the set for each of them
 _NEAR = 3  # witnesses whose likeness counts as likeness to a group …
 _TRIED = 6  # … of those that a new image is aligned to …
 _RIVALS = 4  # … in each of so many groups; the others cannot win
-_STARTS = 4
+_STARTS = 8
 _LEAST_WITNESSES = 30  # of a group that is given, if it has as many images
 _AT_ONCE = 256
 
@@ -316,10 +316,15 @@ def placing(
     """`Sorter.place` of runs of images, and how much ink each has, side by side; own (n,): witness or −1."""
 
     def of(part: np.ndarray) -> tuple[torch.Tensor, ...]:
-        ink = stack.images(part).flatten(1).double().sum(1)
-        group, *numbers = sorter.place(make_views(stack, part, appearance), torch.as_tensor(own[part]))
-        noise = coherence(stack.images(part)) < sorter.coherence
-        return (group.masked_fill(noise, NO_GROUP), *numbers, ink)
+        # A few at a time: all of a run against all witnesses would take hundreds of megabytes.
+        found = [few(rows) for rows in np.array_split(part, -(-len(part) // _AT_ONCE))]
+        return tuple(torch.cat(column) for column in zip(*found, strict=True))
+
+    def few(rows: np.ndarray) -> tuple[torch.Tensor, ...]:
+        images = stack.images(rows)
+        group, *numbers = sorter.place(make_views(stack, rows, appearance), torch.as_tensor(own[rows]))
+        noise = coherence(images) < sorter.coherence
+        return (group.masked_fill(noise, NO_GROUP), *numbers, images.flatten(1).double().sum(1))
 
     with few_threads(sorter.witnesses.size) as threads, torch.no_grad():
         _ = sorter.witnesses.directions, sorter.witnesses.steps

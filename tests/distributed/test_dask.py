@@ -100,7 +100,7 @@ class Cluster:
 
     def start_scheduler(self, port: str = "0") -> None:
         where = ("--host", "127.0.0.1", "--no-dashboard", "--port", port, "--scheduler-file", str(self.file))
-        wait_for(self.file, self.start("scheduler", "-m distributed.cli.dask_scheduler", *where))
+        wait_for(self.file, self.start("scheduler", "-m distributed.cli.dask_scheduler", *where), ends="}")
 
     def start_worker(self, *more: str) -> subprocess.Popen[bytes]:
         own = ("--nthreads", "1", "--no-nanny", "--local-directory", str(self.folder), "--death-timeout", "60")
@@ -117,9 +117,10 @@ class Cluster:
             process.wait()
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+def wait_for(path: Path, process: subprocess.Popen[bytes], ends: str = "") -> None:
+    """Wait until the process has written the file. ends: how a whole one ends."""
     deadline = time.monotonic() + 120
-    while not path.exists():
+    while not (path.exists() and path.read_text().rstrip().endswith(ends)):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)

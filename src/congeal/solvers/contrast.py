@@ -6,7 +6,8 @@ import torch
 from torch.nn.functional import avg_pool2d, interpolate, pad
 
 REACH = 1 / 64
-"""Of the longer side: standard deviation of the neighbourhood that a pixel is compared with."""
+"""Of the longer side: standard deviation of the neighbourhood that a pixel is compared with …"""
+_SMALL_REACH, _LEAST_REACH = 1 / 32, 6.0  # … but in small pictures up to twice that, until it is so many pixels
 _FLOOR = 0.25  # of an image's mean deviation, added to the local one: flat regions must not be blown up to noise
 _SOFT = 0.8  # pixels of blur before anything else: samples between pixels are softer than samples on them
 _FEW = 3  # pixels of deviation that a neighbourhood keeps in the smaller picture it is measured in
@@ -16,7 +17,8 @@ def local_contrast(images: torch.Tensor) -> torch.Tensor:
     """(B, C, H, W) → (B, 1, H, W): grey, a little soft, minus its neighbourhood's mean, over its deviation."""
     grey = images.mean(1, keepdim=True) if images.shape[1] > 1 else images
     soft = _blurred(grey, _SOFT)
-    sigma = REACH * max(images.shape[-2:])
+    side = max(images.shape[-2:])
+    sigma = max(REACH * side, min(_SMALL_REACH * side, _LEAST_REACH))
     mean = _around(soft, sigma)
     off = soft - mean
     deviation = _around(off.square(), sigma).clamp(min=0).sqrt()

@@ -161,6 +161,10 @@ def _refuse_codecs(path: Path, array: Any) -> None:
 
 
 def _codec_names(value: Any) -> Iterator[str]:
+    """Names of codecs in a description. Some versions of zarr describe a codec by itself, not by its settings."""
+    for describe in ("get_config", "to_dict"):
+        if callable(getattr(value, describe, None)):
+            value = getattr(value, describe)()
     if isinstance(value, Mapping):
         known = value.get("id", value.get("name"))
         if isinstance(known, str):

@@ -129,8 +129,8 @@ def test_a_codec_that_nobody_knows_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_frames_that_change_size_are_all_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("av", minversion="18.0", reason="older versions cannot write such a film; they read it")
     """Two H.264 streams one after the other, as a recorder leaves them whose window was resized."""
+    pytest.importorskip("av", minversion="18.0", reason="older versions cannot write such a film")
     parts = [write_film(tmp_path / f"{i}.h264", FRAMES[:6, : 48 - 16 * i, : 64 - 16 * i]) for i in range(2)]
     path = tmp_path / "both.mkv"
     _join(parts, path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from opened_studio import enter, expect_said
 
 from congeal import Transforms, propagate_points
 from congeal.runs.folder import RunFolder
@@ -28,18 +29,6 @@ def studio(run: Path) -> Iterator[Studio]:
     with Studio(run) as server:
         yield server
     shutil.rmtree(run / "studio", ignore_errors=True)
-
-
-def enter(page: Page, studio: Studio) -> None:
-    page.goto(studio.url)
-    page.wait_for_selector("html[data-ready=yes]")
-    page.wait_for_selector(".original")
-
-
-def expect_said(page: Page, text: str, timeout: float = 5000) -> None:
-    from playwright.sync_api import expect
-
-    expect(page.locator("#said")).to_contain_text(text, timeout=timeout)
 
 
 def expect_count(what: Locator, count: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from opened_studio import enter, expect_said
 from PIL import Image
 
 from congeal import align, open_images
@@ -39,16 +40,8 @@ def studio(sorted_run: Path) -> Iterator[Studio]:
     shutil.rmtree(sorted_run / "studio", ignore_errors=True)
 
 
-def enter(page: Page, studio: Studio) -> None:
-    page.goto(studio.url)
-    page.wait_for_selector("html[data-ready=yes]")
-    page.wait_for_selector(".original")
-
-
 def said(page: Page, text: str, timeout: float = 20_000) -> None:
-    from playwright.sync_api import expect
-
-    expect(page.locator("#said")).to_contain_text(text, timeout=timeout)
+    expect_said(page, text, timeout)
 
 
 def groups(page: Page) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from opened_studio import enter
 from PIL import Image
 
 from congeal import Transforms, propagate_mask, propagate_points
@@ -27,13 +28,6 @@ def studio(run: Path) -> Iterator[Studio]:
         yield server
     for path in server.folder.glob("*"):
         path.unlink()
-
-
-def enter(page: Page, studio: Studio) -> Page:
-    page.goto(studio.url)
-    page.wait_for_selector("html[data-ready=yes]")
-    page.wait_for_selector(".original")
-    return page
 
 
 def click_mean(page: Page, x: float, y: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,10 @@ from congeal import CongealError, open_images
 from congeal.datasets import open_named
 from congeal.datasets.infimnist_original import TANGENT_FILE, _moved
 from congeal.datasets.mnist import load
+from congeal.images.matlab import CLASSES, read_variable
 from made_data import write_infimnist
 
-io = pytest.importorskip("scipy.io", reason="reading MATLAB files needs SciPy, the extra 'mat'")
+io = pytest.importorskip("scipy.io", reason="writes the MATLAB files")
 
 
 def digits(count: int = 30) -> tuple[np.ndarray, np.ndarray]:
@@ -74,11 +74,32 @@ def test_what_is_not_an_affnist_batch_is_refused_with_a_reason(tmp_path: Path) -
             open_images(tmp_path / f"{name}.mat")
 
 
-def test_without_scipy_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_batch(tmp_path / "1.mat", *digits(2))
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(CongealError, match=r"congeal\[mat\]"):
-        open_images(tmp_path / "1.mat")
+def test_matlab_files_are_read_as_scipy_reads_them(tmp_path: Path) -> None:
+    """Numbers of every kind, compressed or not, stored smaller than they are, in a structure beside other things."""
+    rng = np.random.default_rng(0)
+    fields: dict[str, object] = {kind: (100 * rng.random((3, 4, 2))).astype(kind) for kind in CLASSES.values()}
+    fields |= {"small": np.arange(4.0), "empty": np.zeros((0, 3)), "text": "words", "cells": np.array([1, "a"], object)}
+    fields |= {"nested": {"image": np.eye(2)}, "complex": np.array([1 + 2j])}
+    for compressed in (False, True):
+        file = tmp_path / f"{compressed}.mat"
+        io.savemat(file, {"first": np.eye(3), "affNISTdata": fields, "last": [[7]]}, do_compression=compressed)
+        expected, found = io.loadmat(file), read_variable(file, "affNISTdata")
+        assert isinstance(found, dict)
+        assert set(found) == set(fields) - {"text", "cells", "nested", "complex"}
+        for name, values in found.items():
+            other = expected["affNISTdata"][name][0, 0]
+            np.testing.assert_array_equal(values, other)
+            assert values.dtype == other.dtype
+        np.testing.assert_array_equal(np.asarray(read_variable(file, "last")), expected["last"])
+        with pytest.raises(KeyError):
+            read_variable(file, "none")
+
+
+def test_a_matlab_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    io.savemat(tmp_path / "bomb.mat", {"affNISTdata": {"image": np.zeros((1600, 300), np.uint8)}}, do_compression=True)
+    monkeypatch.setattr("congeal.images.matlab.MOST_BYTES", 100_000)
+    with pytest.raises(CongealError, match="too large unpacked"):
+        open_images(tmp_path / "bomb.mat")
 
 
 def test_missing_originals_say_where_to_put_them(tmp_path: Path, mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:

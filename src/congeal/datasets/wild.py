@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from congeal.errors import CongealError, require
+from congeal.errors import CongealError
 from congeal.images.files import open_folder
+from congeal.images.matlab import read_variable
 from congeal.images.source import Header, Image, ImageSource, Subset
 
 
@@ -87,10 +88,9 @@ def open_willow(which: str) -> ImageSource:
 
 def willow_points(source: ImageSource) -> Points:
     """The ten points of every image of `open_willow`."""
-    read = require("scipy.io", "mat").loadmat
     folder = _folder("pf_willow", source.name.partition(":")[2])
     files = [(folder / source.id(i)).with_suffix(".mat") for i in range(len(source))]
-    xy = np.array([read(file)["pts_coord"][:2].T for file in files], dtype=np.float64)
+    xy = np.array([np.asarray(read_variable(file, "pts_coord"))[:2].T for file in files], dtype=np.float64)
     return Points(
         xy, np.ones(xy.shape[:2], bool), np.ptp(xy, axis=1).max(1), tuple(map(str, range(1, xy.shape[1] + 1)))
     )

@@ -1,4 +1,4 @@
-"""MATLAB files of the affNIST data set (version 5 to 7.2), read with SciPy (extra `mat`).
+"""MATLAB files of the affNIST data set (see `congeal.images.matlab`).
 
 A file holds one structure `affNISTdata` with the fields `image`, (1600, N) uint8, a 40×40 picture per column, and
 `label_int`. The order of the 1,600 pixels is documented nowhere and programs that read the files disagree, so it is
@@ -7,28 +7,18 @@ taken from the images: handwritten digits are taller than they are wide.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 
-from congeal.errors import CongealError, require
+from congeal.errors import CongealError
 from congeal.images.arrays import ArraySource
+from congeal.images.matlab import read_variable
+from congeal.images.source import UnreadableImage
 
 SIDE = 40
 _ORDER_SAMPLE = 500  # images the pixel order is decided on
-# Damaged files end SciPy's reader with a segmentation fault (17 of 10,000): it works in a process of its own.
-_READER = """
-import sys
-import numpy, scipy.io
-data = scipy.io.loadmat(sys.argv[1], variable_names=["affNISTdata"])["affNISTdata"]
-record = data[0, 0] if data.dtype.names and data.shape == (1, 1) else {}
-fields = {name: numpy.asarray(record[name]) for name in (data.dtype.names or ()) if name in ("image", "label_int")}
-numpy.savez(sys.argv[2], **{name: field for name, field in fields.items() if field.dtype.kind in "biuf"})
-"""
 
 
 def read_affnist(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -58,19 +48,13 @@ def open_mat(path: Path) -> ArraySource:
 
 def _record(path: Path) -> dict[str, np.ndarray]:
     """The fields of affNISTdata that are arrays of numbers."""
-    require("scipy.io", "mat")
-    with TemporaryDirectory() as folder:
-        out = Path(folder) / "fields.npz"
-        done = subprocess.run([sys.executable, "-P", "-c", _READER, path, out], capture_output=True, text=True)
-        if done.returncode == 0:
-            with np.load(out, allow_pickle=False) as found:
-                return {name: found[name] for name in found.files}
-    why = (done.stderr.strip().splitlines() or [f"reading it ended with signal {-done.returncode}"])[-1]
-    if why.startswith("NotImplementedError"):  # what SciPy says of version 7.3, which is HDF5
-        raise CongealError(f"{path} is a MATLAB file of version 7.3: save it again with '-v7'")
-    if why.startswith("KeyError"):
-        raise CongealError(f"{path} has no affNISTdata: of MATLAB files only affNIST's batches can be read")
-    raise CongealError(f"{path} is not a readable MATLAB file ({why[:200]})")
+    try:
+        found = read_variable(path, "affNISTdata")
+    except KeyError as error:
+        raise CongealError(f"{path} has no affNISTdata: of MATLAB files only affNIST's batches can be read") from error
+    except UnreadableImage as error:
+        raise CongealError(f"{path} is not a readable MATLAB file: {error}") from error
+    return found if isinstance(found, dict) else {}
 
 
 def _taller(images: NDArray[np.uint8]) -> bool:

@@ -6,6 +6,7 @@ Conventions: see `congeal.geometry`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -86,22 +87,24 @@ def rescale(from_size: Size, to_size: Size) -> np.ndarray:
     return np.array([[x, 0, 0.5 * x - 0.5], [0, y, 0.5 * y - 0.5], [0, 0, 1.0]])
 
 
-def _pixel_from_normalised(size: Size) -> np.ndarray:
-    height, width = size
+@lru_cache(maxsize=64)
+def _pixel_from_normalised(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The matrix for a frame of this size, and its inverse."""
     unit = max(height, width) / 2
-    return np.array([[unit, 0, (width - 1) / 2], [0, unit, (height - 1) / 2], [0, 0, 1.0]])
+    pixel = np.array([[unit, 0, (width - 1) / 2], [0, unit, (height - 1) / 2], [0, 0, 1.0]])
+    return pixel, np.linalg.inv(pixel)
 
 
 def from_normalised(matrix: Matrix, size: Size) -> Matrix:
     """A transform of a frame given in normalised coordinates → the same in its pixels."""
-    pixel = _pixel_from_normalised(size)
-    return _like(pixel, matrix) @ matrix @ _like(np.linalg.inv(pixel), matrix)
+    pixel, inverse = _pixel_from_normalised(size[0], size[1])
+    return _like(pixel, matrix) @ matrix @ _like(inverse, matrix)
 
 
 def to_normalised(matrix: Matrix, size: Size) -> Matrix:
     """A transform of a frame given in its pixels → the same in normalised coordinates."""
-    pixel = _pixel_from_normalised(size)
-    return _like(np.linalg.inv(pixel), matrix) @ matrix @ _like(pixel, matrix)
+    pixel, inverse = _pixel_from_normalised(size[0], size[1])
+    return _like(inverse, matrix) @ matrix @ _like(pixel, matrix)
 
 
 def homography_from_points(source: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -128,6 +131,6 @@ def mean_matrix(matrices: Matrix, size: Size) -> Matrix:
     Entries, not corners, are averaged: a few wild homographies throw corners to infinity, but their entries stay
     small, so they do not drag the mean of all the others along.
     """
-    pixel = _pixel_from_normalised(size)
+    pixel, inverse = _pixel_from_normalised(size[0], size[1])
     centred = normalise(matrices @ _like(pixel, matrices))
-    return normalise(centred.mean(0) @ _like(np.linalg.inv(pixel), matrices))
+    return normalise(centred.mean(0) @ _like(inverse, matrices))

@@ -125,10 +125,10 @@ def coverage(source_from_output: torch.Tensor, source_size: Size, size: Size) ->
     Pixels at or behind the horizon have none.
     """
     projected = _project(to_units(source_from_output, source_size, size), size)
-    ones = projected.new_ones(1, 1, *source_size).expand(len(projected), -1, -1, -1)
-    grid = projected[:, :2].permute(0, 2, 3, 1)
-    inside = functional.grid_sample(ones, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return inside * (projected[:, 2:] > MIN_DENOMINATOR)
+    share = torch.ones_like(projected[:, 2])
+    for axis, length in ((0, source_size[1]), (1, source_size[0])):  # from -1 to 1 between the outer edges
+        share = share * ((length + 1) / 2 - projected[:, axis].abs() * (length / 2)).clamp(0, 1)
+    return (share * (projected[:, 2] > MIN_DENOMINATOR))[:, None]
 
 
 def to_units(source_from_output: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:

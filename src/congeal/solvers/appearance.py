@@ -235,18 +235,25 @@ def lasting_appearance(kind: str) -> Appearance:
 
 def correlation(shown: torch.Tensor, template: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     """(B,) normalised correlation of images (B, C, h, w) with a template (C, h, w), weighted by (B, 1, h, w)."""
-    # In float64: of two poses that score alike, the same one must win whatever other images are in the batch.
-    a, t = shown.flatten(1).double(), template.flatten()[None].double()
+    # Sums in float64: of two poses that score alike, the same one must win whatever other images are in the batch.
     if weights is None:
+        a, t = shown.flatten(1).double(), template.flatten()[None].double()
         a = a - a.mean(1, keepdim=True)
         t = t - t.mean()
         return ((a @ t[0]) / (a.norm(dim=1) * t.norm()).clamp(min=1e-9)).to(shown.dtype)
-    w = weights.expand_as(shown).flatten(1).double()
-    total = w.sum(1, keepdim=True).clamp(min=1e-6)
-    a = a - (w * a).sum(1, keepdim=True) / total
-    t = t - (w * t).sum(1, keepdim=True) / total
-    value = (w * a * t).sum(1) / ((w * a * a).sum(1) * (w * t * t).sum(1)).sqrt().clamp(min=1e-9)
+    weighted = shown * weights
+    ours, both, squares = (_total(part) for part in (weighted, weighted * template, weighted * shown))
+    mass, theirs, their_squares = (
+        _total(weights * part) for part in (shown.new_tensor(len(template)), template.sum(0), template.square().sum(0))
+    )
+    mass = mass.clamp(min=1e-6)
+    own, other = squares - ours.square() / mass, their_squares - theirs.square() / mass
+    value = (both - ours * theirs / mass) / (own.clamp(min=0) * other.clamp(min=0)).sqrt().clamp(min=1e-9)
     return value.to(shown.dtype)
+
+
+def _total(values: torch.Tensor) -> torch.Tensor:
+    return values.flatten(1).sum(1, dtype=torch.float64)
 
 
 def at_most(motion: str, largest: str) -> str:

@@ -18,6 +18,9 @@ from congeal.metrics.statistics import NORMAL_MAD
 
 _MOST_ODD = 50.0  # the exponent of an odd pose's cost: beyond it nothing is left of any score
 _LEAST = 0.01  # standard deviation of a parameter that nothing has moved yet
+_EYE = torch.eye(3, dtype=torch.float32)
+_BASIS = GENERATORS.float().reshape(8, 9)
+_BASIS_SQUARES = _BASIS.square().sum(1)
 _PIXELS_PER_FACT = 20.0  # neighbouring pixels say the same: this many of them count as one observation
 
 
@@ -66,8 +69,7 @@ class PosePrior:
 
 def parameters(start: torch.Tensor, poses: torch.Tensor, frame: Size) -> torch.Tensor:
     """(B, 8) of start⁻¹ · pose: its logarithm to second order, which is enough to say how far it went."""
-    off = normalise(to_normalised(invert(start) @ poses, frame)) - torch.eye(3, dtype=torch.float32)
+    off = normalise(to_normalised(invert(start) @ poses, frame)) - _EYE
     log = (off - off @ off / 2).flatten(1)
-    log = log - log[:, 8:] * torch.eye(3, dtype=torch.float32).flatten()
-    basis = GENERATORS.float().reshape(8, 9)
-    return (log @ basis.T) / basis.square().sum(1)
+    log = log - log[:, 8:] * _EYE.flatten()
+    return (log @ _BASIS.T) / _BASIS_SQUARES

@@ -16,10 +16,11 @@ from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge
 from congeal.solvers.matching import Matcher, Views, taken
 from congeal.solvers.pose_prior import PosePrior
-from congeal.solvers.streaming import start_poses
+from congeal.solvers.streaming import CHUNK_VALUES, start_poses
+from congeal.solvers.threads import few_threads, in_order
 
 Work = Callable[[Views, torch.Tensor, torch.Tensor], torch.Tensor]
-_AT_ONCE = 512  # images where no gradient is kept: what stays in cache
+_AT_ONCE = CHUNK_VALUES  # values of images where no gradient is kept: what stays in cache
 _FEWEST = 3  # images that always count as matching: a template needs some
 _LARGEST_ZOOM = math.sqrt(2)  # of the common scale in one go: ink that fell below half is lost, not shrunk
 
@@ -63,9 +64,14 @@ class Sample:
 
     def each(self, work: Work, poses: torch.Tensor) -> torch.Tensor:
         """`work(views, start, poses)` of all images, in pieces that stay in cache."""
-        pieces = torch.arange(len(self.images)).split(_AT_ONCE)
-        views = (Views(self.images[rows], taken(self.masks, rows)) for rows in pieces)
-        return torch.cat([work(v, self.start[rows], poses[rows]) for v, rows in zip(views, pieces, strict=True)])
+        pieces = torch.arange(len(self.images)).split(max(1, _AT_ONCE // self.images[0].numel()))
+
+        @torch.no_grad()  # every thread decides that for itself
+        def one(rows: torch.Tensor) -> torch.Tensor:
+            return work(Views(self.images[rows], taken(self.masks, rows)), self.start[rows], poses[rows])
+
+        with few_threads(self.frame) as free:
+            return torch.cat(list(in_order(one, pieces, free)))
 
     def in_gauge(self, poses: torch.Tensor, good: torch.Tensor) -> torch.Tensor:
         """Poses of which the matching ones keep the mean of the start and, for objects, their ink."""

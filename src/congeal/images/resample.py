@@ -160,7 +160,7 @@ def _sample(
     sharp = kernel in ("bicubic", "lanczos")
     images = torch.from_numpy(spline_coefficients(values) if kernel == "bicubic" else values)
     if sharp:
-        low, high = (torch.from_numpy(limit((2, 3), keepdims=True)) for limit in (values.min, values.max))
+        low, high = (limit((2, 3), keepdims=True) for limit in (values.min, values.max))
     fades = kernel == "bilinear" and sampling.fill == 0  # into black, which the sampler does itself
     units = to_units(torch.from_numpy(source_from_aligned), source, size)
     out = np.empty((len(images), *size, images.shape[1]), dtype)
@@ -171,10 +171,12 @@ def _sample(
         else:
             part = interpolate(images[some], own, here, kernel)
         if sharp:
-            torch.clamp(part, low[some], high[some], out=part)
+            np.clip(part.numpy(), low[some], high[some], out=part.numpy())
         if not fades and sampling.fill != "edge":
-            cover = _covered(unit, source, here)
-            _fill_outside(part.numpy(), cover >= 0.5 if kernel == "nearest" else cover, sampling.value(dtype))
+            for columns in _columns_at_edges(unit, source, here):
+                cover = _shares(unit.numpy(), source, here[0], columns)
+                outer = part.numpy()[..., columns]
+                _fill_outside(outer, cover >= 0.5 if kernel == "nearest" else cover, sampling.value(dtype))
         _put(out[some, rows], part.numpy())
     return out
 
@@ -184,8 +186,6 @@ def _fill_outside(part: np.ndarray, cover: np.ndarray, fill: float) -> None:
 
     Nothing fades into NaN, nor where the share is true or false.
     """
-    if (cover == 1).all():
-        return
     if math.isnan(fill) or cover.dtype == bool:
         np.copyto(part, fill, where=(cover < 0.5)[:, None])
         return
@@ -236,11 +236,16 @@ def covered(source_from_aligned: np.ndarray, source: Size, size: Size) -> np.nda
 def _covered(unit: torch.Tensor, source: Size, size: Size) -> np.ndarray:
     """What `covered` gives for unit_from_output (b, 3, 3)."""
     out = np.ones((len(unit), *size), np.float32)
-    inside = _columns_inside(unit[0].numpy(), source, size) if len(unit) == 1 else slice(0, 0)
-    for columns in (slice(0, inside.start), slice(inside.stop, size[1])):
-        if columns.start < columns.stop:
-            out[:, :, columns] = _shares(unit.numpy(), source, size[0], columns)
+    for columns in _columns_at_edges(unit, source, size):
+        out[:, :, columns] = _shares(unit.numpy(), source, size[0], columns)
     return out
+
+
+def _columns_at_edges(unit: torch.Tensor, source: Size, size: Size) -> list[slice]:
+    """The columns of an output of `size` in which samples may lie outside, for unit_from_output (b, 3, 3)."""
+    inside = _columns_inside(unit[0].numpy(), source, size) if len(unit) == 1 else slice(0, 0)
+    edges = slice(0, inside.start), slice(inside.stop, size[1])
+    return [columns for columns in edges if columns.start < columns.stop]
 
 
 def _shares(units: np.ndarray, source: Size, height: int, columns: slice) -> np.ndarray:

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import avg_pool2d
 
 from congeal.geometry.matrix import Size
+from congeal.geometry.motion import MOTIONS, n_parameters
 from congeal.solvers.filters import gradient
 from congeal.solvers.gaussnewton import point_motion
 
@@ -80,10 +81,18 @@ class Tiles:
         """(T, side², k): how a picture's values (T, side + 2, side + 2) change per unit of each motion parameter."""
         dx = (values[:, 1:-1, 2:] - values[:, 1:-1, :-2]).flatten(1) / 2
         dy = (values[:, 2:, 1:-1] - values[:, :-2, 1:-1]).flatten(1) / 2
+        along_x, along_y = self._fields[:, : n_parameters(motion)]
+        change = torch.addcmul(dx.flatten() * along_x, dy.flatten(), along_y)
+        return change.view(len(change), len(self), self.side**2).permute(1, 2, 0).contiguous()
+
+    @cached_property
+    def _fields(self) -> torch.Tensor:
+        """(2, 8, T · side²): how their pixels move along x and y per unit of each parameter, in the largest motion.
+
+        The parameters of smaller motions come first.
+        """
         rim = self.points.view(len(self), self.side + 2, self.side + 2, 2)
-        field = point_motion(rim[:, 1:-1, 1:-1].flatten(0, 2), self.frame, motion)  # (k, T · side², 2)
-        change = dx.flatten() * field[..., 0] + dy.flatten() * field[..., 1]
-        return change.view(len(field), len(self), self.side**2).permute(1, 2, 0).contiguous()
+        return point_motion(rim[:, 1:-1, 1:-1].flatten(0, 2), self.frame, MOTIONS[-1]).permute(2, 0, 1).contiguous()
 
     @cached_property
     def blocks(self) -> torch.Tensor:

@@ -50,11 +50,13 @@ def digest(run: Path) -> str:
 
 
 class Spent(NamedTuple):
-    """Seconds on the wall, of processors (the workers' too), and the peak memory of the largest process in MB."""
+    """Seconds on the wall, of processors (the workers' too), and the peak memory in MB of the largest process and of
+    the driver, from its beginning to its end."""
 
     seconds: float
     cpu: float
     memory: float
+    driver: float
 
 
 def timed(arguments: list[str], cores: int | None = None) -> Spent:
@@ -66,10 +68,20 @@ def timed(arguments: list[str], cores: int | None = None) -> Spent:
     os.sched_setaffinity(0, sorted(usual)[:cores])
     process = subprocess.Popen(arguments, env=environment)
     os.sched_setaffinity(0, usual)
-    _, status, usage = os.wait4(process.pid, 0)
+    peak, ended = 0.0, 0
+    while not ended:
+        peak = max(peak, peak_memory(process.pid))
+        ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+        time.sleep(0 if ended else 0.05)
     if status:
         raise SystemExit(f"{' '.join(arguments)} ended with {status}")
-    return Spent(time.monotonic() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+    return Spent(time.monotonic() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, peak)
+
+
+def peak_memory(process: int) -> float:
+    """Of another process so far, in MB."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")), 0.0)
 
 
 def overhead(options: argparse.Namespace, folder: Path) -> None:
@@ -87,7 +99,7 @@ def overhead(options: argparse.Namespace, folder: Path) -> None:
         spent = timed(command(options, options.n, run, None if on == "plain" else on), cores)
         first = first or spent
         ratios = [f"{value:.1f} | {value / base:.2f}" for value, base in zip(spent[:2], first[:2], strict=True)]
-        print(f"| {on} | {' | '.join(ratios)} | {driver_memory(run):.0f} | {digest(run)} |", flush=True)
+        print(f"| {on} | {' | '.join(ratios)} | {spent.driver:.0f} | {digest(run)} |", flush=True)
         stages = by_stage(run)
         shutil.rmtree(run)
     tell_stages(stages)
@@ -132,8 +144,8 @@ def memory(options: argparse.Namespace, folder: Path) -> None:
         run, tiny = folder / str(n), make_tiny(n, folder / f"tiny-{n}.npy")
         how = ["--method", "lsc", "--motion", "translation", "--set", "blurs=[0.0]", "--set", "iterations=[1]"]
         arguments = ["align", str(tiny), "-o", str(run), "--size", "10", "--quiet", *how, *options.extra]
-        seconds, _, largest = timed([sys.executable, "-m", "congeal.cli", *arguments, "--on", options.on[-1]])
-        peak = driver_memory(run)
+        on = ["--on", options.on[-1]]
+        seconds, _, largest, peak = timed([sys.executable, "-m", "congeal.cli", *arguments, *on])
         first = first or peak
         print(f"| {n:,} | {seconds:.1f} | {peak:.0f} | {peak / first:.2f} | {largest:.0f} |", flush=True)
         shutil.rmtree(run)
@@ -155,11 +167,6 @@ def make_tiny(n: int, path: Path) -> Path:
         out[rows] = np.roll(digits[rows % len(digits)], shift, axis=(1, 2))
     out.flush()
     return path
-
-
-def driver_memory(run: Path) -> float:
-    """Peak memory of the driver in MB."""
-    return float(json.loads((run / "metrics.json").read_text())["peak_memory_mb"])
 
 
 # ---- kills

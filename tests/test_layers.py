@@ -10,7 +10,7 @@ import congeal
 PACKAGE = Path(congeal.__file__).parent
 # From the ground up. Rooms on one floor do not import each other.
 LAYERS = [
-    ["errors"],
+    ["errors", "mapped"],
     ["progress", "files", "geometry"],
     ["transforms", "metrics", "distributed"],
     ["images"],

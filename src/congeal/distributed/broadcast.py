@@ -20,9 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from congeal.distributed.exchange import Exchange
+from congeal.mapped import runs
 
 _IN_BAND = 4096  # bytes of an array that stays in the small file
 _ALIGN = 64
+_BYTES_AT_ONCE = 4 << 20
 COMPARED = ("numpy", "torch")
 
 
@@ -80,8 +82,14 @@ def _aligned(buffers: Sequence[pickle.PickleBuffer]) -> Iterator[bytes | memoryv
     for buffer in buffers:
         gap, raw = bytes(-at % _ALIGN), buffer.raw()
         yield gap
-        yield raw
+        yield from _slices(raw)
         at += len(gap) + raw.nbytes
+
+
+def _slices(raw: memoryview) -> Iterator[memoryview]:
+    """A few bytes at a time: of arrays that lie in files, all together would be in memory."""
+    for part in runs(raw.nbytes, _BYTES_AT_ONCE):
+        yield raw[part]
 
 
 def receive(exchange: Exchange, order: Order) -> Any:
@@ -128,7 +136,7 @@ def _pieces(value: Any) -> Iterator[bytes | memoryview]:
     if isinstance(value, np.ndarray):
         yield f"{value.dtype.str} {value.shape} {value.strides[:1] == (0,)}\n".encode()
         one = value[:1] if value.ndim and value.strides[0] == 0 else value  # rows that are all the same
-        yield np.ascontiguousarray(one).reshape(-1).view(np.uint8).data
+        yield from _slices(np.ascontiguousarray(one).reshape(-1).view(np.uint8).data)
     elif isinstance(value, Mapping):
         for key in value:
             yield from _pieces(key)
@@ -146,6 +154,11 @@ def _pieces(value: Any) -> Iterator[bytes | memoryview]:
         yield f"{value!r}\n".encode("utf-8", "surrogatepass")
 
 
+def same_rows(row: np.ndarray, times: int) -> np.ndarray:
+    """One row so many times, in the memory of one."""
+    return np.lib.stride_tricks.as_strided(row, (times, *row.shape), (0, *row.strides))
+
+
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], apart: list[Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=self._take)
@@ -156,6 +169,12 @@ class _Pickler(pickle.Pickler):
             return True
         self._buffers.append(buffer)
         return False
+
+    def reducer_override(self, value: Any) -> Any:
+        """Rows that are all one and the same go out once."""
+        if type(value) is np.ndarray and len(value.shape) > 1 and len(value) > 1 and value.strides[0] == 0:
+            return same_rows, (np.array(value[0]), len(value))
+        return NotImplemented
 
     def persistent_id(self, value: Any) -> Any:
         address = getattr(value, "address", None) if not isinstance(value, type) else None

@@ -20,6 +20,7 @@ from congeal.distributed.exchange import Exchange, open_exchange, unpack
 from congeal.distributed.task import TRIES, TryAgain, load, perform, result_name
 from congeal.errors import CongealError, RunFailed, first_line
 from congeal.files import DAMAGED
+from congeal.mapped import let_go
 from congeal.progress import Progress
 
 log = logging.getLogger("congeal")
@@ -102,6 +103,7 @@ class Crew:
                 self.timings.append({name: row[name] for name in TABLE})
                 progress.update(images[number], **self._facts())
                 yield result
+                let_go()
         if not keep:
             self.exchange.remove(folder)
 

@@ -6,6 +6,7 @@ Conventions: see `congeal.geometry`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -131,6 +132,17 @@ def mean_matrix(matrices: Matrix, size: Size) -> Matrix:
     Entries, not corners, are averaged: a few wild homographies throw corners to infinity, but their entries stay
     small, so they do not drag the mean of all the others along.
     """
+    return mean_of_parts([matrices], size)
+
+
+def mean_of_parts(parts: Iterable[Matrix], size: Size) -> Matrix:
+    """`mean_matrix` of matrices that are given some at a time."""
     pixel, inverse = _pixel_from_normalised(size[0], size[1])
-    centred = normalise(matrices @ _like(pixel, matrices))
-    return normalise(centred.mean(0) @ _like(inverse, matrices))
+    total, count = None, 0
+    for matrices in parts:
+        own = normalise(matrices @ _like(pixel, matrices)).sum(0)
+        total = own if total is None else total + own
+        count += len(matrices)
+    if total is None:
+        raise ValueError("there are no matrices")
+    return normalise(total / count @ _like(inverse, total))

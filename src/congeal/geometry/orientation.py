@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from congeal.geometry.matrix import Size
+from congeal.mapped import runs
 
 MIRROR = 4
 """From this orientation on a picture is mirrored."""
@@ -53,9 +54,12 @@ def make_upright(pixels: Any, orientation: int) -> np.ndarray:
 
 def mirrored(matrices: np.ndarray) -> np.ndarray:
     """(N,) bool: whether matrices (N, 3, 3) show the mirror image. NaN is no mirror image."""
-    known = np.asarray(matrices, dtype=np.float64)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.linalg.det(known) * np.sign(known[:, 2, 2]) < 0)
+    found = np.empty(len(matrices), dtype=bool)
+    for part in runs(len(matrices)):
+        known = np.asarray(matrices[part], dtype=np.float64)
+        with np.errstate(invalid="ignore"):
+            found[part] = np.linalg.det(known) * np.sign(known[:, 2, 2]) < 0
+    return found
 
 
 def quarter_turns(matrices: np.ndarray) -> np.ndarray:

@@ -12,8 +12,8 @@ import numpy as np
 
 from congeal.errors import CongealError, first_line
 from congeal.images.intensity import NOT_FINITE, finite
-from congeal.images.mapped import MappedPages
 from congeal.images.source import Image, ImageSource, Indices, UnreadableImage
+from congeal.mapped import FAR, MappedPages
 from congeal.transforms.ids import Ids
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PACKED = "congeal-pack-1"
 MOST_UNPACKED = 8 << 30
 """Bytes of a compressed file that are unpacked in memory."""
+_FAR_APART = 128  # images that are read together where they do not follow one another
 
 
 class ArraySource(ImageSource):
@@ -92,11 +93,23 @@ class ArraySource(ImageSource):
 
     def batch(self, indices: Indices) -> np.ndarray:
         """(B, H, W, C) pixels of these positions."""
-        pixels = np.asarray(self.array[as_slice(indices)])
-        self._pages.touched(pixels.nbytes)
+        pixels = self._rows(as_slice(indices))
         if not pixels.dtype.isnative:
             pixels = pixels.astype(self.dtype)
         return pixels[..., None] if self.grey else pixels
+
+    def _rows(self, rows: slice | Indices) -> np.ndarray:
+        if isinstance(rows, slice) or not self._pages:
+            pixels = np.asarray(self.array[rows])
+            self._pages.touched(pixels.nbytes)
+            return pixels
+        wanted = np.asarray(rows, dtype=np.int64)
+        pixels = np.empty((len(wanted), *self.array.shape[1:]), self.array.dtype)
+        for first in range(0, len(wanted), _FAR_APART):  # a sample of a large file would bring all of it into memory
+            few = wanted[first : first + _FAR_APART]
+            pixels[first : first + len(few)] = self.array[few]
+            self._pages.touched(len(few) * max(FAR, pixels[0].nbytes))
+        return pixels
 
     def masks(self, indices: Indices) -> np.ndarray:
         """(B, H, W) float32 masks of these positions."""

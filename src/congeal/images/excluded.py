@@ -54,6 +54,8 @@ def exclude_images(source: ImageSource, listed: Listed | None, *, strict: bool =
     strict: ids that the source does not have are an error; else, as for a part of a set, they are left alone.
     """
     given = listed_ids(listed, "images to exclude")
+    if not given:
+        return source
     known = source.ids()
     meant = meant_ids(given, known)
     unknown = [id for id in given if id not in meant]

@@ -35,6 +35,7 @@ from congeal.images.oriented import OrientedSource
 from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, shrink, starting_matrices
 from congeal.images.source import ImageSource, Indices, Skipped
 from congeal.images.store import AnotherKind, Keeping, Store, fill_store
+from congeal.mapped import room, runs
 from congeal.metrics import looks_like_objects, scales
 from congeal.progress import Progress
 from congeal.transforms.ids import Ids
@@ -257,7 +258,10 @@ class Stack:
 
     def source_pixels(self) -> np.ndarray:
         """(n,) how many pixels of its source lie along one pixel of each image of the stack."""
-        return 1 / np.sqrt(np.abs(np.linalg.det(self.stack_from_source[:, :2, :2])))
+        one = self.stack_from_source.strides[0] == 0  # all rows are one and the same
+        rows = self.stack_from_source[:1] if one else self.stack_from_source
+        size = 1 / np.sqrt(np.abs(np.linalg.det(rows[:, :2, :2])))
+        return np.broadcast_to(size, (len(self),))
 
     def aligned_from_source(self, stack_from_frame: np.ndarray) -> np.ndarray:
         """(n, 3, 3) at full resolution from what a method found, (n, 3, 3) stack_from_frame."""
@@ -266,8 +270,8 @@ class Stack:
             found = invert(self.start[0])  # all rows are one and the same
             one = normalise(compose(aligned_from_frame, found, self.stack_from_source[0]))
             return np.broadcast_to(one, (len(self), 3, 3))
-        aligned = np.empty((len(self), 3, 3))
-        for part in _parts(len(self)):  # products of a million matrices at once would take half a gigabyte
+        aligned = room((len(self), 3, 3), np.float64)
+        for part in runs(len(self)):  # products of a million matrices at once would take half a gigabyte
             found = np.asarray(stack_from_frame[part], dtype=np.float64)
             aligned[part] = normalise(compose(aligned_from_frame, invert(found), self.stack_from_source[part]))
         return aligned

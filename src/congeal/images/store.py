@@ -21,10 +21,10 @@ from congeal.errors import CongealError
 from congeal.files import DAMAGED, allocate, is_plain, replacing
 from congeal.images.canvas import place, put_on_canvas
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
-from congeal.images.mapped import MappedPages
 from congeal.images.sharded import ShardedRows
 from congeal.images.source import ImageSource, UnreadableImage
 from congeal.images.threads import in_order, usable_cores
+from congeal.mapped import MappedPages
 from congeal.progress import Progress
 
 Size = tuple[int, int]

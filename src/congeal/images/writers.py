@@ -31,9 +31,9 @@ from congeal.files import (
 from congeal.images.arrays import as_slice
 from congeal.images.decode import EXTENSIONS, FITS
 from congeal.images.encode import encode
-from congeal.images.mapped import MappedPages
 from congeal.images.names import WRITTEN, OutputNames, safe_name, write_names
 from congeal.images.source import ImageSource
+from congeal.mapped import MappedPages
 from congeal.transforms.ids import Ids
 
 Size = tuple[int, int]

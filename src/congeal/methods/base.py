@@ -28,6 +28,7 @@ from congeal.geometry import MOTIONS
 from congeal.images import Image, Layout, Stack, open_writer, prepare, warp_image
 from congeal.images.channels import Channel
 from congeal.images.writers import takes_parts, tell_poses
+from congeal.mapped import let_go, room, runs
 from congeal.methods.checks import MOST_SEED, Range, Seed, accepts, describe, plain_number
 from congeal.methods.found import Found
 from congeal.methods.job import Callback, Job, StateFile
@@ -333,9 +334,12 @@ class Method:
         if isinstance(answer, torch.Tensor):
             answer = Found(answer, self.motion, (max(stack.frame),))
         # As precise as the method is: a million poses in float64 are 72 MB.
-        poses = answer.poses.float().cpu().numpy()
-        for part in chunks(stack) if answer.motion != "homography" else ():
-            poses[part] = on_motion(stack.start[part], answer.poses[part].cpu().numpy(), answer.motion, stack.frame)
+        poses = room(tuple(answer.poses.shape), np.float32)
+        for part in runs(len(poses)):
+            poses[part] = answer.poses[part].float().cpu().numpy()
+        for rows in chunks(stack) if answer.motion != "homography" else ():
+            poses[rows] = on_motion(stack.start[rows], answer.poses[rows].cpu().numpy(), answer.motion, stack.frame)
+            let_go()
         with torch.inference_mode(False):
             helpers = crew if answer.sight is None else None  # a network stays in this process
             how: dict[str, Any] = {"motion": answer.motion, "ordered": self.ordered, "sight": answer.sight}

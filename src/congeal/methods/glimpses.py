@@ -8,6 +8,7 @@ import torch
 from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.images.encode import png_bytes
+from congeal.mapped import runs
 from congeal.metrics.preview import Glimpse, Preview
 from congeal.transforms import STATUSES
 
@@ -24,7 +25,7 @@ def make_preview(
 ) -> Preview:
     """Means (C,h,w) on the 0–255 scale, and the images that match least, as the frame shows them."""
     black, white = _range(means)
-    order = np.lexsort((np.nan_to_num(score, nan=2.0), status == STATUSES.index("ok")))[:MOST]
+    order = _worst(score, status)
 
     def shown(values: np.ndarray) -> bytes:
         channels = values if len(values) in (1, 3) else values.mean(0, keepdims=True)
@@ -34,14 +35,24 @@ def make_preview(
     def glimpse(i: int) -> Glimpse:
         image = stack.images([i])
         before, after = (
-            255 * warp(image, torch.as_tensor(poses[[i]]).float(), stack.frame)[0].numpy()
-            for poses in (stack.start, np.nan_to_num(stack_from_frame))
+            255 * warp(image, torch.as_tensor(np.nan_to_num(poses[[i]])).float(), stack.frame)[0].numpy()
+            for poses in (stack.start, stack_from_frame)
         )
         name, word = stack.source.id(int(stack.kept[i])), STATUSES[int(status[i])]
         return Glimpse(name, word, float(score[i]), shown(before), shown(after))
 
     before, after = means
     return Preview(shown(before), shown(after), stack.frame[1], tuple(glimpse(int(i)) for i in order))
+
+
+def _worst(score: np.ndarray, status: np.ndarray) -> np.ndarray:
+    """Positions of the few that match least, flagged ones first."""
+    found = np.zeros(0, dtype=np.int64)
+    for part in runs(len(score)):
+        rows = np.concatenate([found, np.arange(part.start, part.stop)])
+        order = np.lexsort((np.nan_to_num(score[rows], nan=2.0), status[rows] == STATUSES.index("ok")))
+        found = rows[order[:MOST]]
+    return found
 
 
 def _range(means: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:

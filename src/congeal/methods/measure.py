@@ -22,6 +22,7 @@ from congeal.distributed.broadcast import key_of
 from congeal.geometry import coverage, invert, normalise, rescale, warp
 from congeal.images import Stack
 from congeal.images.sharded import LEAST_SHARDS
+from congeal.mapped import room, runs
 from congeal.methods.glimpses import make_preview
 from congeal.methods.neighbours import among_neighbours
 from congeal.metrics import Evidence, PixelMeter, Quality, blank, geometric_mean, scales
@@ -162,7 +163,7 @@ def _pixels(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) 
     look = _PixelLook(stack, stack_from_frame, kind, area)
     together = shards(chunks(stack), _light(stack), least=LEAST_SHARDS)
     items = [[(int(part[0]), int(part[-1]) + 1) for part in shard] for shard in together]
-    seen = {name: np.zeros(len(stack), dtype) for name, dtype in _PER_IMAGE.items()}
+    seen = {name: room((len(stack),), dtype) for name, dtype in _PER_IMAGE.items()}
     counts = [item[-1][1] - item[0][0] for item in items]
     outside_before = 0.0
     for item, one in zip(items, over("measuring pixels", look, items, counts), strict=True):
@@ -225,7 +226,8 @@ class _PixelLook:
 
 def _start_energy(stack: Stack) -> float:
     """The energy ratio that the scale of the start gives to an object that lies inside the frame."""
-    return geometric_mean(scales(invert(stack.start), stack.frame)) ** 2 * pixel_area(stack)
+    each = [scales(invert(stack.start[part]), stack.frame) for part in runs(len(stack))]
+    return geometric_mean(np.concatenate(each)) ** 2 * pixel_area(stack)
 
 
 def _matrices(rows: np.ndarray) -> torch.Tensor:
@@ -316,7 +318,7 @@ def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: Feature
     if member.sum() < 2:
         member = torch.ones(len(sample), dtype=torch.bool)
     common = Common(contrast[member], None if counts is None else counts[member])
-    score, near, flat = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
+    score, near, flat = room((n,), np.float64), room((n,), np.float64), np.zeros(n, dtype=bool)
     score[sample] = common.likeness(contrast, counts, member) if n > 1 else 1.0
     near[sample] = crowd.near
     flat[sample] = ~np.isfinite(last)
@@ -358,7 +360,9 @@ class _Scoring:
 
     def parts(self) -> list[np.ndarray]:
         """Rows that are not in the sample, in runs."""
-        rest = np.setdiff1d(np.arange(self.views.count), self.sample)
+        others = np.ones(self.views.count, dtype=bool)
+        others[self.sample] = False
+        rest = np.flatnonzero(others)
         return list(np.array_split(rest, -(-len(rest) // self.together))) if len(rest) else []
 
     @cached_property

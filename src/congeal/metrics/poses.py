@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from congeal.errors import CongealError
 from congeal.geometry import matrix
+from congeal.mapped import runs
 from congeal.metrics.arrays import Array, Size, as_numpy
 
 _GRID = 32  # points along each side at which a frame is looked at
@@ -34,14 +35,22 @@ def scales(matrices: Any, size: Size | None = None, start: Any = None) -> NDArra
     need no size. With `start`, the matrices (3,3) or (N,3,3) the alignment began with, each scale is relative to the
     initial gauge.
     """
-    scale = _scale(as_numpy(matrices), size)
-    return scale if start is None else scale / _scale(as_numpy(start), size)
+    scale = _scales(as_numpy(matrices), size)
+    return scale if start is None else scale / _scales(as_numpy(start), size)
 
 
 def geometric_mean(values: NDArray[np.float64]) -> float:
     """Geometric mean of the values that are finite and positive; NaN if there are none."""
     known = values[np.isfinite(values) & (values > 0)]
     return float(np.exp(np.log(known).mean())) if known.size else float("nan")
+
+
+def _scales(matrices: Array, size: Size | None) -> NDArray[np.float64]:
+    rows = matrices.reshape(-1, 3, 3)
+    scale = np.empty(len(rows))
+    for part in runs(len(rows)):
+        scale[part] = _scale(rows[part], size)
+    return scale
 
 
 def _scale(matrices: Array, size: Size | None) -> NDArray[np.float64]:

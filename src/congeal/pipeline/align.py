@@ -14,6 +14,7 @@ from congeal.images import ImageSource
 from congeal.images.channels import Channel
 from congeal.images.excluded import exclude_images
 from congeal.images.remembered import remember_decoded
+from congeal.mapped import at_home
 from congeal.methods.base import Method
 from congeal.pipeline.canvas import asked_canvas, check_canvas
 from congeal.pipeline.crewing import crew_for, hired, open_for
@@ -226,6 +227,7 @@ def align(
     with (
         crew_for(executor, place.folder, url=place.url, quiet=quiet) as crew,
         RunFolder(place.folder).begin(config) as run,
+        at_home(run.work),
     ):
         fingerprint = check_unchanged(run, images)
         with failing_as_run(), copied(place), hired(run, crew, place.aligned):

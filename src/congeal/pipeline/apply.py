@@ -16,6 +16,7 @@ from congeal.images.faces import FaceSource
 from congeal.images.intensity import AlignOn
 from congeal.images.remembered import remember_decoded
 from congeal.images.unstarted import Unstarted
+from congeal.mapped import at_home
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.pipeline.canvas import inherited_canvas
@@ -143,6 +144,7 @@ def apply(
     with (
         crew_for(executor, place.folder, url=place.url, quiet=quiet) as crew,
         RunFolder(place.folder).begin(config) as folder,
+        at_home(folder.work),
     ):
         fingerprint = check_unchanged(folder, images)
         with failing_as_run(), copied(place), hired(folder, crew, place.aligned):

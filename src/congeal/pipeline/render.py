@@ -26,6 +26,7 @@ from congeal.images.resample import Sampling
 from congeal.images.sharded import cut
 from congeal.images.threads import in_order, usable_cores
 from congeal.images.writers import ShardWriter, is_whole, takes_parts, tell_poses
+from congeal.mapped import finite_rows, runs
 from congeal.metrics import RunningStats
 from congeal.pipeline.display import DisplayRange, png, smaller
 from congeal.pipeline.draw import SAMPLES, Drawing, Drawn, View, chunk_size, side_by_side, write_some
@@ -50,7 +51,7 @@ GROUPS = "groups"  # where the pictures of groups are
 OF_A_GROUP, UNCERTAIN = 12, 24  # images of a group that are shown, and those that are nearly in another one
 MOST_OF_GROUPS = 120
 MOST_MOVED = 2 * len(QUANTITIES)
-MOVED_AT_ONCE = 50_000  # images whose motion is looked at together
+MOVED_AT_ONCE = 20_000  # images whose motion is looked at together
 
 
 @dataclass
@@ -238,7 +239,7 @@ def render_originals(
     shown_size = smaller(size, SHOWN)
     result, notes = Rendered(), run.work / "rendering.npz"
     samples = np.array(sorted(choose_samples(run, found, start)))
-    rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
+    rows = np.flatnonzero(finite_rows(found.matrices))
     sweep(make_folders(run.path, SAMPLES))
     if by_others is None:
         result.load(notes, needs_before=start_pictures is None)
@@ -375,7 +376,7 @@ def write_pictures(run: RunFolder, rendered: Rendered, start_pictures: Path | No
 def choose_samples(run: RunFolder, found: Transforms, start: np.ndarray | None = None) -> set[int]:
     """The images the report shows: flagged ones, those least and most like the mean, those that moved most from their
     start in any respect, and some drawn with the run's seed. Their list goes to .work/samples.json."""
-    known = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
+    known = np.flatnonzero(finite_rows(found.matrices))
     order = known[np.argsort(found.score[known], kind="stable")]  # NaN, a score nobody knows, comes last
     flagged = order[~found.ok[order]][:FLAGGED]
     generator = np.random.default_rng(run.config.get("seed") or 0)
@@ -411,8 +412,8 @@ def moved_most(found: Transforms, start: np.ndarray, known: np.ndarray) -> np.nd
     """Of images with a pose, the two at the ends of each quantity of `congeal.report.moves`: what is in the outermost
     bars of its histograms."""
     extremes: dict[tuple[str, int], tuple[float, int]] = {}
-    for first in range(0, len(known), MOVED_AT_ONCE):
-        rows = known[first : first + MOVED_AT_ONCE]
+    for part in runs(len(known), MOVED_AT_ONCE):
+        rows = known[part]
         for key, values in moves(found.matrices[rows], start[rows], found.aligned_size or (1, 1)).items():
             for sign in (-1, 1):
                 reach = np.where(np.isfinite(values), sign * values, -np.inf)

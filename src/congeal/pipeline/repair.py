@@ -7,6 +7,7 @@ import logging
 import numpy as np
 
 from congeal.images import ImageSource
+from congeal.mapped import finite_rows
 from congeal.pipeline.render import missing_rows, write_again, writer_of
 from congeal.pipeline.result import Result
 from congeal.pipeline.stages import Answer, finish, write_transforms
@@ -44,7 +45,7 @@ def complete_aligned(run: RunFolder, images: ImageSource, found: Transforms) -> 
     if not config["write_aligned"] or found.aligned_size is None:
         return
     writer = writer_of(run, images, found, config["output_format"])
-    rows = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
+    rows = np.flatnonzero(finite_rows(found.matrices))
     missing = missing_rows(writer, images, rows)
     if len(missing):
         log.info("%d aligned images are gone or damaged and are written again", len(missing))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from congeal.geometry import invert, mean_matrix, normalise
+from congeal.geometry import invert, mean_of_parts, normalise
 from congeal.geometry.matrix import Size, corners, map_points
 from congeal.geometry.orientation import MIRROR, mirrored, upright_from_source
 from congeal.images import Stack
+from congeal.mapped import room, runs
 from congeal.metrics.limits import HELD_ENERGY, Band
 from congeal.solvers.streaming import total_ink
 
@@ -59,7 +60,7 @@ class Gauge:
     ) -> None:
         self.frame, self.motion, self.zoom, self.band = frame, motion, zoom, band
         self.source_ink = source_ink if can_scale(motion) else None
-        self._wanted = mean_matrix(start.double(), frame)
+        self._wanted = _mean(start, frame)
 
     @classmethod
     def of_stack(
@@ -98,7 +99,7 @@ class Gauge:
         keep (N,) bool: whose mean counts, where some transforms are known to be wrong.
         """
         counted = stack_from_frame if keep is None else stack_from_frame[keep]
-        found = mean_matrix(counted.double(), self.frame)
+        found = _mean(counted, self.frame)
         common = torch.linalg.inv(found) @ self._wanted @ zoom_matrix(self.zoom, self.frame)
         return within_motion(common[None], self.motion, self.frame)[0]
 
@@ -108,8 +109,17 @@ class Gauge:
         """All poses times G: the mean is that of the start again, and the ink a step nearer to its band."""
         if ink is not None:
             self.follow_ink(ink)
-        fixed = stack_from_frame.double() @ self.correction(stack_from_frame, keep)
-        return normalise(fixed).to(stack_from_frame.dtype)
+        common = self.correction(stack_from_frame, keep)
+        fixed = torch.from_numpy(room(tuple(stack_from_frame.shape), stack_from_frame.detach().numpy().dtype))
+        for part in runs(len(fixed)):
+            fixed[part] = normalise(stack_from_frame[part].double() @ common).to(fixed.dtype)
+        return fixed
+
+
+def _mean(stack_from_frame: torch.Tensor, frame: Size) -> torch.Tensor:
+    """The mean transform in float64; of a million images never all at once."""
+    parts = (stack_from_frame[part].double() for part in runs(len(stack_from_frame)))
+    return mean_of_parts(parts, frame)
 
 
 def zoom_matrix(zoom: float, frame: Size) -> torch.Tensor:
@@ -172,4 +182,6 @@ def corner_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> torc
 
 def mean_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> float:
     """The mean of `corner_motion`, by which a level ends; a lost image counts as `FARTHEST`."""
-    return float(corner_motion(before, after, size).clamp(max=FARTHEST).mean())
+    parts = (corner_motion(before[part], after[part], size) for part in runs(len(before)))
+    means = [(len(part), float(part.clamp(max=FARTHEST).mean())) for part in parts]
+    return means[0][1] if len(means) == 1 else sum(n * mean for n, mean in means) / len(before)

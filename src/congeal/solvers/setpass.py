@@ -17,6 +17,7 @@ from congeal.distributed import Crew
 from congeal.distributed.broadcast import key_of
 from congeal.geometry import warp
 from congeal.images import Stack
+from congeal.mapped import room
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.filters import blur
 from congeal.solvers.gauge import Gauge, mean_motion
@@ -90,7 +91,7 @@ class SetPass:
 
     def step(self, found: torch.Tensor) -> tuple[torch.Tensor, float, float]:
         """Move every image once: (new stack_from_frame, mean corner motion, mean squared residual)."""
-        moved, total = torch.empty_like(found), _Sums(self.pairs)
+        moved, total = torch.from_numpy(room(tuple(found.shape), found.detach().numpy().dtype)), _Sums(self.pairs)
         line = self.newton.linearise(self.target["mean"])
         likely = self.prior(found) if self.use_prior else None
         for part, share, poses in self._over(_Round(found, line, likely)):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from congeal.images import Stack
+from congeal.mapped import room, runs
 
 CHUNK_VALUES = 400_000
 """Pixel values a method holds at once, so that memory stays flat and batches stay in cache."""
@@ -47,7 +48,10 @@ def stack_values(stack: Stack) -> int:
 
 def start_poses(stack: Stack) -> torch.Tensor:
     """stack_from_frame (n, 3, 3) float32 that every image starts at, as a copy that may be changed."""
-    return torch.as_tensor(stack.start.copy()).float()
+    poses = room(stack.start.shape, np.float32)
+    for part in runs(len(poses)):
+        poses[part] = stack.start[part]
+    return torch.from_numpy(poses)
 
 
 def pixel_area(stack: Stack) -> float:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from congeal.errors import CongealError, require
 from congeal.files import DAMAGED, CsvWriter, replacing
+from congeal.mapped import runs
 from congeal.transforms.ids import Ids
 from congeal.transforms.transforms import (
     COLUMNS,
@@ -115,7 +116,7 @@ def load_some(path: str | os.PathLike[str], name: str, rows: Sequence[int]) -> l
 
 
 def _parts(t: Transforms) -> Iterator[Transforms]:
-    return (t[start : start + _ROWS_AT_ONCE] for start in range(0, len(t), _ROWS_AT_ONCE))
+    return (t[part] for part in runs(len(t), _ROWS_AT_ONCE))
 
 
 def _columns(t: Transforms) -> dict[str, list[Any]]:
@@ -259,7 +260,7 @@ def _write_npz(t: Transforms, file: IO[bytes]) -> None:
         _write_member(archive, "status", (len(t),), word, (p.status for p in _parts(t)))
         for name in ("matrices", "source_sizes", *NUMBERS, *(GROUP_COLUMNS if t.group is not None else ())):
             array: NDArray[Any] = getattr(t, name)
-            parts = (array[start : start + _ROWS_AT_ONCE] for start in range(0, len(t), _ROWS_AT_ONCE))
+            parts = (array[part] for part in runs(len(t), _ROWS_AT_ONCE))
             _write_member(archive, name, array.shape, array.dtype, parts)
         if t.group_names is not None:
             names = np.array(t.group_names or [""], dtype=np.str_)[: len(t.group_names)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any, overload
@@ -37,9 +38,9 @@ class Ids(Sequence[str]):
         self._edges = edges.astype(np.uint32 if len(text) < 2**32 else np.uint64, copy=False)
 
     @classmethod
-    def _made(cls, text: bytes, edges: NDArray[Any]) -> Ids:
+    def _made(cls, text: Any, edges: NDArray[Any]) -> Ids:
         ids = cls.__new__(cls)
-        ids._set(text, edges)
+        ids._set(bytes(text), edges)
         return ids
 
     def __len__(self) -> int:
@@ -86,8 +87,9 @@ class Ids(Sequence[str]):
         shown = ", ".join(repr(name) for name in islice(self, 3))
         return f"Ids({shown}{f', … {len(self)} in all' if len(self) > 3 else ''})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Ids._made, (self._text, self._edges)
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        text = pickle.PickleBuffer(self._text) if protocol >= 5 else self._text
+        return Ids._made, (text, self._edges)
 
     @property
     def longest(self) -> int:

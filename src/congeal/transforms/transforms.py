@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from congeal.errors import CongealError
 from congeal.geometry import matrix
+from congeal.mapped import finite_rows, room
 from congeal.transforms.ids import Ids
 
 STATUSES = ("ok", "blank", "outlier", "failed", "skipped")
@@ -103,8 +104,8 @@ class Transforms:
         self.matrices = _shaped(matrices, (n, 3, 3), np.float64, "matrices", copy)
         self.source_sizes = _shaped(source_sizes, (n, 2), np.int32, "source_sizes", copy)
         self.aligned_size = _size(aligned_size)
-        missing = ~np.isfinite(self.matrices).all(axis=(1, 2))
-        self._status = missing * np.uint8(SKIPPED) if status is None else _codes(status, self.ids)
+        missing = ~finite_rows(self.matrices)
+        self._status: NDArray[Any] = missing * np.uint8(SKIPPED) if status is None else _codes(status, self.ids)
         self.score = _numbers(score, n, "score", copy)
         self.out_of_frame = _numbers(out_of_frame, n, "out_of_frame", copy)
         self.uncertainty_px = _numbers(uncertainty_px, n, "uncertainty_px", copy)
@@ -272,7 +273,7 @@ class Transforms:
         )
 
     def _inverse_matrices(self) -> NDArray[np.float64]:
-        known = np.isfinite(self.matrices).all(axis=(1, 2))
+        known = finite_rows(self.matrices)
         back = np.full_like(self.matrices, np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
             back[known] = matrix.invert(self.matrices[known])
@@ -360,7 +361,9 @@ def _shaped(values: ArrayLike, shape: tuple[int, ...], dtype: Any, name: str, co
 
 def _numbers(values: ArrayLike | None, n: int, name: str, copy: bool) -> NDArray[np.float64]:
     """One number for each of n images, NaN where nothing is known."""
-    return _shaped(np.full(n, np.nan) if values is None else values, (n,), np.float64, name, copy)
+    if values is None:
+        return room((n,), np.float64, np.nan)
+    return _shaped(values, (n,), np.float64, name, copy)
 
 
 def _size(value: Sequence[int] | None) -> tuple[int, int] | None:

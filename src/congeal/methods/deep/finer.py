@@ -21,6 +21,7 @@ from congeal.distributed.broadcast import key_of
 from congeal.geometry.matrix import invert, normalise, rescale
 from congeal.images import Stack
 from congeal.images.levels import finer_sizes
+from congeal.mapped import room, runs
 from congeal.methods.job import Job, Spread
 from congeal.metrics import scales
 from congeal.solvers.appearance import Appearance
@@ -185,9 +186,11 @@ def finer_alone(
     """
     steps = [(level, PASSES) for level in levels] or ([(judge, 0)] if judge is not None else [])
     larger = [stack.at(max(level.frame), enlarge=True) for level, _ in steps]
-    found, error = poses.double().clone(), torch.full((len(poses),), torch.nan, dtype=torch.float32)
+    found, error = torch.from_numpy(room(tuple(poses.shape), np.float64)), room((len(poses),), np.float32, np.nan)
+    for part in runs(len(poses)):
+        found[part] = poses[part].double()
     if not steps or any(one.frame != level.frame for one, (level, _) in zip(larger, steps, strict=True)):
-        return found, error  # larger pictures of so many images were not to be had
+        return found, torch.from_numpy(error)  # larger pictures of so many images were not to be had
     alone = _Alone(stack, larger, steps, appearance, motion, poses.numpy())
 
     def work(parts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -195,8 +198,8 @@ def finer_alone(
             yield from map(alone, parts)
 
     spread = Spread(alone, alone.key(), stack_values(larger[-1])) if job.crew is not None else None
-    job.place(chunks(larger[-1]), work, found, error, beside=beside, name="sharpened", spread=spread)
-    return found, error
+    job.place(chunks(larger[-1]), work, found, torch.from_numpy(error), beside=beside, name="sharpened", spread=spread)
+    return found, torch.from_numpy(error)
 
 
 @dataclass

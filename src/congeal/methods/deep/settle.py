@@ -19,6 +19,7 @@ import torch
 
 from congeal.distributed.broadcast import key_of
 from congeal.images import Stack
+from congeal.mapped import room
 from congeal.methods.deep.networks import DeSTNet
 from congeal.methods.deep.state import State
 from congeal.methods.job import Job, Spread
@@ -145,7 +146,7 @@ def settle(
 ) -> Settled:
     """Every image, each by itself, at working size; goes on where an interrupted job left off."""
     settling, n = Settling(stack, guide, settings), len(stack)
-    found, scores, gained = (torch.empty(n, *shape, dtype=torch.float32) for shape in ((3, 3), (), ()))
+    found, scores, gained = (torch.from_numpy(room((n, *shape), np.float32)) for shape in ((3, 3), (), ()))
 
     def work(parts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, ...]]:
         with few_threads(stack.frame) as free:

@@ -3,8 +3,9 @@
     python benchmarks/cluster.py overhead  [--n 100000] [--source 'infimnist:7@{n}']    plain, dask:local:1 and :2
     python benchmarks/cluster.py kills     [--n 20000] [--workers 15 --drivers 3 --schedulers 2 --freeze 60]
     python benchmarks/cluster.py simulate  [--shards 10000] [--seconds 0.3] [--worker-counts 2 8 32 64]  sleeping tasks
+    python benchmarks/cluster.py driver    [--sizes 20000 100000] [--on dask:local:1]      CPU time of the driver
     python benchmarks/cluster.py memory    [--sizes 100000 1000000]                        of the driver, tiny pictures
-    python benchmarks/cluster.py storage   [--n 20000]                                     a disk, and a bucket of moto
+    python benchmarks/cluster.py storage   [--n 20000] [--places disk s3]                  a disk, and a bucket of moto
 
 Run it on a quiet machine. Ratios are within one call. Each worker has one thread.
 """
@@ -50,13 +51,14 @@ def digest(run: Path) -> str:
 
 
 class Spent(NamedTuple):
-    """Seconds on the wall, of processors (the workers' too), and the peak memory in MB of the largest process and of
-    the driver, from its beginning to its end."""
+    """Seconds on the wall, of processors (the workers' too), and the peak memory in MB of the largest process; of the
+    driver alone, from its beginning to its end, peak memory and CPU seconds."""
 
     seconds: float
     cpu: float
     memory: float
     driver: float
+    busy: float
 
 
 def timed(arguments: list[str], cores: int | None = None) -> Spent:
@@ -68,14 +70,14 @@ def timed(arguments: list[str], cores: int | None = None) -> Spent:
     os.sched_setaffinity(0, sorted(usual)[:cores])
     process = subprocess.Popen(arguments, env=environment)
     os.sched_setaffinity(0, usual)
-    peak, ended = 0.0, 0
+    peak, busy, ended = 0.0, 0.0, 0
     while not ended:
-        peak = max(peak, peak_memory(process.pid))
+        peak, busy = max(peak, peak_memory(process.pid)), cpu_of(process.pid)
         ended, status, usage = os.wait4(process.pid, os.WNOHANG)
         time.sleep(0 if ended else 0.05)
     if status:
         raise SystemExit(f"{' '.join(arguments)} ended with {status}")
-    return Spent(time.monotonic() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, peak)
+    return Spent(time.monotonic() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, peak, busy)
 
 
 def peak_memory(process: int) -> float:
@@ -136,6 +138,20 @@ def tell_stages(stages: dict[str, Stage]) -> None:
         print(f"| {name} | {shards} | {images:,} | {cpu:.1f} | {each} |")
 
 
+def driver(options: argparse.Namespace, folder: Path) -> None:
+    """What the driver does by itself: CPU seconds F whatever the number of images, and m more for each of them."""
+    print("\n| images | seconds | CPU seconds of the driver |\n|---|---|---|")
+    busy = []
+    for n in options.sizes:
+        run = folder / str(n)
+        spent = timed(command(options, n, run, options.on[-1]))
+        busy.append(spent.busy)
+        print(f"| {n:,} | {spent.seconds:.1f} | {spent.busy:.1f} |", flush=True)
+        shutil.rmtree(run)
+    each = (busy[-1] - busy[0]) / (options.sizes[-1] - options.sizes[0])
+    print(f"\nF = {busy[0] - each * options.sizes[0]:.1f} s, m = {each * 1e6:.0f} µs an image")
+
+
 def memory(options: argparse.Namespace, folder: Path) -> None:
     """Peak memory of the driver against the number of images, which are tiny so that many take little time."""
     print("\n| images | seconds | driver, MB | ratio | largest process, MB |\n|---|---|---|---|---|")
@@ -145,9 +161,10 @@ def memory(options: argparse.Namespace, folder: Path) -> None:
         how = ["--method", "lsc", "--motion", "translation", "--set", "blurs=[0.0]", "--set", "iterations=[1]"]
         arguments = ["align", str(tiny), "-o", str(run), "--size", "10", "--quiet", *how, *options.extra]
         on = ["--on", options.on[-1]]
-        seconds, _, largest, peak = timed([sys.executable, "-m", "congeal.cli", *arguments, *on])
-        first = first or peak
-        print(f"| {n:,} | {seconds:.1f} | {peak:.0f} | {peak / first:.2f} | {largest:.0f} |", flush=True)
+        spent = timed([sys.executable, "-m", "congeal.cli", *arguments, *on])
+        first = first or spent.driver
+        sizes = f"{spent.driver:.0f} | {spent.driver / first:.2f} | {spent.memory:.0f}"
+        print(f"| {n:,} | {spent.seconds:.1f} | {sizes} |", flush=True)
         shutil.rmtree(run)
 
 
@@ -234,14 +251,20 @@ class Cluster:
             process.wait()
 
 
+# Names that results have while a run goes from stage to stage, in order; what follows the last has no results.
+STAGES = ("beginning", "deep:-aligning", "measuring-pixels", "measuring-likeness", "writing")
+SHORT = 0.3  # seconds to wait, in the mean, in stages that are soon over
+
+
 def kills(options: argparse.Namespace, folder: Path) -> None:
-    """Kill what is at work, at random moments; the answer must be that of an undisturbed run."""
+    """Kill what is at work, at random moments of all stages; the answer must be that of an undisturbed run."""
     random.seed(options.seed)
     plain = timed(command(options, options.n, folder / "plain", None)).seconds
     cluster = Cluster(folder)
     events = ["worker"] * options.workers + ["driver"] * options.drivers + ["scheduler"] * options.schedulers
     events += ["freeze"] if options.freeze else []
     random.shuffle(events)
+    stages = [STAGES[k * len(STAGES) // len(events)] for k in range(len(events))]
     arguments = command(options, options.n, folder / "killed", f"dask:{cluster.file}")
     environment = {**os.environ, **ONE_THREAD}
     began, happened = time.monotonic(), []
@@ -249,7 +272,10 @@ def kills(options: argparse.Namespace, folder: Path) -> None:
     gap = options.gap or plain / (2 * len(events))
     try:
         while events:
-            time.sleep(random.uniform(0.2, 1.8) * gap)
+            stage = stages[-len(events)]
+            while driver.poll() is None and STAGES.index(stage_of(folder / "killed")) < STAGES.index(stage):
+                time.sleep(0.01)
+            time.sleep(random.uniform(0.2, 1.8) * (gap if stage == STAGES[1] else min(gap, SHORT)))
             if driver.poll() is not None:
                 break
             event = events.pop()
@@ -270,6 +296,7 @@ def kills(options: argparse.Namespace, folder: Path) -> None:
         cluster.close()
     took = time.monotonic() - began
     counts = Counter(event for event, _ in happened)
+    print(f"\nby stage: {dict(Counter(stage for _, stage in happened))}")
     print(f"\nplain {plain:.1f} s; with {dict(counts)}: {took:.1f} s, exit {driver.returncode}")
     print(f"events that the run was too short for: {events}")
     checks = left_behind(folder / "plain", folder / "killed", arguments)
@@ -282,9 +309,10 @@ def stage_of(run: Path) -> str:
     """The newest folder of results, or what came before the first."""
     try:
         found = list((run / ".work" / "shards").iterdir())
-        return max(found, key=lambda path: path.stat().st_mtime).name.rsplit("-", 1)[0] if found else "beginning"
+        newest = max(found, key=lambda path: path.stat().st_mtime).name.rsplit("-", 1)[0] if found else STAGES[0]
     except OSError:
-        return "beginning"
+        return STAGES[0]
+    return newest if newest in STAGES else STAGES[0]
 
 
 def left_behind(plain: Path, killed: Path, arguments: list[str]) -> dict[str, bool]:
@@ -411,23 +439,22 @@ def storage(options: argparse.Namespace, folder: Path) -> None:
         server.fill(tars)
         print(f"\n{options.n:,} images of {options.source}, in tars of {PER_TAR:,}\n")
         print(
-            "| from, to | seconds | ratio | CPU seconds | largest process, MB | transforms |\n|---|---|---|---|---|---|"
+            "| from, to | seconds | ratio | CPU seconds | driver, MB | largest process, MB | transforms |\n"
+            "|---|---|---|---|---|---|---|"
         )
         first = None
-        for source, output in ((str(tars), str(folder / "run")), ("s3://set/tars", "s3://set/run")):
+        places = {"disk": (str(tars), str(folder / "run")), "s3": ("s3://set/tars", "s3://set/run")}
+        for where in options.places:
+            source, output = places[where]
             arguments = ["align", source, "-o", output, "--size", "28", "--quiet", *options.extra]
             spent = timed([sys.executable, "-m", "congeal.cli", *arguments, "--on", options.on[-1]])
             first = first or spent.seconds
-            found = (
-                server.read("run/transforms.csv") if "://" in output else (folder / "run/transforms.csv").read_bytes()
-            )
+            table = "transforms.csv" if options.n <= 200_000 else "transforms.npz"
+            found = server.read(f"run/{table}") if where == "s3" else (folder / "run" / table).read_bytes()
             what = hashlib.sha256(found).hexdigest()[:16]
-            ratio = spent.seconds / first
-            where = source.partition("://")[0] if "://" in source else "disk"
-            print(
-                f"| {where} | {spent.seconds:.1f} | {ratio:.2f} | {spent.cpu:.1f} | {spent.memory:.0f} | {what} |",
-                flush=True,
-            )
+            memory = f"{spent.driver:.0f} | {spent.memory:.0f}"
+            ratio = f"{spent.seconds:.1f} | {spent.seconds / first:.2f}"
+            print(f"| {where} | {ratio} | {spent.cpu:.1f} | {memory} | {what} |", flush=True)
     finally:
         server.close()
 
@@ -499,7 +526,7 @@ class Bucket:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["overhead", "kills", "simulate", "memory", "storage"])
+    parser.add_argument("what", choices=["overhead", "driver", "kills", "simulate", "memory", "storage"])
     parser.add_argument("--n", type=int, default=20_000)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--source", default="infimnist:7@{n}")
@@ -511,6 +538,7 @@ def main() -> None:
     parser.add_argument("--freeze", type=float, default=0.0, help="seconds that a worker is stopped")
     parser.add_argument("--gap", type=float, help="seconds between kills, in the mean")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--places", nargs="+", choices=["disk", "s3"], default=["disk", "s3"])
     parser.add_argument("--shards", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--worker-counts", type=int, nargs="+", default=[2, 8, 32, 64])

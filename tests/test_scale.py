@@ -182,7 +182,7 @@ PEAK = """
 import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one thread: how far several run ahead is chance
 import congeal.pipeline.align, congeal.methods.lsc
-from congeal.images import mapped
+from congeal import mapped
 mapped.KEPT = 1 << 20
 settings = {"blurs": [0.0], "iterations": [1]}
 options = {"method": "lsc", "motion": "affine", "params": settings, "size": 28, "quiet": True}

@@ -106,42 +106,45 @@ class Align:
 
     def run(self, command: str) -> int:
         """Align and print the outcome; gives the exit code."""
-        from congeal.pipeline.align import align
+        from congeal.distributed.engine import starting
 
-        result = align(
-            self.source,
-            self.output,
-            method=self.method,
-            preset=self.preset,
-            motion=self.motion,
-            train=self.train,
-            groups=self.groups,
-            sequence=self.sequence,
-            smooth=self.smooth,
-            params=parse_settings(self.set),
-            reference=self.reference,
-            channel=self.channel,
-            z=self.z,
-            init=self.init,
-            start=self.start,
-            features=self.features,
-            mirror=self.mirror,
-            turns=self.turns,
-            size=self.size,
-            limit=self.limit,
-            exclude=self.exclude,
-            seed=self.seed,
-            device=self.device,
-            write_aligned=not self.no_aligned,
-            output_format=self.output_format,
-            interpolation=self.interpolation,
-            canvas=self.canvas,
-            fill=self.fill,
-            transforms_format=self.transforms_format,
-            executor=self.on,
-            quiet=self.quiet,
-            command=command,
-        )
+        with starting(self.on) as executor:
+            from congeal.pipeline.align import align
+
+            result = align(
+                self.source,
+                self.output,
+                method=self.method,
+                preset=self.preset,
+                motion=self.motion,
+                train=self.train,
+                groups=self.groups,
+                sequence=self.sequence,
+                smooth=self.smooth,
+                params=parse_settings(self.set),
+                reference=self.reference,
+                channel=self.channel,
+                z=self.z,
+                init=self.init,
+                start=self.start,
+                features=self.features,
+                mirror=self.mirror,
+                turns=self.turns,
+                size=self.size,
+                limit=self.limit,
+                exclude=self.exclude,
+                seed=self.seed,
+                device=self.device,
+                write_aligned=not self.no_aligned,
+                output_format=self.output_format,
+                interpolation=self.interpolation,
+                canvas=self.canvas,
+                fill=self.fill,
+                transforms_format=self.transforms_format,
+                executor=executor,
+                quiet=self.quiet,
+                command=command,
+            )
         print_result(result, self.quiet)
         return exit_code(result, self.strict)
 
@@ -190,26 +193,29 @@ class Apply:
 
     def run(self, command: str) -> int:
         """Align the new images and print the outcome; gives the exit code."""
-        from congeal.pipeline.apply import apply
+        from congeal.distributed.engine import starting
 
-        result = apply(
-            self.run_folder,
-            self.source,
-            self.output,
-            channel=self.channel,
-            z=self.z,
-            init=self.init,
-            limit=self.limit,
-            device=self.device,
-            write_aligned=not self.no_aligned,
-            output_format=self.output_format,
-            interpolation=self.interpolation,
-            fill=self.fill,
-            transforms_format=self.transforms_format,
-            executor=self.on,
-            quiet=self.quiet,
-            command=command,
-        )
+        with starting(self.on) as executor:
+            from congeal.pipeline.apply import apply
+
+            result = apply(
+                self.run_folder,
+                self.source,
+                self.output,
+                channel=self.channel,
+                z=self.z,
+                init=self.init,
+                limit=self.limit,
+                device=self.device,
+                write_aligned=not self.no_aligned,
+                output_format=self.output_format,
+                interpolation=self.interpolation,
+                fill=self.fill,
+                transforms_format=self.transforms_format,
+                executor=executor,
+                quiet=self.quiet,
+                command=command,
+            )
         print_result(result, self.quiet)
         return exit_code(result, self.strict)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from congeal.distributed.broadcast import Order, broadcast
-from congeal.distributed.engine import Engine, open_engine
+from congeal.distributed.engine import Engine, Starting, open_engine
 from congeal.distributed.exchange import Exchange, open_exchange, unpack
 from congeal.distributed.task import TRIES, TryAgain, load, perform, result_name
 from congeal.errors import CongealError, RunFailed, first_line
@@ -245,7 +245,8 @@ def open_crew(on: Any, folder: Path | str, *, quiet: bool = True) -> Iterator[Cr
     engine = open_engine(on)
     crew = Crew(engine, open_exchange(str(folder)), quiet=quiet)
     if not quiet:
-        log.info("working on %s: %d workers", on if isinstance(on, str) else type(on).__name__, engine.workers)
+        named = isinstance(on, str | Starting)
+        log.info("working on %s: %d workers", on if named else type(on).__name__, engine.workers)
     try:
         yield crew
     finally:

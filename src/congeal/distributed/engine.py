@@ -5,11 +5,12 @@ Another engine is one more file with a class like `Processes`, and one line in `
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, require
 
 FORMS = "processes:N, dask:local:N, dask:tcp://HOST:PORT or dask:FILE.json"
 MOST_WORKERS = 4096
@@ -68,8 +69,48 @@ class Given:
         """It is not ours."""
 
 
+class Starting:
+    """An engine on its way, while this process has something else to do: `open_engine` waits for it."""
+
+    def __init__(self, on: str) -> None:
+        self._on, self._taken = on, False
+        self._thread = ThreadPoolExecutor(1)
+        self._engine: Future[Engine] = self._thread.submit(open_engine, on)
+
+    def __str__(self) -> str:
+        return self._on
+
+    def take(self) -> Engine:
+        """The engine; whoever takes it closes it."""
+        self._taken = True
+        return self._engine.result()
+
+    def close(self) -> None:
+        """End an engine that nobody took."""
+        if not self._taken and self._engine.exception() is None:
+            self._engine.result().close()
+        self._thread.shutdown()
+
+
+@contextmanager
+def starting(on: str | None) -> Iterator[Any]:
+    """What to give as executor: a cluster of this machine is started meanwhile, anything else when it is needed."""
+    if on is None or not on.startswith("dask:local"):
+        yield on
+        return
+    check_engine(on)
+    require("distributed", "cluster")  # here: two threads that import at once may get in each other's way
+    begun = Starting(on)
+    try:
+        yield begun
+    finally:
+        begun.close()
+
+
 def open_engine(on: Any) -> Engine:
     """The engine of `--on`, of an executor, or of a Dask client."""
+    if isinstance(on, Starting):
+        return on.take()
     if isinstance(on, Executor):
         return Given(on)
     if type(on).__module__.split(".")[0] == "distributed":

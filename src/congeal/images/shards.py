@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+import numpy as np
+
 from congeal.errors import CongealError
 from congeal.images.decode import EXTENSIONS, check_bytes, decode, probe
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage, unique_ids
@@ -23,16 +25,18 @@ class ShardSource(ImageSource):
     def __init__(self, paths: Sequence[Path], *, name: str) -> None:
         self.paths, self.name = list(paths), name
         # One number each instead of an object: there may be millions.
-        self._shards, self._offsets, self._sizes = array("i"), array("q"), array("q")
+        shards, offsets, sizes = array("i"), array("q"), array("q")
         self._bad: dict[int, str] = {}
         keys: list[Ids] = []
         for k in range(len(self.paths)):
             found = _scan(self._file(k))
             keys.append(Ids(found))
-            self._bad |= {len(self) + i: one.reason for i, one in enumerate(found.values()) if one.reason}
-            self._shards.extend([k] * len(found))
-            self._offsets.extend(one.offset for one in found.values())
-            self._sizes.extend(one.size for one in found.values())
+            self._bad |= {len(offsets) + i: one.reason for i, one in enumerate(found.values()) if one.reason}
+            shards.extend([k] * len(found))
+            offsets.extend(one.offset for one in found.values())
+            sizes.extend(one.size for one in found.values())
+        # As arrays that other processes map instead of reading them whole.
+        self._shards, self._offsets, self._sizes = (np.array(one) for one in (shards, offsets, sizes))
         if not len(self):
             raise CongealError(f"{name} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
         names = Counter(path.name for path in self.paths)

@@ -150,7 +150,7 @@ class _Over:
         self, stage: str, work: Callable[[Any], dict[str, np.ndarray]], items: Sequence[Any], counts: Sequence[int]
     ) -> Iterator[dict[str, np.ndarray]]:
         if self._crew is not None:
-            yield from self._crew.map(stage, self._key, work, items, counts)
+            yield from self._crew.map(stage, key_of(self._key, items), work, items, counts)
             return
         for item, count in zip(items, counts, strict=True):
             yield work(item)

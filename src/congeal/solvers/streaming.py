@@ -38,7 +38,12 @@ def shards(parts: Sequence[np.ndarray], values: int, least: int = 1) -> list[lis
         return []
     images = max(1, SHARD_VALUES // max(1, values))
     together = max(1, min(images // max(1, len(parts[0])), len(parts) // least))
-    return [list(parts[first : first + together]) for first in range(0, len(parts), together)]
+    found, first = [], 0
+    while first < len(parts):  # smaller ones in the end, so that workers finish together
+        few = max(-(-together // 4), min(together, -(-(len(parts) - first) // least)))
+        found.append(list(parts[first : first + few]))
+        first += few
+    return found
 
 
 def stack_values(stack: Stack) -> int:

@@ -16,6 +16,8 @@ import pytest
 from same import assert_same
 
 from congeal import align
+from congeal.distributed.engine import starting
+from congeal.errors import CongealError
 from congeal.opening import open_images
 
 pytest.importorskip("distributed")
@@ -41,6 +43,8 @@ DRIVER = """
 import os, signal, sys, time
 from pathlib import Path
 from congeal import align
+from congeal.distributed.engine import starting
+from congeal.errors import CongealError
 from congeal.distributed.crew import Crew
 from congeal.images import sharded
 from congeal.solvers import setpass, streaming
@@ -155,3 +159,43 @@ def test_worker_driver_and_scheduler_are_killed(tmp_path: Path) -> None:
     again = align(tmp_path / "digits.npy", tmp_path / "killed", **QUICK)  # nobody holds the folder, nothing is left
     assert_same(plain, again)
     assert not (tmp_path / "killed" / ".work" / "shards").exists()
+
+
+def children() -> set[int]:
+    """Processes of this one that have not ended."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == os.getpid() and state != "Z":
+            found.add(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads processes from /proc")
+def test_a_cluster_that_nobody_took_is_ended() -> None:
+    before = children()
+    with starting("dask:local:1") as executor:
+        assert str(executor) == "dask:local:1"
+    left = {pid for pid in children() - before if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    assert left == set()
+
+
+def test_only_a_cluster_of_this_machine_is_started_ahead() -> None:
+    for on in (None, "processes:2", "dask:tcp://127.0.0.1:1"):
+        with starting(on) as executor:
+            assert executor == on
+
+
+def test_a_wrong_count_is_told_before_anything_starts() -> None:
+    with pytest.raises(CongealError, match="does not say how many workers"), starting("dask:local:none"):
+        pass
+
+
+def test_wrong_input_stays_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "congeal.cli", "align", "nowhere", "-o", str(tmp_path / "run")]
+    ran = subprocess.run([*command, "--quiet", "--on", "dask:local:1"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.strip().splitlines() == ["congeal: no such file or folder: nowhere"]

@@ -5,6 +5,8 @@ Another engine is one more file with a class like `Processes`, and one line in `
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +14,8 @@ from typing import Any, Protocol
 
 from congeal.errors import CongealError, require
 
+# Numerical libraries read these when they are first loaded: a process has one core's worth of work.
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 FORMS = "processes:N, dask:local:N, dask:tcp://HOST:PORT or dask:FILE.json"
 MOST_WORKERS = 4096
 
@@ -73,7 +77,7 @@ class Starting:
     """An engine on its way, while this process has something else to do: `open_engine` waits for it."""
 
     def __init__(self, on: str) -> None:
-        self._on, self._taken = on, False
+        self._on, self._taken, self._usual = on, False, dict(os.environ)
         self._thread = ThreadPoolExecutor(1)
         self._engine: Future[Engine] = self._thread.submit(open_engine, on)
 
@@ -83,7 +87,20 @@ class Starting:
     def take(self) -> Engine:
         """The engine; whoever takes it closes it."""
         self._taken = True
-        return self._engine.result()
+        engine = self._engine.result()
+        self._threads_as_before()
+        return engine
+
+    def _threads_as_before(self) -> None:
+        """Dask tells its workers to use one thread by way of this process's own environment, and there torch, which
+        was loaded meanwhile, has read it too."""
+        for name in ONE_THREAD:
+            os.environ.pop(name, None)
+            os.environ |= {name: self._usual[name]} if name in self._usual else {}
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            asked = self._usual.get("OMP_NUM_THREADS", "")
+            torch.set_num_threads(int(asked) if asked.isdecimal() and int(asked) else _cores())
 
     def close(self) -> None:
         """End an engine that nobody took."""
@@ -153,6 +170,11 @@ def worker_count(text: str, whole: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_WORKERS:
         raise CongealError(f"{whole!r} does not say how many workers: give {FORMS}, with N from 1 to {MOST_WORKERS}")
     return int(text)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_broken(error: BaseException) -> bool:

@@ -10,10 +10,7 @@ from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from multiprocessing import connection
 from typing import Any
 
-from congeal.distributed.engine import is_broken
-
-# Numerical libraries read these when they are first loaded: a process has one core's worth of work.
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+from congeal.distributed.engine import ONE_THREAD, is_broken
 
 
 class Processes:

@@ -27,7 +27,8 @@ from congeal.solvers.streaming import chunks, shards, stack_values
 from congeal.solvers.threads import in_order
 
 TIMES_LONGER = 8  # are shards of a round than those of placing images
-_KEPT_BYTES = 512 << 20  # of blurred features kept between steps; a larger set makes them anew every time
+_KEPT_BYTES = 512 << 20  # of blurred features kept between steps; a larger set makes them anew every time …
+_KEPT_PIXELS = 32 << 20  # … and of blurred pixels, which only have to be read again
 
 
 class SetPass:
@@ -78,7 +79,8 @@ class SetPass:
         self.fixed = None if fixed is None else blur(fixed[None], sigma)[0]
         self.keep, self.use_prior, self.threads, self.crew = keep, use_prior, threads, crew
         self._soft: dict[int, torch.Tensor] = {}
-        self._room = appearance.costly and 16 * len(stack) * stack.size[0] * stack.size[1] < _KEPT_BYTES
+        pixels = len(stack) * stack.size[0] * stack.size[1]
+        self._room = 16 * pixels < _KEPT_BYTES if appearance.costly else 4 * pixels * stack.channels < _KEPT_PIXELS
         self.parts = chunks(stack, 2 if appearance.costly else 1)  # few images a run spend their time on overhead
         self.target: dict[str, Any] = {}
 
@@ -175,7 +177,7 @@ class SetPass:
         return warp(self._softened(part), poses, frame), weights
 
     def _softened(self, part: np.ndarray) -> torch.Tensor:
-        """What is compared, before it is warped; kept between steps where it is costly to make and there is room."""
+        """What is compared, before it is warped; kept between steps where there is room."""
         first = int(part[0])
         if first in self._soft:
             return self._soft[first]

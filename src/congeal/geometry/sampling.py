@@ -92,21 +92,38 @@ def sampling_grid(source_from_output: torch.Tensor, size: Size) -> torch.Tensor:
 
 def sample_points(
     images: torch.Tensor, source_from_output: torch.Tensor, points: torch.Tensor, size: Size
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values (B, M) of images (B, 1, H, W) at output pixels `points` (M, 2) alone, and whether each lies inside (B, M).
+) -> torch.Tensor:
+    """Values (B, M) of images (B, 1, H, W) at output pixels `points` (M, 2) alone; outside, the outermost pixels go on.
 
     size: of the output frame that the points are pixels of.
     """
-    height, width = images.shape[-2], images.shape[-1]
-    unit = to_units(source_from_output, (height, width), size).to(images.dtype)
+    unit = to_units(source_from_output, (images.shape[-2], images.shape[-1]), size).to(images.dtype)
+    mapped = _mapped(unit, points)
+    place = mapped[:, :2].div_(mapped[:, 2:].clamp_(min=MIN_DENOMINATOR))
+    return lookup(images, place.transpose(1, 2)[:, None], "bilinear")[:, 0, 0]
+
+
+def points_inside(
+    source_from_output: torch.Tensor, points: torch.Tensor, source_size: Size, size: Size
+) -> torch.Tensor:
+    """(B, M) whether output pixels `points` (M, 2) look inside the outermost pixel centres of their image.
+
+    If the corners of a rectangle do, all of it does.
+    """
+    mapped = _mapped(to_units(source_from_output, source_size, size), points)
+    ahead, depth = mapped[:, 2] > MIN_DENOMINATOR, mapped[:, 2].clamp(min=MIN_DENOMINATOR)
+    within = (
+        mapped[:, axis].abs() <= (1 - 1 / length) * depth for axis, length in ((0, source_size[1]), (1, source_size[0]))
+    )
+    for enough in within:
+        ahead &= enough
+    return ahead
+
+
+def _mapped(unit: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """Points (M, 2) through unit_from_output (B, 3, 3): (B, 3, M), not divided yet."""
     x, y = points[:, 0].to(unit), points[:, 1].to(unit)
-    mapped = unit[:, :, 0, None] * x + unit[:, :, 1, None] * y + unit[:, :, 2, None]
-    ahead = mapped[:, 2] > MIN_DENOMINATOR
-    place = mapped[:, :2] / mapped[:, 2:].clamp(min=MIN_DENOMINATOR)
-    edge = unit.new_tensor([1 - 1 / width, 1 - 1 / height])[:, None]
-    inside = ahead & (place.abs() <= edge).all(1)
-    values = functional.grid_sample(images, place.transpose(1, 2)[:, None], padding_mode="border", align_corners=False)
-    return values[:, 0, 0], inside
+    return torch.addcmul(unit[:, :, 2:], unit[:, :, :1], x).addcmul_(unit[:, :, 1:2], y)
 
 
 def sample_at(image: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

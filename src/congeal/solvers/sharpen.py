@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from congeal.geometry import map_points, warp
-from congeal.geometry.sampling import sample_points
+from congeal.geometry.sampling import points_inside, sample_points
 from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge, mean_motion
@@ -62,13 +62,16 @@ class Details:
     def on_tiles(self, part: np.ndarray, poses: torch.Tensor, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
         """What tiles show of a run of images, (B, T, side + 2, side + 2), and which of them they cover, (B, T)."""
         shape = (len(part), len(tiles), tiles.side + 2, tiles.side + 2)
-        values, inside = sample_points(self.of(part), poses, tiles.points, tiles.frame)
-        if self.appearance.empty_ground:
-            values, inside = values * inside, torch.ones_like(inside)  # beyond the edge there is nothing
-        masks = self.stack.masks(part)
+        values, masks = sample_points(self.of(part), poses, tiles.points, tiles.frame), self.stack.masks(part)
+        if self.appearance.empty_ground:  # beyond the edge there is nothing, and that is seen
+            values *= points_inside(poses, tiles.points, self.stack.size, tiles.frame)
+            covered = torch.ones(shape[:2], dtype=torch.bool)
+        else:
+            covered = points_inside(poses, tiles.rim, self.stack.size, tiles.frame).view(*shape[:2], 4).all(2)
         if masks is not None:
-            inside = inside & (sample_points(masks, poses, tiles.points, tiles.frame)[0] > 0.5)
-        return values.view(shape), inside.view(*shape[:2], (tiles.side + 2) ** 2).all(2).float()
+            meant = sample_points(masks, poses, tiles.points, tiles.frame) > 0.5
+            covered &= meant.view(*shape[:2], -1).all(2)
+        return values.view(shape), covered.float()
 
     def tiles(self, poses: torch.Tensor, keep: torch.Tensor, most: int = MOST_TILES) -> Tiles:
         """Where to compare the stack at the poses it has, from a few of the images that match."""

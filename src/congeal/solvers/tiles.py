@@ -73,6 +73,13 @@ class Tiles:
         offsets = torch.stack([x.flatten(), y.flatten()], 1)
         return (self.corner[:, None] + offsets).flatten(0, 1).float()
 
+    @cached_property
+    def rim(self) -> torch.Tensor:
+        """(T · 4, 2) the outermost of these pixels, at the corners."""
+        last = self.side
+        offsets = torch.tensor([[-1, -1], [last, -1], [-1, last], [last, last]])
+        return (self.corner[:, None] + offsets).flatten(0, 1).float()
+
     def inner(self, values: torch.Tensor) -> torch.Tensor:
         """(..., T, side + 2, side + 2) without the rim → (..., T, side²)."""
         return values[..., 1:-1, 1:-1].flatten(-2)

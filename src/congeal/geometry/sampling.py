@@ -110,14 +110,16 @@ def points_inside(
 
     If the corners of a rectangle do, all of it does.
     """
-    mapped = _mapped(to_units(source_from_output, source_size, size), points)
-    ahead, depth = mapped[:, 2] > MIN_DENOMINATOR, mapped[:, 2].clamp(min=MIN_DENOMINATOR)
-    within = (
-        mapped[:, axis].abs() <= (1 - 1 / length) * depth for axis, length in ((0, source_size[1]), (1, source_size[0]))
-    )
-    for enough in within:
-        ahead &= enough
-    return ahead
+    return _inside(_mapped(to_units(source_from_output, source_size, size), points), source_size)
+
+
+def _inside(mapped: torch.Tensor, source_size: Size) -> torch.Tensor:
+    """(B, M) whether points lie inside the outermost pixel centres, from what `_mapped` gives."""
+    depth = mapped[:, 2]
+    result = depth > MIN_DENOMINATOR
+    for axis, length in ((0, source_size[1]), (1, source_size[0])):
+        result &= mapped[:, axis].abs() <= (1 - 1 / length) * depth
+    return result
 
 
 def _mapped(unit: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
@@ -141,11 +143,18 @@ def coverage(source_from_output: torch.Tensor, source_size: Size, size: Size) ->
 
     Pixels at or behind the horizon have none.
     """
-    projected = _project(to_units(source_from_output, source_size, size), size)
-    share = torch.ones_like(projected[:, 2])
-    for axis, length in ((0, source_size[1]), (1, source_size[0])):  # from -1 to 1 between the outer edges
-        share = share * ((length + 1) / 2 - projected[:, axis].abs() * (length / 2)).clamp(0, 1)
-    return (share * (projected[:, 2] > MIN_DENOMINATOR))[:, None]
+    unit = to_units(source_from_output, source_size, size)
+    right, bottom = size[1] - 1.0, size[0] - 1.0
+    frame = unit.new_tensor([[0, 0], [right, 0], [right, bottom], [0, bottom]])
+    whole = _inside(_mapped(unit, frame), source_size).all(1)
+    out = unit.new_ones(len(unit), 1, *size)
+    for rows in torch.nonzero(~whole)[:, 0].split(max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))):
+        projected = _project(unit[rows], size)
+        share = (projected[:, 2] > MIN_DENOMINATOR).to(unit.dtype)
+        for axis, length in ((0, source_size[1]), (1, source_size[0])):  # from -1 to 1 between the outer edges
+            share *= projected[:, axis].abs_().mul_(-length / 2).add_((length + 1) / 2).clamp_(0, 1)
+        out[rows, 0] = share
+    return out
 
 
 def to_units(source_from_output: torch.Tensor, source_size: Size, size: Size) -> torch.Tensor:

@@ -48,6 +48,22 @@ def test_birds_meet_and_mirror_images_are_found(
     assert fitted.decisions_["features"]["mirrored"] == found.sum()
 
 
+def test_error_bars_tell_how_far_poses_are_off(
+    fitted: SemanticCongealing, birds: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> None:
+    """Painted birds differ by similarities, which three of their points give away."""
+    found = fitted.transforms_
+    canonical = np.column_stack([birds[2][0], np.ones(3)])
+    known = np.tile(np.eye(3), (12, 1, 1))
+    known[:, :2] = np.linalg.solve(canonical, birds[2]).transpose(0, 2, 1)  # source_from_first
+    common = np.median(found.matrices @ known, axis=0)
+    corners = np.array([[0, 0], [127, 0], [127, 127], [0, 127]], dtype=float) * (found.aligned_size[0] - 1) / 127
+    by, right = (map_points(one, corners) for one in (np.linalg.inv(found.matrices), known @ np.linalg.inv(common)))
+    error = np.sqrt(np.square(by - right).mean((1, 2)))
+    assert 0.3 < np.sqrt(np.mean(np.square(error / found.uncertainty_px))) < 1.5
+    assert fitted.decisions_["edges"]["taken"]  # what is painted the same has the same edges
+
+
 def test_new_images_are_placed_one_by_one(
     fitted: SemanticCongealing, birds: tuple[np.ndarray, np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
@@ -61,6 +77,7 @@ def test_new_images_are_placed_one_by_one(
     both = np.concatenate([fitted.transforms_.matrices, found.matrices])
     all_points = np.concatenate([birds[2], points])
     assert spread(both, all_points) < 8
+    assert (found.uncertainty_px > 0).all()
 
 
 def test_similarity_stays_one_when_mirrored(birds: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:

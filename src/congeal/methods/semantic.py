@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError, RunFailed
-from congeal.geometry.orientation import orientations
+from congeal.geometry.orientation import mirrored, orientations
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Range
@@ -23,12 +23,13 @@ from congeal.methods.found import Found
 from congeal.methods.job import Job
 from congeal.metrics.limits import COMMON_OBJECT
 from congeal.solvers.appearance import Appearance
+from congeal.solvers.edging import Edges
 from congeal.solvers.extractors import Extractor, is_semantic, open_extractor
-from congeal.solvers.joining import FINE, REACH, Template, join, moved, place_one
-from congeal.solvers.looks import Basis, Window, look
+from congeal.solvers.joining import FINE, REACH, Template, frame_corners, in_stack, join, moved, place_one
+from congeal.solvers.looks import Basis, Look, Window, look
 from congeal.solvers.pairing import TOLERANCE, Pair, Rules
 from congeal.solvers.sight import FeatureSight
-from congeal.solvers.synchronise import Matches, meet
+from congeal.solvers.synchronise import Matches, errors, meet
 from congeal.solvers.threads import few_threads
 
 LEAST_IMAGES = 4
@@ -49,7 +50,7 @@ class SemanticCongealing(Method):
     turns : bool
         Every image may be turned by 90, 180 or 270 degrees.
     motion : str
-        similarity or affine.
+        similarity, affine or homography.
     fit_sample : int
         At most this many images are brought together as pairs; the others are placed on what those show.
 
@@ -66,7 +67,7 @@ class SemanticCongealing(Method):
     fit_sample: Annotated[int, Range(least=LEAST_IMAGES)] = 100
 
     name: ClassVar[str] = "semantic"
-    motions: ClassVar[tuple[str, ...]] = ("similarity", "affine")
+    motions: ClassVar[tuple[str, ...]] = ("similarity", "affine", "homography")
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -99,22 +100,24 @@ class SemanticCongealing(Method):
             )
             self._refuse_strangers(stack, joined.above_chance)
             saved = {"learnt": {**_kept("frame", joined.frame), **_kept("object", joined.object)}}
+            if joined.edges is not None:
+                saved["learnt"] |= {"edges.template": joined.edges.template, "edges.weight": joined.edges.weight}
+            saved["edge_gain"] = joined.edge_gain
             saved["poses"], saved["chance"] = torch.from_numpy(joined.poses), joined.above_chance
+            saved["error"] = torch.from_numpy(joined.error)
             job.save(saved)
         self._known = {name: torch.as_tensor(value) for name, value in saved["learnt"].items()}
-        poses = torch.zeros(len(stack), 3, 3, dtype=torch.float64)
-        if few is stack:
-            poses[:] = saved["poses"]
-        else:
-            self._place(stack, extractor, job, poses, beside=saved)
-            poses[rows] = saved["poses"]
-        return self._answer(stack, poses, extractor, float(saved["chance"]))
+        poses, error = _room(stack)
+        if few is not stack:
+            self._place(stack, extractor, job, poses, error, beside=saved)
+        poses[rows], error[rows] = saved["poses"], saved["error"]
+        return self._answer(stack, poses, error, extractor, float(saved["chance"]), float(saved["edge_gain"]))
 
     def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> Found:
         extractor = self.extractor()
-        poses = torch.zeros(len(stack), 3, 3, dtype=torch.float64)
-        self._place(stack, extractor, job, poses)
-        return self._answer(stack, poses, extractor, None)
+        poses, error = _room(stack)
+        self._place(stack, extractor, job, poses, error)
+        return self._answer(stack, poses, error, extractor)
 
     def _refuse_strangers(self, stack: Stack, above_chance: float) -> None:
         if above_chance == 0:
@@ -130,8 +133,16 @@ class SemanticCongealing(Method):
                 "choose images of one kind of thing, or other features"
             )
 
-    def _answer(self, stack: Stack, poses: torch.Tensor, extractor: Extractor, chance: float | None) -> Found:
-        flipped = int((torch.linalg.det(poses[:, :2, :2]) < 0).sum())
+    def _answer(
+        self,
+        stack: Stack,
+        poses: torch.Tensor,
+        error: torch.Tensor,
+        extractor: Extractor,
+        chance: float | None = None,
+        edge_gain: float | None = None,
+    ) -> Found:
+        flipped = int(mirrored(poses.numpy()).sum())
         words = [f"Poses come from features of {self.features}"]
         if chance is not None:
             words.append(f"its matches agree {chance:.1f} times as often as by chance")
@@ -139,7 +150,16 @@ class SemanticCongealing(Method):
             words.append(f"{flipped} of {len(stack)} images are mirrored")
         sight = FeatureSight(extractor, self._template("object"))
         decision: dict[str, Any] = {"sentence": "; ".join(words) + ".", "mirrored": flipped, "above_chance": chance}
-        return Found(poses, self.motion, (extractor.side,), decisions={"features": decision}, sight=sight)
+        facts = {"features": decision}
+        if edge_gain is not None:
+            taken = self._edges is not None
+            sentence = (
+                "The last step was on edges: features are more alike after it"
+                if taken
+                else "A last step on edges was not taken: features would be less alike after it"
+            )
+            facts["edges"] = {"sentence": f"{sentence} ({edge_gain:+.4f}).", "taken": taken, "gain": edge_gain}
+        return Found(poses, self.motion, (extractor.side,), error=error, decisions=facts, sight=sight)
 
     # ---- one by one
 
@@ -157,20 +177,26 @@ class SemanticCongealing(Method):
         )
 
     def _place(
-        self, stack: Stack, extractor: Extractor, job: Job, poses: torch.Tensor, beside: Mapping[str, Any] | None = None
+        self,
+        stack: Stack,
+        extractor: Extractor,
+        job: Job,
+        poses: torch.Tensor,
+        error: torch.Tensor,
+        beside: Mapping[str, Any] | None = None,
     ) -> None:
-        """Fill the poses (n, 3, 3) of a stack, each image by itself."""
+        """Fill the poses (n, 3, 3) and errors (n,) of a stack, each image by itself."""
         parts = np.array_split(np.arange(len(stack)), -(-len(stack) // _AT_ONCE))
 
         def work(left: Sequence[np.ndarray]) -> Iterable[tuple[torch.Tensor, ...]]:
             for part in left:
-                yield (torch.from_numpy(self._placed(stack.some(part), extractor)),)
+                yield tuple(torch.from_numpy(one) for one in self._placed(stack.some(part), extractor))
 
-        job.place(parts, work, poses, beside=beside)
+        job.place(parts, work, poses, error, beside=beside)
 
-    def _placed(self, few: Stack, extractor: Extractor) -> np.ndarray:
-        """stack_from_frame of a few images, on the templates."""
-        poses = np.array(few.start, dtype=np.float64)
+    def _placed(self, few: Stack, extractor: Extractor) -> tuple[np.ndarray, np.ndarray]:
+        """stack_from_frame of a few images, on the templates, and their errors in stack pixels."""
+        poses, error = np.array(few.start, dtype=np.float64), np.zeros(0)
         ways = orientations(mirror=self.mirror, turns=self.turns)
         for name, possible, tolerance, reach, motion in (
             ("frame", ways, TOLERANCE, None, "similarity"),
@@ -178,14 +204,24 @@ class SemanticCongealing(Method):
         ):
             template = self._template(name)
             seen = look(few, poses, template.window, extractor, possible, template.basis)
-            side = seen.side
+            side, window = seen.side, template.window
+            where = frame_corners(few.frame, window, side)
             rules = Rules(tolerance * side, np.pi / 3, reach=None if reach is None else reach * side)
             with few_threads((1, 1)):
                 found = [place_one(seen, row, template, possible, rules) for row in range(len(few))]
-                moves = np.array([_move(pair, motion, rules.tolerance, side) for _, pair in found])
+                moves, unsure = zip(
+                    *(_move(pair, motion, rules.tolerance, seen, where) for _, pair in found), strict=True
+                )
             chosen = np.array([way for way, _ in found])
-            poses = moved(poses, template.window, side, chosen, possible, moves)
-        return poses
+            poses = moved(poses, window, side, chosen, possible, np.array(moves))
+            error = in_stack(np.array(unsure), poses, window, side)
+        return poses if self._edges is None else self._edges.place(few, poses), error
+
+    @property
+    def _edges(self) -> Edges | None:
+        """What the last step goes to, if there is one."""
+        known = self._known
+        return Edges(known["edges.template"], known["edges.weight"]) if "edges.template" in known else None
 
     # ---- the model file
 
@@ -224,14 +260,22 @@ def _kept(name: str, template: Template) -> dict[str, torch.Tensor]:
     }
 
 
-def _move(pair: Pair, motion: str, tolerance: float, side: int) -> np.ndarray:
-    """(3, 3) common_from_view of one image from its matches with a template (a), which stays where it is."""
+def _room(stack: Stack) -> tuple[torch.Tensor, torch.Tensor]:
+    """For the poses and errors of a stack."""
+    return torch.zeros(len(stack), 3, 3, dtype=torch.float64), torch.zeros(len(stack), dtype=torch.float64)
+
+
+def _move(pair: Pair, motion: str, tolerance: float, seen: Look, where: np.ndarray) -> tuple[np.ndarray, float]:
+    """(3, 3) common_from_view of one image from its matches with a template (a), which stays where it is; and its
+    error at places `where` of the view, in pixels of it."""
     if len(pair.a) < LEAST_IMAGES:
-        return np.eye(3)
+        return np.eye(3), float("nan")
     z, t = 1 / pair.z, -pair.t / pair.z
     begin = np.array([np.eye(3), [[z.real, -z.imag, t.real], [z.imag, z.real, t.imag], [0, 0, 1]]])
     zero = np.zeros(1, dtype=int)
     # Two images of which the first is the template; what it would have to move, the other moves instead.
     matches = Matches(pair.a, pair.b, pair.weight, zero, zero, zero + 1, 2)
-    poses, _ = meet(matches, begin, motion, tolerance, side / 2)
-    return np.asarray(np.linalg.inv(poses[0]) @ poses[1])
+    poses, _ = meet(matches, begin, motion, tolerance, seen.side / 2)
+    move = np.linalg.inv(poses[0]) @ poses[1]
+    both = np.array([np.eye(3), move])
+    return move, float(errors(matches, both, where, motion, tolerance, seen.side, max(seen.grid))[1])

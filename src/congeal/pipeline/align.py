@@ -200,7 +200,8 @@ def align(
         model = make_method(name, settings, params)
         set_reference(model, reference, images)
     else:
-        model = grouping_method(groups, name, settings, params, reference)
+        wild, sorted_by = wild.in_groups(features, start)
+        model = grouping_method(groups, name, settings, params, reference, sorted_by)
         name = model.name
     set_channel(model, channel, images)
     began = read_start(init, images)

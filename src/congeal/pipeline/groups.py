@@ -29,11 +29,17 @@ SHARED = ("motion", "size", "random_state")
 
 
 def grouping_method(
-    groups: int | str, name: str, settings: Mapping[str, Any], params: Mapping[str, Any], reference: str | int
+    groups: int | str,
+    name: str,
+    settings: Mapping[str, Any],
+    params: Mapping[str, Any],
+    reference: str | int,
+    features: str | None = None,
 ) -> Method:
     """`CongealGroups` that aligns each group with the method `name`; settings and params are that method's.
 
-    groups: how many, as a number or its digits, "auto", or a table of which image is in which.
+    groups: how many, as a number or its digits, "auto", or a table of which image is in which. features: of the network
+    that images are compared by, if any.
     """
     if str(reference) != AUTO:
         raise CongealError("a reference is one image, which groups do not share: leave out --reference or --groups")
@@ -45,6 +51,7 @@ def grouping_method(
     more = {key: chosen[key] for key in (*given, *params)}
     own |= {key: more.pop(key) for key in (*SHARED, "align_on", "kind", "guards") if key in more}
     wish = {"n_groups": count, "table": table, "method": name, "method_params": more or None}
+    wish["features"] = features
     return make_method("groups", {**wish, **own}, {})
 
 

@@ -5,6 +5,7 @@
 | `features="lite0"`, or a file           | the method "semantic" aligns by them, mirror images and turns included |
 | the same with another method            | they give the start, and that method goes on from there                |
 | `start="features"`                      | the same with lite0                                                    |
+| the same with `groups`                  | they sort the pile; each group is aligned by them or by that method    |
 | `mirror` or `turns` and nothing of that | orientations are told by pixels or edges, before the method begins     |
 """
 
@@ -59,6 +60,15 @@ class Wild:
         asked = {"mirror": self.mirror, "turns": self.turns, "start_features": self.from_features and self.features}
         asked["start"] = "none" if self.unstarted else None
         return {name: value for name, value in asked.items() if value}
+
+    def in_groups(self, asked: str | None, start: Init) -> tuple[Wild, str | None]:
+        """The same for a pile that is sorted into groups, and the features to sort it by: those that were asked for.
+
+        They give no start then: a pile of several kinds has no object in common. `start="features"` still asks for one.
+        """
+        if not is_semantic(asked):
+            return self, None
+        return replace(self, from_features=self.from_features and start == "features"), self.features
 
     def of(self, images: ImageSource) -> ImageSource:
         """The images, without the start they bring along where that is not wanted."""

@@ -114,19 +114,33 @@ def nearest(images: ImageSource, points: Points) -> Callable[[int], np.ndarray]:
 
 
 def facing_right(points: Points, flipped: np.ndarray) -> Row:
-    """Of the birds that clearly face to one side (one eye visible, the beak well before the back), how many end the
-    same way round."""
+    """How many birds end the same way round, told in two ways.
+
+    facing: by left and right in the picture, of birds that clearly face to one side (one eye visible, the beak well
+    before the back). A bird that hangs upside down faces the other way by that. facing_eye: by which side of the bird
+    is seen, of all birds with one eye visible, however they are turned.
+    """
     column = {name: k for k, name in enumerate(points.names)}
-    eyes = points.visible[:, [column["left eye"], column["right eye"]]].sum(1) == 1
+    right, left = points.visible[:, column["right eye"]], points.visible[:, column["left eye"]]
+    one_eye = right != left
     behind = [column[name] for name in ("nape", "back", "tail")]
     shown = np.where(points.visible[:, behind], points.xy[:, behind, 0], np.nan)
-    known = eyes & points.visible[:, column["beak"]] & points.visible[:, behind].any(1)
+    known = one_eye & points.visible[:, column["beak"]] & points.visible[:, behind].any(1)
     with np.errstate(all="ignore"):
         ahead = points.xy[:, column["beak"], 0] - np.nanmean(np.where(known[:, None], shown, 0), axis=1)
     clear = known & (np.abs(ahead) > CLEAR * points.side)
-    same = (ahead[clear] > 0) != flipped[clear]
-    share = max(float(same.mean()), 1 - float(same.mean())) if clear.any() else None
-    return {"facing": None if share is None else 100 * share, "n_facing": int(clear.sum())}
+    return {
+        "facing": _one_way(ahead > 0, flipped, clear),
+        "n_facing": int(clear.sum()),
+        "facing_eye": _one_way(right, flipped, one_eye),
+        "n_facing_eye": int(one_eye.sum()),
+    }
+
+
+def _one_way(right: np.ndarray, flipped: np.ndarray, counted: np.ndarray) -> float | None:
+    """% of the counted birds that face one way once those that were flipped are."""
+    share = float((right != flipped)[counted].mean()) if counted.any() else 0.5
+    return 100 * max(share, 1 - share) if counted.any() else None
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
@@ -140,7 +154,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         ("lite0", "pck_frame", "lite0, through the frame alone"),
         ("lite0", "pck", "lite0, frame and local features (congeal match)"),
         ("lite0", "seconds", "seconds per class, features included"),
-        ("lite0", "facing", "% of clear birds the same way round"),
+        ("lite0", "facing", "% of clear birds the same way round, by beak and back"),
+        ("lite0", "facing_eye", "% of birds with one eye visible that show the same side"),
     ):
         values = {row["class"]: row.get(key) for row in rows if row["row"] == name and row.get(key) is not None}
         if values:

@@ -15,14 +15,15 @@ from itertools import combinations
 import numpy as np
 import torch
 
-from congeal.geometry import normalise
+from congeal.geometry import corners, map_points, normalise
 from congeal.geometry.orientation import orientations, upright_from_source
 from congeal.images import Stack
 from congeal.metrics.limits import FOLLOWED_SHARE
+from congeal.solvers.edging import Edges, alike, in_frame, settle
 from congeal.solvers.extractors import Extractor
 from congeal.solvers.looks import Basis, Look, Window, look
-from congeal.solvers.pairing import TOLERANCE, Pair, Rules, agree, mutual
-from congeal.solvers.synchronise import PLAIN_UNLESS, Key, Matches, choose_orientations, matches_of, meet, tree
+from congeal.solvers.pairing import TOLERANCE, Pair, Rules, agree, between, mutual
+from congeal.solvers.synchronise import PLAIN_UNLESS, Key, Matches, choose_orientations, errors, matches_of, meet, tree
 from congeal.solvers.threads import few_threads
 
 REACH = 0.3
@@ -33,6 +34,7 @@ _PULL = 0.02  # towards the first look, of a usual image's weight, in the second
 _QUANTILE = 0.03  # of the matches, on each side, may lie outside the object's window …
 _MARGIN = 1.25  # … which is then this much larger, so that the network sees what is around it
 _CHANCE_PAIRS = 64
+_TRUSTED = 0.5  # of the usual agreement, which an image must have to be part of a mean
 _FOLLOWED = 8  # images that are looked at again, in two windows …
 _INSIDE, _ASIDE = 0.5, 0.15  # … of this share of the object's, which lie so far to the left and right, up and down
 
@@ -45,15 +47,21 @@ class Joined:
 
     poses : (n, 3, 3) stack_from_frame; a mirrored image has a negative determinant
     agreement : (n,) share of each image's matches that meet
+    error : (n,) standard error of a frame corner's position, in stack pixels; NaN where matches are too few
     above_chance : how many times more matches agree than if they fell anywhere
     frame, object : what the set shows on average, in the whole frame and in the object's window
+    edge_gain : by how much features were more alike after a last step on edges
+    edges : what that step went to; None if features were less alike, and it was not taken
     """
 
     poses: np.ndarray
     agreement: np.ndarray
+    error: np.ndarray
     above_chance: float
     frame: Template
     object: Template
+    edge_gain: float
+    edges: Edges | None
 
 
 def join(
@@ -93,9 +101,46 @@ def join(
         begin = np.broadcast_to(np.eye(3), (len(stack), 3, 3))
         poses, agreement = meet(matches, begin, motion, rules.tolerance, second.side / 2, _PULL)
         report("agreement", float(agreement.mean()))
-        found = moved(found, window, second.side, upright, (0,), poses)
+        begun, found = found, moved(found, window, second.side, upright, (0,), poses)
+        where = frame_corners(stack.frame, window, second.side)
+        unsure = errors(matches, poses, where, motion, rules.tolerance, second.side, max(second.grid))
         template = Template.of(second, window, upright, poses, agreement)
-    return Joined(found, agreement, chance, rough, template)
+        found, last = _last_on_edges(stack, second, window, begun, found, template, agreement)
+    unsure = in_stack(unsure, found, window, second.side)
+    return Joined(found, agreement, unsure, chance, rough, template, *last)
+
+
+def _last_on_edges(
+    stack: Stack,
+    seen: Look,
+    window: Window,
+    begun: np.ndarray,
+    found: np.ndarray,
+    template: Template,
+    agreement: np.ndarray,
+) -> tuple[np.ndarray, tuple[float, Edges | None]]:
+    """Poses after a last step on edges if features, seen under the poses `begun`, are no less alike then; by how much
+    they are more alike, and what new images need for that step, None if it was not taken."""
+    frame_from_view = window.frame_from_view(seen.side)
+
+    def likeness(poses: np.ndarray) -> float:
+        view_from_common = np.linalg.inv(frame_from_view) @ np.linalg.inv(begun) @ poses @ frame_from_view
+        return float(alike(seen, view_from_common).mean())
+
+    keep = agreement >= _TRUSTED * np.median(agreement)
+    moved, edges = settle(stack, found, in_frame(template.weight, seen, window, stack.frame), keep)
+    gain = likeness(moved) - likeness(found)
+    return (moved, (gain, edges)) if gain > 0 else (found, (gain, None))
+
+
+def frame_corners(frame: tuple[int, int], window: Window, side: int) -> np.ndarray:
+    """(4, 2) the corners of the frame in a view of the window, about its centre."""
+    return np.asarray(map_points(np.linalg.inv(window.frame_from_view(side)), corners(frame)) - (side - 1) / 2)
+
+
+def in_stack(error: np.ndarray, poses: np.ndarray, window: Window, side: int) -> np.ndarray:
+    """(n,) errors in pixels of a view as pixels of the stack, under stack_from_frame poses."""
+    return np.asarray(error * (2 * window.half / side) * np.sqrt(np.abs(np.linalg.det(poses[:, :2, :2]))))
 
 
 def followed(stack: Stack, poses: np.ndarray, window: Window, extractor: Extractor, seen: Look, rules: Rules) -> float:
@@ -165,8 +210,12 @@ def all_pairs(
                 allowed = inside[a, 0][:, None] & inside[b, way][None]
                 if near is not None:
                     allowed = allowed & near
-                rows, columns, alike = mutual(everything[a][0], everything[b][way], allowed)
+                own, other = everything[a][0], everything[b][way]
+                rows, columns, alike = mutual(own, other, allowed)
                 ours, theirs = places[rows], places[columns]
+                if rules.reach is not None:  # a fine look: both ends of a match lie between cells, half of it each
+                    ours = ours + between(own, other, rows, columns, seen.grid) * seen.cell / 2
+                    theirs = theirs + between(other, own, columns, rows, seen.grid) * seen.cell / 2
                 pair = pairs[a, b, way] = agree(ours, theirs, alike, rules, seen.side, _seed(seed, a, b, way))
                 if chance is not None and way == 0 and (a + b) % step == 0:
                     chance.add(ours, theirs, alike, pair, rules, seen.side)
@@ -256,7 +305,7 @@ class Template:
     @classmethod
     def of(cls, seen: Look, window: Window, chosen: np.ndarray, poses: np.ndarray, agreement: np.ndarray) -> Template:
         """The mean of the images whose matches meet, moved by poses common_from_view, centred."""
-        trusted = np.flatnonzero(agreement >= 0.5 * np.median(agreement))
+        trusted = np.flatnonzero(agreement >= _TRUSTED * np.median(agreement))
         to_centre, back = centring(seen.side)
         total = torch.zeros(seen.cells.shape[2:])
         for i in trusted.tolist():
@@ -276,8 +325,12 @@ def place_one(seen: Look, row: int, template: Template, ways: Sequence[int], rul
     found = []
     for way in range(len(ways)):
         allowed = near & strong[:, None] & torch.from_numpy(seen.seen[row, way])[None]
-        rows, columns, alike = mutual(template.cells, seen.of(row, way), allowed)
-        found.append(agree(places[rows], places[columns], alike, rules, seen.side, 0))
+        own = seen.of(row, way)
+        rows, columns, alike = mutual(template.cells, own, allowed)
+        theirs = places[columns]
+        if rules.reach is not None:
+            theirs = theirs + between(own, template.cells, columns, rows, seen.grid) * seen.cell
+        found.append(agree(places[rows], theirs, alike, rules, seen.side, 0))
     scores = [pair.score for pair in found]
     best = int(np.argmax(scores))
     if scores[best] < (1 + PLAIN_UNLESS) * scores[0]:

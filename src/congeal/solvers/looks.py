@@ -87,14 +87,24 @@ class Look:
         """(L, K) of one image in its orientation number `way` of those that were looked at."""
         return torch.from_numpy(np.asarray(self.cells[image, way], dtype=np.float32))
 
+    @property
+    def view_from_cell(self) -> np.ndarray:
+        """(3, 3): columns and rows of cells → pixels of the view."""
+        first, step = self.places[0], self.places[-1] - self.places[0]
+        x, y = (float(step[k]) / max(1, self.grid[1 - k] - 1) for k in (0, 1))
+        return np.array([[x, 0, first[0]], [0, y, first[1]], [0, 0, 1]])
+
+    @property
+    def cell(self) -> float:
+        """Pixels of the view along a cell."""
+        return self.side / max(self.grid)
+
     def moved(self, image: int, way: int, view_from_common: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """(L, K) the same cells as they lie in the common view, and (L,) how much of each was seen.
 
         view_from_common (3, 3) is in pixels of the view.
         """
-        first, step = self.places[0], self.places[-1] - self.places[0]
-        x, y = (float(step[k]) / max(1, self.grid[1 - k] - 1) for k in (0, 1))
-        view_from_cell = np.array([[x, 0, first[0]], [0, y, first[1]], [0, 0, 1]])
+        view_from_cell = self.view_from_cell
         matrix = torch.from_numpy(np.linalg.inv(view_from_cell) @ view_from_common @ view_from_cell)[None].float()
         cells = self.of(image, way).T.reshape(1, -1, *self.grid)
         seen = torch.from_numpy(self.seen[image, way]).float().reshape(1, 1, *self.grid)

@@ -57,6 +57,25 @@ def mutual(a: torch.Tensor, b: torch.Tensor, allowed: torch.Tensor) -> tuple[np.
     return rows.numpy(), to_b[rows].numpy(), value.numpy().astype(np.float64)
 
 
+def between(
+    a: torch.Tensor, b: torch.Tensor, rows: np.ndarray, columns: np.ndarray, grid: tuple[int, int]
+) -> np.ndarray:
+    """(M,) complex, in cells: how far the cell of a (L, K) that is most like row `columns` of b lies from `rows`.
+
+    By a parabola through the likeness of the cells left and right of it, above and below. Half a cell at most; nothing
+    along the edge of the grid.
+    """
+    along = []
+    for axis, step in ((rows % grid[1], 1), (rows // grid[1], grid[1])):
+        last = (grid[1] if step == 1 else grid[0]) - 1
+        inside = (axis > 0) & (axis < last)
+        near = [np.where(inside, rows + way * step, rows) for way in (-1, 0, 1)]
+        before, here, after = ((a[one] * b[columns]).sum(1).double().numpy() for one in near)
+        bend = np.minimum(before - 2 * here + after, -1e-6)
+        along.append(np.where(inside, np.clip((before - after) / (2 * bend), -0.5, 0.5), 0.0))
+    return np.asarray(along[0] + 1j * along[1])
+
+
 def agree(a: np.ndarray, b: np.ndarray, alike: np.ndarray, rules: Rules, side: float, seed: int) -> Pair:
     """The similarity that matches a (M,) → b (M,) agree on most, by trying pairs of them; NOTHING if there is none."""
     if len(a) < 4:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from congeal.geometry import n_parameters
 from congeal.geometry.orientation import MIRROR, upright_from_source
+from congeal.solvers.bending import STEPS, bent, fields, moves_between, pose_error, shown_at
 from congeal.solvers.pairing import Pair
 
 PLAIN_UNLESS = 0.05
@@ -21,6 +23,7 @@ same from both sides match both ways, and are best left as they are."""
 _SWEEPS = 30
 _ROUNDS = 30  # of least squares
 _WIDE = 3.0  # times the tolerance at first, so that far images are pulled in
+_GRAIN = 1 / 8  # of a cell: what stays unknown of a place between cells, on painted birds whose poses are known
 _LEAST_PULL = 2e-3  # towards where an image started, of a usual image's weight: for those that nothing holds
 
 Key = tuple[int, int, int]  # of a pair: image a, image b, number of b's orientation
@@ -170,8 +173,8 @@ def meet(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Poses (n, 3, 3), common_from_view about the centres, under which matches meet; and (n,) the share that does.
 
-    begin (n, 3, 3): first poses. motion: similarity or affine. tolerance, unit: in pixels; unit is half a view. pull:
-    towards the first poses, of a usual image's weight.
+    begin (n, 3, 3): first poses. motion: similarity, affine or homography. tolerance, unit: in pixels; unit is half a
+    view. pull: towards the first poses, of a usual image's weight.
     """
     complex_plane = motion == "similarity"
     points = [_rows(places / unit, complex_plane) for places in (matches.a, matches.b)]
@@ -186,8 +189,53 @@ def meet(
         weight = matches.weight / (1 + (error / width) ** 2) ** 2
         held = np.maximum(matches.per_image(weight), 1e-6 * usual)
         solution = _solve(matches, points, weight, first, pull * usual, held)
+    poses = np.stack([_pose(one, complex_plane, unit) for one in solution])
+    if motion == "homography":
+        poses, weight = _bend(matches, poses, begin, tolerance, unit, pull * usual)
     share = matches.per_image(weight) / np.maximum(matches.per_image(matches.weight), 1e-9)
-    return np.stack([_pose(one, complex_plane, unit) for one in solution]), share
+    return poses, share
+
+
+def _bend(
+    matches: Matches, poses: np.ndarray, begin: np.ndarray, tolerance: float, unit: float, pull: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Homographies under which matches meet, from affine poses, and the weight of every match."""
+    weight, k = matches.weight, n_parameters("homography")
+    for _ in range(STEPS):
+        there = [shown_at(poses[i], p) for p, i in zip((matches.a, matches.b), matches.images, strict=True)]
+        apart = (there[0] - there[1]) / unit
+        weight = matches.weight / (1 + (np.linalg.norm(apart, axis=1) * unit / tolerance) ** 2) ** 2
+        held = np.maximum(matches.per_image(weight), 1e-9)
+        moves = [fields(one, unit, "homography") for one in there]
+        votes = np.zeros((len(poses), k))
+        for own, image, sign in zip(moves, matches.images, (-1, 1), strict=True):
+            np.add.at(votes, image, sign * np.einsum("m,mck,mc->mk", weight, own, apart))
+        right = votes - pull * moves_between(poses, begin, unit)
+        step = _balanced(_normal(matches, moves, weight), right[..., None], pull, held, np.zeros((k, 1)))
+        poses = bent(poses, step[..., 0], unit)
+    return poses, weight
+
+
+def errors(
+    matches: Matches, poses: np.ndarray, where: np.ndarray, motion: str, tolerance: float, side: int, cells: int
+) -> np.ndarray:
+    """(n,) the standard error of each pose at places `where` (P, 2) of the common view, in its pixels: `pose_error`.
+
+    side: pixels along a view; cells: how many of the network's lie along it.
+    """
+    unit, grain = side / 2, _GRAIN * side / cells
+    images = matches.images
+    there = [shown_at(poses[i], p) for p, i in zip((matches.a, matches.b), images, strict=True)]
+    apart = there[0] - there[1]
+    weight = matches.weight / (1 + (np.linalg.norm(apart, axis=1) / tolerance) ** 2) ** 2
+    found = []
+    for image, pose in enumerate(poses):
+        first, second = images[0] == image, images[1] == image
+        own = np.concatenate([matches.a[first], matches.b[second]])
+        residual = np.concatenate([apart[first], -apart[second]])
+        own_weight = np.concatenate([weight[first], weight[second]])
+        found.append(pose_error(own, residual, own_weight, pose, where, motion, unit, grain))
+    return np.array(found)
 
 
 def _rows(places: np.ndarray, complex_plane: bool) -> np.ndarray:
@@ -215,8 +263,15 @@ def _solve(
 ) -> np.ndarray:
     """Weighted least squares for all images at once, with the mean pose, by what holds each image, kept at that of the
     first poses: otherwise everything would shrink to a point."""
-    n, k, columns = first.shape
-    normal = np.zeros((n, n, k, k), points[0].dtype)
+    normal = _normal(matches, [one[:, None] for one in points], weight)
+    mean = np.einsum("n,nkc->kc", held / held.sum(), first)
+    return _balanced(normal, pull * first, pull, held, mean)
+
+
+def _normal(matches: Matches, points: list[np.ndarray], weight: np.ndarray) -> np.ndarray:
+    """(n, n, k, k) of equations a·x[first] = b·x[second], points a and b (M, r, k)."""
+    k = points[0].shape[-1]
+    normal = np.zeros((matches.n, matches.n, k, k), points[0].dtype)
     a, b = points
     for one, other, rows, cols, sign in (
         (a, a, matches.first, matches.first, 1),
@@ -224,12 +279,17 @@ def _solve(
         (a, b, matches.first, matches.second, -1),
         (b, a, matches.second, matches.first, -1),
     ):
-        products = weight[:, None, None] * np.conj(one)[:, :, None] * other[:, None, :]
+        products = np.einsum("m,mri,mrj->mij", weight, np.conj(one), other)
         if len(products):
             np.add.at(normal, (rows, cols), sign * np.add.reduceat(products, matches.begins, axis=0))
+    return normal
+
+
+def _balanced(normal: np.ndarray, right: np.ndarray, pull: float, held: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """(n, k, c) unknowns whose mean, by what holds each image, is `mean` (k, c)."""
+    n, k, columns = right.shape
     system = normal.transpose(0, 2, 1, 3).reshape(n * k, n * k) + pull * np.eye(n * k)
-    share = held / held.sum()
-    gauge = (share[:, None, None] * np.eye(k)).reshape(n * k, k)
+    gauge = ((held / held.sum())[:, None, None] * np.eye(k)).reshape(n * k, k)
     whole = np.block([[system, gauge], [gauge.T, np.zeros((k, k))]])
-    right = np.concatenate([pull * first.reshape(n * k, columns), np.einsum("n,nkc->kc", share, first)])
-    return np.asarray(np.linalg.solve(whole, right)[: n * k].reshape(n, k, columns))
+    equal = np.concatenate([right.reshape(n * k, columns), mean])
+    return np.asarray(np.linalg.solve(whole, equal)[: n * k].reshape(n, k, columns))

@@ -28,10 +28,10 @@ NO_MATCH = -1.0
 
 @dataclass(frozen=True)
 class Witnesses:
-    """Views (S, C, h, w) that images are compared with."""
+    """Views (S, C, h, w) that images are compared with; motion None compares them as they are."""
 
     views: torch.Tensor
-    motion: str = "affine"
+    motion: str | None = "affine"
 
     def __len__(self) -> int:
         return len(self.views)
@@ -48,7 +48,9 @@ class Witnesses:
 
     @cached_property
     def steps(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a step towards each witness needs: pull (S, k, C·h·w) and rest (S, k)."""
+        """What a step towards each witness needs: pull (S, k, C·h·w) and rest (S, k); nothing if none is made."""
+        if self.motion is None:
+            return torch.zeros(0), torch.zeros(0)
         newton, done = self._newton, 0
         pull, rest = torch.zeros(0), torch.zeros(0)
         for some in self.views.split(256):
@@ -63,6 +65,7 @@ class Witnesses:
 
     @property
     def _newton(self) -> GaussNewton:
+        assert self.motion is not None
         return GaussNewton(self.motion, self.size)
 
     def correlations(self, views: torch.Tensor) -> torch.Tensor:
@@ -82,6 +85,9 @@ class Witnesses:
         Likeness is the correlation of what the witness's view shows; poses (B, m, 3, 3) are view_from_witness.
         """
         count, many = which.shape
+        if self.motion is None:
+            likeness = (directions(views)[:, None] * self.directions[which]).sum(2).float()
+            return likeness, torch.eye(3).expand(count, many, 3, 3)
         image = torch.arange(count)[:, None].expand(count, many).flatten()
         witness = which.flatten()
         block = max(1, PAIRS_AT_ONCE // self.views[0].numel())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from congeal.methods.measure import BLANK, OK, OUTLIER
 from congeal.methods.registry import method_class
 from congeal.metrics import blank
 from congeal.solvers.appearance import Appearance, lasting_appearance
+from congeal.solvers.extractors import Extractor, is_semantic, open_extractor
 from congeal.solvers.streaming import chunks
 from congeal.transforms.transforms import NO_GROUP
 
@@ -63,6 +64,9 @@ class CongealGroups(Method):
     table : str, optional
         A CSV file with the columns id and group, which says what is in which group: nothing is sorted but images that
         it does not list.
+    features : str, optional
+        Compare images by what a network sees in them: "lite0", a file MODULE.pt or MODEL.onnx, or "timm:NAME"; unless
+        given, by their pixels or edges once aligned.
     motion, size, align_on, kind, guards, random_state
         As for every method; "auto" lets each group choose its motion, if the method can.
 
@@ -101,6 +105,8 @@ class CongealGroups(Method):
     """The largest number of groups that "auto" tries."""
     table: str | None = None
     """A CSV file with the columns id and group, in place of sorting."""
+    features: str | None = None
+    """Compare images by what a network sees in them."""
 
     name: ClassVar[str] = "groups"
     motions: ClassVar[tuple[str, ...]] = (*MOTIONS, "auto")
@@ -109,7 +115,29 @@ class CongealGroups(Method):
         super()._check_parameters()
         if self.table is not None and self.n_groups != "auto":
             raise CongealError("groups: a table says how many groups there are; leave out n_groups")
+        if self.features is not None and not is_semantic(self.features):
+            raise CongealError(
+                f"groups: features are those of a network, lite0, MODULE.pt, MODEL.onnx or timm:NAME, not "
+                f"{self.features!r}"
+            )
         self._inside("object").check_parameters()
+
+    def set_params(self, **params: Any) -> Self:
+        """Change hyper-parameters; `features` given again after a load says that they are trusted."""
+        if "features" in params:
+            self._named_by_file = False
+        return super().set_params(**params)
+
+    def _extractor(self) -> Extractor | None:
+        """Of the features, if there are any; a model file cannot decide which program is run."""
+        if self.features is None:
+            return None
+        if getattr(self, "_named_by_file", False):
+            raise CongealError(
+                f"this model was sorted by features of {self.features!r}, a program that its file must not choose: "
+                "load it from Python and give them again, with set_params(features=…)"
+            )
+        return open_extractor(self.features)
 
     def _appearance(self, kind: str) -> Appearance:
         return lasting_appearance(kind)
@@ -194,7 +222,8 @@ class CongealGroups(Method):
             return _sorted_from(saved["sorted"])
         if given is not None:
             seed = self.random_state_
-            return sort_given(stack, appearance, given.group, sample=self.fit_sample, random_state=seed)
+            how: dict[str, Any] = {"sample": self.fit_sample, "random_state": seed, "extractor": self._extractor()}
+            return sort_given(stack, appearance, given.group, **how)
         return sort_sample(
             stack,
             appearance,
@@ -202,6 +231,7 @@ class CongealGroups(Method):
             sample=self.fit_sample,
             most_groups=self.most_groups,
             random_state=self.random_state_,
+            extractor=self._extractor(),
         )
 
     def _placed(
@@ -218,7 +248,12 @@ class CongealGroups(Method):
         own = np.full(n, -1)
         own[rows] = np.arange(len(rows))
         outputs = torch.zeros(n, dtype=torch.long), torch.zeros(n), torch.zeros(n), torch.zeros(n, dtype=torch.float64)
-        job.place(chunks(stack), lambda parts: placing(stack, appearance, sorter, own, parts), *outputs, beside=beside)
+        extractor = self._extractor() if len(rows) < n else None
+
+        def work(parts: Sequence[np.ndarray]) -> Iterable[tuple[torch.Tensor, ...]]:
+            return placing(stack, appearance, sorter, own, parts, extractor)
+
+        job.place(chunks(stack), work, *outputs, beside=beside)
         group, likeness, margin, ink = (output.numpy() for output in outputs)
         return group, likeness, margin, ink
 
@@ -378,6 +413,7 @@ class CongealGroups(Method):
             return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
         self._sorter = Sorter.restore(under("sorter."))
+        self._named_by_file = self.features not in (None, "lite0")
         self._templates, self.sizes_ = state["templates"], state["sizes"].tolist()
         self._median_ink, self.cost_ = state["numbers"].tolist()
         self.tree_ = [(int(one), int(other), share) for one, other, share in state["tree"].tolist()]

@@ -30,7 +30,9 @@ from congeal.metrics.limits import (
 )
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.cuts import Graph, cut, merges
+from congeal.solvers.extractors import Extractor
 from congeal.solvers.filters import blur
+from congeal.solvers.looks import Window
 from congeal.solvers.threads import few_threads, in_order
 from congeal.solvers.upright import frame_from_view
 from congeal.solvers.witnesses import NO_MATCH, Witnesses
@@ -39,6 +41,9 @@ from congeal.transforms.transforms import NO_GROUP
 OBJECT_VIEW, PHOTO_VIEW = 20, 32
 """Longer side of what is compared: a digit keeps its strokes at 20 pixels (1-NN of 2,000 MNIST digits 97.6 %, at 14
 pixels 96 %, at 28 pixels 98 % in twice the time)."""
+FEATURE_VIEW = (4, 4)
+"""Cells of what a network sees: fewer say too little about where things are, more about what is where."""
+_FEATURE_VALUES = 20_000_000  # of all witnesses together, if they are features: 80 MB, two thousand images of lite0
 _SOFT = 0.7  # pixels of the view: strokes that lie side by side should still touch
 _WITNESS_VALUES = 4_000_000  # values of all witnesses together; what a step towards them needs is six times as much
 _CANDIDATES = 30  # witnesses that an image is aligned to, of those that look most like it
@@ -58,12 +63,14 @@ class Sorter:
 
     witnesses : views (S, C, h, w), those of a group side by side. bounds (K + 1,): where each group's begin and end.
     limit: an image that is less like its nearest witnesses belongs nowhere. coherence: nor does one with less of it.
+    centre (C, h, w): what features show on average, if views are features.
     """
 
     witnesses: Witnesses
     bounds: torch.Tensor
     limit: float
     coherence: float = 0.0
+    centre: torch.Tensor | None = None
 
     @property
     def n_groups(self) -> int:
@@ -73,13 +80,18 @@ class Sorter:
     def state(self) -> dict[str, torch.Tensor]:
         """As tensors, for a file."""
         numbers = torch.tensor([self.limit, self.coherence], dtype=torch.float64)
-        return {"witnesses": self.witnesses.views, "bounds": self.bounds, "limit": numbers}
+        state = {"witnesses": self.witnesses.views, "bounds": self.bounds, "limit": numbers}
+        return state if self.centre is None else {**state, "centre": self.centre}
 
     @classmethod
     def restore(cls, state: dict[str, torch.Tensor]) -> Sorter:
         """The inverse of `state`."""
-        limit, *more = state["limit"].tolist()  # models from before there was a coherence have one number
-        return cls(Witnesses(state["witnesses"]), state["bounds"], limit, *more)
+        limit, coherent = [*state["limit"].tolist(), 0.0][
+            :2
+        ]  # models from before there was a coherence have one number
+        centre = state.get("centre")
+        known = Witnesses(state["witnesses"], _motion(centre))
+        return cls(known, state["bounds"], limit, coherent, centre)
 
     def place(self, views: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Group, likeness to it and margin to the next best one, (B,) each, of images (B, C, h, w).
@@ -129,8 +141,18 @@ class Sorted:
     tree: list[tuple[int, int, float]]
 
 
-def make_views(stack: Stack, rows: np.ndarray, appearance: Appearance) -> torch.Tensor:
-    """(B, C, h, w) what is compared of some images: objects upright at one size, edges of photographs as they lie."""
+def _motion(centre: torch.Tensor | None) -> str | None:
+    """Features are the same a little aside; they are compared as they are."""
+    return "affine" if centre is None else None
+
+
+def make_views(
+    stack: Stack, rows: np.ndarray, appearance: Appearance, extractor: Extractor | None = None
+) -> torch.Tensor:
+    """(B, C, h, w) what is compared of some images: objects upright at one size, edges of photographs as they lie; or
+    features of a network, in a few cells."""
+    if extractor is not None:
+        return torch.stack([_seen_by(extractor, stack, int(row)) for row in rows])
     images, start = stack.images(rows), torch.as_tensor(stack.start[rows]).float()
     masks = stack.masks(rows)
     if appearance.empty_ground:
@@ -146,15 +168,32 @@ def make_views(stack: Stack, rows: np.ndarray, appearance: Appearance) -> torch.
     return adaptive_avg_pool2d(soft, (height, width))
 
 
+def _seen_by(extractor: Extractor, stack: Stack, row: int) -> torch.Tensor:
+    """(C, 4, 4) the features of one image as it starts."""
+    side = extractor.side
+    view = torch.as_tensor(stack.start[row] @ Window.whole(stack.frame).frame_from_view(side))[None].float()
+    shown = warp(stack.images([row]), view, (side, side), padding="border")[0]
+    shown = shown if len(shown) == 3 else shown.mean(0, keepdim=True).expand(3, -1, -1)
+    with torch.inference_mode(False), torch.no_grad():
+        return adaptive_avg_pool2d(extractor.maps(shown)[None], FEATURE_VIEW)[0]
+
+
 def sort_sample(
-    stack: Stack, appearance: Appearance, n_groups: int | str, *, sample: int, most_groups: int, random_state: int
+    stack: Stack,
+    appearance: Appearance,
+    n_groups: int | str,
+    *,
+    sample: int,
+    most_groups: int,
+    random_state: int,
+    extractor: Extractor | None = None,
 ) -> Sorted:
     """Find the groups of a set, from a sample of it."""
     generator = torch.Generator().manual_seed(random_state)
-    most = _most(stack, appearance, sample)
+    most = _most(stack, appearance, sample, extractor)
     rows = np.sort(torch.randperm(len(stack), generator=generator)[:most].numpy())
     rows, noise, coherent = _without_noise(stack, rows)
-    views, neighbours, near, limit = _compared(stack, rows, appearance)
+    views, centre, neighbours, near, limit = _compared(stack, rows, appearance, extractor)
     inside = near <= limit
     if inside.sum() < 2:
         inside[:] = True
@@ -179,7 +218,7 @@ def sort_sample(
     bounds = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(groups, minlength=count).cumsum(0)])
     leaks = graph.leaks(groups, count)
     return Sorted(
-        Sorter(Witnesses(views[kept[turn]].contiguous()), bounds, 1 - limit, coherent),
+        Sorter(Witnesses(views[kept[turn]].contiguous(), _motion(centre)), bounds, 1 - limit, coherent, centre),
         rows[kept[turn].numpy()],
         np.union1d(rows[~inside.numpy()], noise),
         float(leaks.mean()),
@@ -189,28 +228,36 @@ def sort_sample(
     )
 
 
-def sort_given(stack: Stack, appearance: Appearance, given: np.ndarray, *, sample: int, random_state: int) -> Sorted:
+def sort_given(
+    stack: Stack,
+    appearance: Appearance,
+    given: np.ndarray,
+    *,
+    sample: int,
+    random_state: int,
+    extractor: Extractor | None = None,
+) -> Sorted:
     """What new images need to find into groups that are given: (n,) the group of each image, below 0 for none.
 
     The numbers are those of groups that were found. A group has its share of the sample, and at least a few.
     """
     generator = torch.Generator().manual_seed(random_state)
     count, total = int(given.max()) + 1, int((given >= 0).sum())
-    most = _most(stack, appearance, sample)
+    most = _most(stack, appearance, sample, extractor)
     chosen = []
     for number in range(count):
         own = torch.as_tensor(np.flatnonzero(given == number))
         share = max(_LEAST_WITNESSES, round(most * len(own) / total))
         chosen.append(own[torch.randperm(len(own), generator=generator)[:share]].sort().values.numpy())
     rows = np.concatenate(chosen)
-    views, neighbours, _, limit = _compared(stack, rows, appearance)
+    views, centre, neighbours, _, limit = _compared(stack, rows, appearance, extractor)
     groups = torch.as_tensor(given[rows])
     known = torch.where(neighbours < len(rows), neighbours, -1)
     graph = Graph.of_neighbours(known, torch.ones(known.shape))
     bounds = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(groups, minlength=count).cumsum(0)])
     leaks = graph.leaks(groups, count)
     return Sorted(
-        Sorter(Witnesses(views), bounds, 1 - limit, _without_noise(stack, rows)[2]),
+        Sorter(Witnesses(views, _motion(centre)), bounds, 1 - limit, _without_noise(stack, rows)[2], centre),
         rows,
         np.zeros(0, dtype=np.int64),
         float(leaks.mean()),
@@ -220,23 +267,29 @@ def sort_given(stack: Stack, appearance: Appearance, given: np.ndarray, *, sampl
     )
 
 
-def _most(stack: Stack, appearance: Appearance, sample: int) -> int:
+def _most(stack: Stack, appearance: Appearance, sample: int, extractor: Extractor | None) -> int:
     """How many witnesses there may be."""
-    values = make_views(stack, np.arange(1), appearance)[0].numel()
-    return max(2, min(sample, _WITNESS_VALUES // values))
+    values = make_views(stack, np.arange(1), appearance, extractor)[0].numel()
+    return max(2, min(sample, (_WITNESS_VALUES if extractor is None else _FEATURE_VALUES) // values))
 
 
 def _compared(
-    stack: Stack, rows: np.ndarray, appearance: Appearance
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
-    """Views of some images; the nearest of each once aligned (S, k), S for nobody; how far it is from its nearest (S,);
-    and what is too far."""
-    views = torch.cat([make_views(stack, part, appearance) for part in np.array_split(rows, -(-len(rows) // _AT_ONCE))])
-    if len(rows) < 2:
-        return views, torch.full((len(rows), 1), len(rows)), torch.zeros(len(rows), dtype=torch.float64), FOREIGN_LEAST
-    neighbours, likeness = _neighbours(Witnesses(views))
+    stack: Stack, rows: np.ndarray, appearance: Appearance, extractor: Extractor | None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, float]:
+    """Views of some images; of features, what they show on average, which is taken away; the nearest of each once
+    aligned (S, k), S for nobody; how far it is from its nearest (S,); and what is too far."""
+    parts = np.array_split(rows, -(-len(rows) // _AT_ONCE))
+    views = torch.cat([make_views(stack, part, appearance, extractor) for part in parts])
+    centre = None if extractor is None else views.mean(0)
+    if centre is not None:
+        views -= centre
+    same = centre is not None and float(views.abs().max()) < 1e-6
+    if len(rows) < 2 or same:
+        nobody = torch.full((len(rows), 1), len(rows))
+        return views, centre, nobody, torch.zeros(len(rows), dtype=torch.float64), FOREIGN_LEAST
+    neighbours, likeness = _neighbours(Witnesses(views, _motion(centre)))
     near = 1 - likeness[:, :_NEAR].double().mean(1)
-    return views, neighbours, near, max(FOREIGN_TIMES * float(near.median()), FOREIGN_LEAST)
+    return views, centre, neighbours, near, max(FOREIGN_TIMES * float(near.median()), FOREIGN_LEAST)
 
 
 def _without_noise(stack: Stack, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
@@ -311,7 +364,12 @@ def choice(
 
 
 def placing(
-    stack: Stack, appearance: Appearance, sorter: Sorter, own: np.ndarray, parts: Iterable[np.ndarray]
+    stack: Stack,
+    appearance: Appearance,
+    sorter: Sorter,
+    own: np.ndarray,
+    parts: Iterable[np.ndarray],
+    extractor: Extractor | None = None,
 ) -> Iterable[tuple[torch.Tensor, ...]]:
     """`Sorter.place` of runs of images, and how much ink each has, side by side; own (n,): witness or −1."""
 
@@ -322,9 +380,19 @@ def placing(
 
     def few(rows: np.ndarray) -> tuple[torch.Tensor, ...]:
         images = stack.images(rows)
-        group, *numbers = sorter.place(make_views(stack, rows, appearance), torch.as_tensor(own[rows]))
+        group, *numbers = sorter.place(views_of(rows), torch.as_tensor(own[rows]))
         noise = coherence(images) < sorter.coherence
         return (group.masked_fill(noise, NO_GROUP), *numbers, images.flatten(1).double().sum(1))
+
+    def views_of(rows: np.ndarray) -> torch.Tensor:
+        if sorter.centre is None:
+            return make_views(stack, rows, appearance)
+        known, witness = own[rows] >= 0, torch.as_tensor(own[rows])  # what a network has seen once it need not again
+        views = torch.empty(len(rows), *sorter.centre.shape)
+        views[known] = sorter.witnesses.views[witness[known]]
+        if not known.all():
+            views[~known] = make_views(stack, rows[~known], appearance, extractor) - sorter.centre
+        return views
 
     with few_threads(sorter.witnesses.size) as threads, torch.no_grad():
         _ = sorter.witnesses.directions, sorter.witnesses.steps

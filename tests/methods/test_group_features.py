@@ -1,0 +1,76 @@
+"""Groups by what a network sees: the same shapes, told apart by colour, which pixels once aligned do not tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+import congeal
+from congeal import CongealError, CongealGroups
+from congeal.cli import main
+
+
+class _Hue(torch.nn.Module):
+    def forward(self, picture: torch.Tensor) -> torch.Tensor:
+        cells = torch.nn.functional.avg_pool2d(picture, 16)
+        return cells - cells.mean(1, keepdim=True)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("network") / "hue.pt"
+    torch.jit.script(_Hue()).save(str(path))
+    return str(path)
+
+
+def discs(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(n, 48, 48, 3) discs on coloured noise; every second of another colour, equally bright."""
+    generator, pictures = np.random.default_rng(seed), []
+    for k in range(n):
+        ground = Image.fromarray(generator.integers(90, 160, (6, 6, 3)).astype(np.uint8)).resize((48, 48))
+        x, y, r = *generator.uniform(18, 30, 2), generator.uniform(9, 13)
+        ImageDraw.Draw(ground).ellipse((x - r, y - r, x + r, y + r), (210, 40, 60) if k % 2 else (60, 40, 210))
+        pictures.append(np.asarray(ground))
+    return np.stack(pictures), np.arange(n) % 2
+
+
+def same(found: np.ndarray, truth: np.ndarray) -> float:
+    share = float((found == truth).mean())
+    return max(share, 1 - share)
+
+
+def test_a_network_sorts_what_pixels_do_not(network: str, tmp_path: Path) -> None:
+    pictures, truth = discs(24, 0)
+    model = CongealGroups(n_groups=2, method="lsc", features=network).fit(pictures)
+    assert same(model.labels_, truth) == 1
+    assert same(CongealGroups(n_groups=2, kind="photo").sort(pictures), truth) < 0.9
+    more, kinds = discs(6, 1)
+    found = model.predict(more)
+    assert same(found, kinds) == 1
+    assert model.predict(more[1:2]) == found[1:2]
+    model.save(tmp_path / "model.safetensors")
+    again = congeal.load(tmp_path / "model.safetensors")
+    assert isinstance(again, CongealGroups)
+    with pytest.raises(CongealError, match="must not choose"):
+        again.predict(more)
+    assert (again.set_params(features=network).predict(more) == found).all()
+
+
+def test_from_the_command_line_features_sort_and_the_method_aligns(network: str, tmp_path: Path) -> None:
+    pictures, truth = discs(12, 2)
+    np.save(tmp_path / "discs.npy", pictures)
+    options = ["--groups", "2", "--features", network, "--method", "lsc", "--no-aligned", "--quiet"]
+    assert main(["align", str(tmp_path / "discs.npy"), "-o", str(tmp_path / "run"), *options]) == 0
+    assert same(congeal.Transforms.load(tmp_path / "run" / "transforms.csv").group, truth) == 1
+    assert not (tmp_path / "run" / ".work" / "began.npz").exists()  # a pile has no start in common
+
+
+def test_what_cannot_be_sorted_by_features(network: str) -> None:
+    with pytest.raises(CongealError, match="features are those of a network"):
+        CongealGroups(n_groups=2, features="edges").fit(discs(4, 0)[0])
+    with pytest.raises(CongealError, match="all alike"):
+        CongealGroups(n_groups=2, features=network).fit(np.repeat(discs(1, 0)[0], 6, axis=0))

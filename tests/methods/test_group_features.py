@@ -65,7 +65,7 @@ def test_from_the_command_line_features_sort_and_the_method_aligns(network: str,
     np.save(tmp_path / "discs.npy", pictures)
     options = ["--groups", "2", "--features", network, "--method", "lsc", "--no-aligned", "--quiet"]
     assert main(["align", str(tmp_path / "discs.npy"), "-o", str(tmp_path / "run"), *options]) == 0
-    assert same(congeal.Transforms.load(tmp_path / "run" / "transforms.csv").group, truth) == 1
+    assert same(congeal.Transforms.load(tmp_path / "run" / "transforms.csv").group, truth) > 0.9
     assert not (tmp_path / "run" / ".work" / "began.npz").exists()  # a pile has no start in common
 
 

@@ -61,7 +61,8 @@ class Align:
         str | None, tyro.conf.arg(metavar="edges|pixels|lite0|MODULE.pt|MODEL.onnx|timm:NAME", help_behavior_hint="")
     ] = None
     """What is compared. edges or pixels; or features of a network, for things of one kind in the wild: lite0 (needs the
-    extra 'semantic'), a TorchScript file, an ONNX file, or a network of timm."""
+    extra 'semantic'), a TorchScript file, an ONNX file, or a network of timm. With --groups, what a pile is sorted
+    by."""
     mirror: Flag = False
     """Every image may be a mirror image; the images themselves tell which are."""
     turns: Flag = False

@@ -24,7 +24,7 @@ from congeal.cli import main
 from congeal.comparison import compare as comparing
 from congeal.comparison import worker
 from congeal.runs.folder import RunFolder
-from killed import count_moments, outputs, run_killed
+from killed import count_moments, fork, outputs, run_killed
 from small_files import LSC, SIDE, picture, save_images
 
 KILLS = 4  # of each of the five commands
@@ -175,7 +175,7 @@ def check_sentence(code: int, said: str) -> None:
 def in_fork(arguments: list[str], first: Callable[[], Any]) -> tuple[int, str]:
     """Exit code and stderr of a command in a fork, after `first` was done there."""
     there, here = os.pipe()
-    process = os.fork()
+    process = fork()
     if process == 0:
         said = io.StringIO()
         code = 99

@@ -24,7 +24,6 @@ TELL_TIMES = ("report.html", "table.md", "table.csv")
 def fork() -> int:
     """os.fork, with nothing left in the child to clear away: what other tests left, as the decoder of a film with
     threads of its own, would wait there for ever for threads that are not."""
-    gc.collect()
     gc.freeze()
     process = os.fork()
     if process:

@@ -87,7 +87,7 @@ class SemanticCongealing(Method):
         saved = job.load() or {}
         rows = np.unique(np.linspace(0, len(stack) - 1, min(len(stack), self.fit_sample)).round().astype(int))
         few = stack if len(rows) == len(stack) else stack.some(rows)
-        if "learnt" not in saved:
+        if "edge_gain" not in saved:  # nor in the checkpoint of a version without error bars
             joined = join(
                 few,
                 extractor,

@@ -109,7 +109,7 @@ def test_edges_are_not_followed_where_features_object() -> None:
     column, row = np.meshgrid(np.arange(8.0), np.arange(8.0))
 
     def waves(shift: float) -> np.ndarray:
-        return np.stack([f(k * c) for k in (0.4, 0.8) for c in (column + shift / 8, row) for f in (np.sin, np.cos)], -1)
+        return np.stack([f(k * c) for k in (0.8, 1.6) for c in (column + shift / 8, row) for f in (np.sin, np.cos)], -1)
 
     def seen(moves: np.ndarray) -> Look:
         cells = np.stack([waves(shift) for shift in moves]).reshape(n, 1, 64, -1)
@@ -126,7 +126,7 @@ def test_edges_are_not_followed_where_features_object() -> None:
     found = moved[:, 0, 2] - moved[:, 0, 2].mean()
     assert np.allclose(found, -(shifts - shifts.mean()), atol=0.5)  # edges bring the stripes together
     kept, (gain, edges) = _last_on_edges(stack, seen(0 * shifts), window, poses, poses, template, np.ones(n))
-    assert gain < 0
+    assert gain < -0.005
     assert edges is None
     assert np.array_equal(kept, poses)
     kept, (gain, edges) = _last_on_edges(stack, seen(shifts), window, poses, poses, template, np.ones(n))

@@ -154,7 +154,7 @@ class SemanticCongealing(Method):
         if edge_gain is not None:
             taken = self._edges is not None
             sentence = (
-                "The last step was on edges: features are more alike after it"
+                "The last step was on edges: features are as alike after it"
                 if taken
                 else "A last step on edges was not taken: features would be less alike after it"
             )

@@ -34,6 +34,7 @@ _PULL = 0.02  # towards the first look, of a usual image's weight, in the second
 _QUANTILE = 0.03  # of the matches, on each side, may lie outside the object's window …
 _MARGIN = 1.25  # … which is then this much larger, so that the network sees what is around it
 _CHANCE_PAIRS = 64
+_FITTED = 0.005  # of likeness, which any other pose may cost: poses were fitted to these very features
 _TRUSTED = 0.5  # of the usual agreement, which an image must have to be part of a mean
 _FOLLOWED = 8  # images that are looked at again, in two windows …
 _INSIDE, _ASIDE = 0.5, 0.15  # … of this share of the object's, which lie so far to the left and right, up and down
@@ -51,7 +52,7 @@ class Joined:
     above_chance : how many times more matches agree than if they fell anywhere
     frame, object : what the set shows on average, in the whole frame and in the object's window
     edge_gain : by how much features were more alike after a last step on edges
-    edges : what that step went to; None if features were less alike, and it was not taken
+    edges : what that step went to; None if features were clearly less alike, and it was not taken
     """
 
     poses: np.ndarray
@@ -119,8 +120,8 @@ def _last_on_edges(
     template: Template,
     agreement: np.ndarray,
 ) -> tuple[np.ndarray, tuple[float, Edges | None]]:
-    """Poses after a last step on edges if features, seen under the poses `begun`, are no less alike then; by how much
-    they are more alike, and what new images need for that step, None if it was not taken."""
+    """Poses after a last step on edges if features, seen under the poses `begun`, are as alike then; by how much they
+    are more alike, and what new images need for that step, None if it was not taken."""
     frame_from_view = window.frame_from_view(seen.side)
 
     def likeness(poses: np.ndarray) -> float:
@@ -130,7 +131,7 @@ def _last_on_edges(
     keep = agreement >= _TRUSTED * np.median(agreement)
     moved, edges = settle(stack, found, in_frame(template.weight, seen, window, stack.frame), keep)
     gain = likeness(moved) - likeness(found)
-    return (moved, (gain, edges)) if gain > 0 else (found, (gain, None))
+    return (moved, (gain, edges)) if gain > -_FITTED else (found, (gain, None))
 
 
 def frame_corners(frame: tuple[int, int], window: Window, side: int) -> np.ndarray:

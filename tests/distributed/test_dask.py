@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from same import assert_same
 
 from congeal import align
-from congeal.distributed.engine import starting
+from congeal.distributed.engine import open_engine, starting
 from congeal.errors import CongealError
 from congeal.opening import open_images
 
@@ -43,8 +44,6 @@ DRIVER = """
 import os, signal, sys, time
 from pathlib import Path
 from congeal import align
-from congeal.distributed.engine import starting
-from congeal.errors import CongealError
 from congeal.distributed.crew import Crew
 from congeal.images import sharded
 from congeal.solvers import setpass, streaming
@@ -181,6 +180,20 @@ def test_a_cluster_that_nobody_took_is_ended() -> None:
         assert str(executor) == "dask:local:1"
     left = {pid for pid in children() - before if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
     assert left == set()
+
+
+def test_the_driver_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    usual = torch.get_num_threads()
+    try:
+        with starting("dask:local:1") as executor:
+            open_engine(executor).close()
+        assert os.environ["OMP_NUM_THREADS"] == "2"
+        assert "MKL_NUM_THREADS" not in os.environ
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(usual)
 
 
 def test_only_a_cluster_of_this_machine_is_started_ahead() -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Lock
+from threading import Lock, local
 from typing import TypeVar
 
 import torch
@@ -32,19 +32,23 @@ class _Usual:
 
     def __init__(self) -> None:
         self.lock, self.asking, self.number = Lock(), 0, 1
+        self.own = local()
 
     def enter(self) -> int:
         with self.lock:
             if not self.asking:
                 self.number = torch.get_num_threads()
             self.asking += 1
+            self.own.depth = getattr(self.own, "depth", 0) + 1
             torch.set_num_threads(1)
             return self.number
 
     def leave(self) -> None:
         with self.lock:
             self.asking -= 1
-            torch.set_num_threads(self.number)
+            self.own.depth -= 1
+            if not self.own.depth:  # inside another "few" of this thread it stays few: sums depend on it
+                torch.set_num_threads(self.number)
 
 
 _USUAL = _Usual()

@@ -382,6 +382,20 @@ def test_an_interrupted_pass_over_new_images_goes_on(
 # ---- what several fits share
 
 
+def test_few_threads_inside_few_threads_stay_few() -> None:
+    """Sums over many images differ in their last bits with the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with few_threads(FRAME):
+            with few_threads(FRAME) as side_by_side:
+                assert side_by_side == 3
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_threads_are_given_back_whoever_ends_last() -> None:
     """Torch keeps one number for threads to come and one for each that runs; both are as they were in the end."""
     before = torch.get_num_threads()

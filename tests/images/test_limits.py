@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -213,7 +214,8 @@ def test_nul_in_a_list(tmp_path: Path) -> None:
     save_folder(tmp_path / "images", blob(3))
     (tmp_path / "list.txt").write_bytes(b"images/0.png\nimages/1.png\nimages/\x00.png\n")
     found = reasons(tmp_path / "list.txt")
-    assert list(found.values()) == ["cannot be opened (embedded null byte)"]
+    (reason,) = found.values()
+    assert re.fullmatch(r"cannot be opened \(.*embedded null .*\)", reason)  # in the words of each Python
 
 
 @pytest.mark.parametrize("kind", ["array", "list", "tiff", "files"])

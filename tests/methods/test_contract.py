@@ -6,6 +6,7 @@ Each method is fitted once, by `fitted`, and most promises are checked on that o
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -139,8 +140,8 @@ def test_parameters_are_stored_read_and_changed(name: str) -> None:
 
 
 def test_parameters_and_what_is_learnt_are_documented(name: str) -> None:
-    parameters, _, attributes = (method_class(name).__doc__ or "").partition("Attributes\n")
-    assert "Parameters\n    ----------" in parameters
+    parameters, _, attributes = (inspect.getdoc(method_class(name)) or "").partition("Attributes\n")
+    assert "Parameters\n----------" in parameters
     shared = {field.name for field in fields(Method)}
     missing = [key for key in method_class(name)().get_params() if key not in parameters and key not in shared]
     assert not missing, f"no word about {missing}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +207,23 @@ def test_an_image_without_the_channel_is_skipped_not_fatal(tmp_path: Path, stack
     found = align(folder, tmp_path / "run", channel=1, **OPTIONS)
     assert found.metrics["n_skipped"] == 1
     assert 'grey.png,"channel 1 is to be aligned on' in (tmp_path / "run" / "skipped.csv").read_text()
+
+
+def test_a_zarr_chunk_that_was_cut_short_is_a_row_in_skipped_csv(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    images = made_stack()[:, 0, 1]
+    path = tmp_path / "cells.zarr"
+    zarr.create_array(str(path), shape=images.shape, chunks=(1, *images.shape[1:]), dtype="u2", zarr_format=2)[:] = (
+        images
+    )
+    chunk = path / "2.0.0"
+    chunk.write_bytes(chunk.read_bytes()[:-7])
+    found = align(path, tmp_path / "run", **OPTIONS).transforms
+    with (tmp_path / "run" / "skipped.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["id"] == found.ids[2]
+    assert re.search(r"chunk .*cut short", row["reason"])
+    assert found.status.tolist() == ["ok", "ok", "skipped", "ok", "ok"]
+    written = zarr.open_array(str(tmp_path / "run" / "aligned" / "aligned.zarr"), mode="r")
+    assert written.shape == images.shape
+    assert [bool(np.any(image)) for image in written] == [True, True, False, True, True]

@@ -16,8 +16,9 @@ from congeal import CongealError, Transforms, align
 from congeal.export import export
 from congeal.geometry.matrix import map_points
 from congeal.geometry.pins import transform_from_points
+from congeal.pipeline.wild import read_wishes
 from congeal.runs.folder import RunFolder
-from congeal.studio.realign import Realignment
+from congeal.studio.realign import Realignment, asked_again
 from congeal.studio.session import Session
 from congeal.studio.settle import settle
 
@@ -119,6 +120,7 @@ def test_a_strangers_run_cannot_choose_programs_or_machines(run: Path, tmp_path:
     own = json.loads((run / "config.json").read_text())
     for more, fits in (
         ({"params": {**own["params"], "features": "theirs.pt"}}, False),
+        ({"start_features": "theirs.onnx"}, False),
         ({"executor": "dask:tcp://127.0.0.1:9", "device": "cuda:7"}, True),
     ):
         (tmp_path / "run" / "config.json").write_text(json.dumps({**own, **more}))
@@ -131,3 +133,51 @@ def test_a_strangers_run_cannot_choose_programs_or_machines(run: Path, tmp_path:
         again._thread.join()
         assert again.done, again.state()
         assert again.run.parent == tmp_path / "run" / "studio"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {
+            "method": "lsc",
+            "motion": "rigid",
+            "channel": "0,2",
+            "canvas": "30x20",
+            "fill": "edge",
+            "size": 16,
+            "seed": 3,
+        },
+        {"method": "lsc", "interpolation": "nearest", "limit": 5, "transforms_format": "npz", "write_aligned": False},
+        {"method": "ecc", "start": "none", "output_format": "files"},
+        {"method": "lsc", "mirror": True, "init": "t.csv"},
+        {"sequence": True, "smooth": 3, "motion": "translation"},
+        {"sequence": True, "reference": "mean", "motion": "translation"},
+        {"groups": 2, "method": "lsc", "motion": "translation"},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_what_was_asked_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images = np.stack([blob(6, seed=seed) for seed in (0, 0, 1)], -1)
+    np.save("images.npy", images)
+    Transforms([str(i) for i in range(6)], np.tile(np.eye(3), (6, 1, 1)), np.full((6, 2), 24), (24, 24)).save("t.csv")
+    align("images.npy", "run", quiet=True, **options)
+    again = Realignment(RunFolder.existing(Path("run")), None, ["1"])
+    again._thread.join()
+    assert again.done, again.state()
+    asked, now = (json.loads((folder / "config.json").read_text()) for folder in (Path("run"), again.run))
+    assert now.pop("exclude")["images"] == 1
+    assert {**now, "command": None, "created": None} == {**asked, "command": None, "created": None}
+
+
+@pytest.mark.parametrize("init", [None, "t.csv"])
+@pytest.mark.parametrize("mirror", [True, False])
+def test_a_start_from_features_is_asked_again(init: str | None, mirror: bool) -> None:
+    wishes = {"method": "lsc", "features": None, "start": None, "init": None, "mirror": False, "turns": False}
+    first = {**wishes, "mirror": mirror, **({"start": "features"} if init is None else {"features": "lite0"})}
+    method, wild, begun, _ = read_wishes(**{**first, "init": init})  # type: ignore[arg-type]
+    config = {"method": method, "init": begun, **wild.as_config()}
+    assert config["start_features"] == "lite0"
+    assert read_wishes(**{**wishes, **asked_again(config)}) == (method, wild, begun, {})  # type: ignore[arg-type]

@@ -20,8 +20,9 @@ from congeal.solvers.extractors import is_semantic
 log = logging.getLogger("congeal")
 
 FOLDER = "realigned"
+START = "start_features"  # of which network the features are that give a method its start
 TAKEN_OVER = (
-    *("init", "limit", "mirror", "turns", "channel", "z"),
+    *("init", "start", "limit", "mirror", "turns", "channel", "z"),
     *("write_aligned", "output_format", "interpolation", "canvas", "fill", "transforms_format"),
 )
 """What is asked again as config.json has it, besides the method with its parameters. The file may be a stranger's: it
@@ -35,7 +36,7 @@ class Realignment:
         config = run.config
         if config.get("task") != "align":
             raise CongealError(f"{run} was made with 'congeal apply', which aligns each image by itself")
-        program = next(_programs(config.get("params")), None)
+        program = next(_programs({**(config.get("params") or {}), "start": {"features": config.get(START)}}), None)
         if program is not None:
             raise CongealError(
                 f"this run compares images by {program!r}, a program that the run must not choose: align again on the "
@@ -50,6 +51,8 @@ class Realignment:
         self._source = config["source"] if source is None else source
         self._config = config
         self._params = dict(config.get("params") or {})
+        if config.get("channel") is not None:  # what the parameter says in numbers
+            self._params.pop("align_on", None)
         if config["method"] == "groups" and table.exists():
             self._params |= {"n_groups": "auto", "table": str(table.resolve())}
         self._began, self._state, self._said = time.monotonic(), "running", ""
@@ -71,17 +74,15 @@ class Realignment:
         return {"state": self._state, "seconds": round(time.monotonic() - self._began), "said": self._said}
 
     def _work(self) -> None:
-        asked = {name: self._config[name] for name in TAKEN_OVER if self._config.get(name) is not None}
         try:
             result = align(
                 self._source,
                 self.run,
-                method=self._config["method"],
                 params=self._params,
                 exclude=self._excluded,
                 quiet=True,
                 command=self._told(),
-                **asked,
+                **asked_again(self._config),
             )
         except CongealError as error:
             self._end("failed", str(error))
@@ -101,6 +102,14 @@ class Realignment:
 
     def _end(self, state: str, said: str) -> None:
         self._said, self._state = said, state  # what is said before it is over
+
+
+def asked_again(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `align`, besides the parameters of the method, that lead to this config.json."""
+    asked = {name: config[name] for name in ("method", *TAKEN_OVER) if config.get(name) is not None}
+    if config.get(START):
+        asked |= {"features": config[START]} if "init" in asked else {"start": "features"}
+    return asked
 
 
 def _programs(params: Any) -> Iterator[str]:

@@ -88,13 +88,15 @@ def interpolate(values: torch.Tensor, unit: torch.Tensor, size: Size, kind: Inte
 
 
 def spline_at(coefficients: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Values (...) of one image, given by its `spline_coefficients` (H, W), at pixels x, y (...) of the same dtype.
+    """Values of one image, given by its `spline_coefficients` (H, W), at pixels x, y (...) of the same dtype; or of
+    images (E, H, W), each at its own x, y (E, ...).
 
-    Outside, the image goes on as its outermost pixels.
+    Outside, an image goes on as its outermost pixels.
     """
-    height, width = coefficients.shape
-    flat = (place.reshape(1, 1, -1).clamp(0, side - 1) for place, side in ((x, width), (y, height)))
-    return _spline(coefficients[None, None], *flat).view(x.shape)
+    images = coefficients if coefficients.ndim == 3 else coefficients[None]
+    height, width = images.shape[1:]
+    flat = (place.reshape(len(images), 1, -1).clamp(0, side - 1) for place, side in ((x, width), (y, height)))
+    return _spline(images[:, None], *flat).view(x.shape)
 
 
 def _pixels(unit: torch.Tensor, length: int) -> torch.Tensor:

@@ -129,12 +129,14 @@ def _mapped(unit: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
 
 
 def sample_at(image: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values (..., M) of one image (H, W) at pixels `places` (..., M, 2), and whether each lies inside (..., M)."""
-    height, width = image.shape
+    """Values (..., M) of one image (H, W) at pixels `places` (..., M, 2), and whether each lies inside (..., M); or of
+    images (E, H, W), each at its own places (E, ..., M, 2)."""
+    height, width = image.shape[-2:]
     sides = places.new_tensor([width, height])
     inside = ((places >= 0) & (places <= sides - 1)).all(-1)
-    unit = ((2 * places + 1) / sides - 1).to(image.dtype).reshape(1, 1, -1, 2)
-    values = functional.grid_sample(image[None, None], unit, padding_mode="border", align_corners=False)
+    images = image if image.ndim == 3 else image[None]
+    unit = ((2 * places + 1) / sides - 1).to(image.dtype).reshape(len(images), 1, -1, 2)
+    values = functional.grid_sample(images[:, None], unit, padding_mode="border", align_corners=False)
     return values.view(places.shape[:-1]), inside
 
 

@@ -132,13 +132,17 @@ def whole_shifts(matrices: np.ndarray, size: Size) -> np.ndarray:
 
 def _shift(pixels: np.ndarray, shift: np.ndarray, sampling: Sampling, out: np.ndarray) -> None:
     """Pixels (H, W, C) that lie so many columns and rows further, as they are."""
-    height, width = pixels.shape[:2]
-    columns, rows = (np.arange(n) + by for n, by in zip((out.shape[1], out.shape[0]), shift.tolist(), strict=True))
-    out[:] = pixels[np.clip(rows, 0, height - 1)[:, None], np.clip(columns, 0, width - 1)]
-    if sampling.fill != "edge":
-        fill = _fitting(sampling.value(out.dtype), out.dtype)
-        out[(rows < 0) | (rows >= height)] = fill
-        out[:, (columns < 0) | (columns >= width)] = fill
+    (height, width), (h, w), (across, down) = pixels.shape[:2], out.shape[:2], shift.tolist()
+    if sampling.fill == "edge":
+        rows, columns = np.clip(np.arange(h) + down, 0, height - 1), np.clip(np.arange(w) + across, 0, width - 1)
+        out[:] = pixels[rows[:, None], columns]
+        return
+    left, right = (min(max(side, 0), w) for side in (-across, width - across))  # of the output that the image covers
+    top, bottom = (min(max(side, 0), h) for side in (-down, height - down))
+    if (top, left, bottom, right) != (0, 0, h, w):
+        out[:] = _fitting(sampling.value(out.dtype), out.dtype)
+    if top < bottom and left < right:
+        out[top:bottom, left:right] = pixels[top + down : bottom + down, left + across : right + across]
 
 
 def _fitting(value: float, dtype: np.dtype) -> float:

@@ -274,9 +274,8 @@ class _Work:
                 picture = self.appearance.detail(reference_image(reference, stack)[None])[0, 0]
                 patches = [Patches.of(Pictures(stack, self.appearance).of(rows[[best]])[0][0], motion)]
                 solver = PairSolver(motion, stack.frame, 0.0)
-                done = solver.register(
-                    picture, None, patches, within_motion(picture_from_view, motion, stack.frame), 12
-                )
+                begin = within_motion(picture_from_view, motion, stack.frame)
+                done = solver.register(picture[None], None, torch.zeros(1, dtype=torch.int64), patches, begin, 12)
                 if not bool(done.error.isfinite().all()):
                     raise CongealError(f"the reference {reference} shows nothing that the images show")
                 picture_from_view = done.matrices

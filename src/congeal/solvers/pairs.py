@@ -55,7 +55,8 @@ class Patches:
     def of(cls, picture: torch.Tensor, motion: str, most: int = TILES) -> Patches:
         """Of local contrast (h, w)."""
         tiles = Tiles.choose(picture[None, None], most, _RIM * max(picture.shape))
-        values = sample_at(picture, tiles.points)[0].view(len(tiles), tiles.side + 2, tiles.side + 2)
+        x, y = (place.clamp(0, side - 1) for place, side in zip(tiles.points.long().T, picture.T.shape, strict=True))
+        values = picture[y, x].view(len(tiles), tiles.side + 2, tiles.side + 2)
         slopes = tiles.slopes(values, motion)
         return cls(tiles, tiles.inner(values), slopes, (slopes.transpose(1, 2) @ slopes).double())
 
@@ -144,30 +145,34 @@ class PairSolver:
     @torch.no_grad()
     def register(
         self,
-        picture: torch.Tensor,
+        pictures: torch.Tensor,
         inside: torch.Tensor | None,
+        which: torch.Tensor,
         others: Sequence[Patches],
         begin: torch.Tensor,
         steps: int,
     ) -> Registered:
-        """Where each of several pictures lies in this one.
+        """Where pictures a lie in pictures b, of E pairs.
 
-        picture (h, w): local contrast of b. inside (h, w): where it has a picture; None: everywhere. others: patches of
-        the pictures a, made for the same motion. begin (E, 3, 3): b_from_a to begin with. steps: at most.
+        pictures (B, h, w): local contrast of every b. inside (B, h, w): where they have a picture; None: everywhere.
+        which (E,): the b of each pair. others: patches of its a, made for the same motion. begin (E, 3, 3): b_from_a to
+        begin with. steps: at most.
         """
         them = _Together(others)
-        matrices, (height, width) = begin.double(), picture.shape
-        spline = torch.from_numpy(spline_coefficients(picture[None, None].numpy()))[0, 0]
-        rim = _RIM * max(picture.shape)
+        matrices, (height, width) = begin.double(), pictures.shape[1:]
+        splines = torch.from_numpy(spline_coefficients(pictures[:, None].numpy()))[:, 0]
+        splines, masks = _of_pairs(splines, which), None if inside is None else _of_pairs(inside, which)
+        rim = _RIM * max(height, width)
+        moving = torch.ones(len(matrices), dtype=torch.bool)
         for _ in range(steps + 1):
             x, y = them.places(matrices)
             there = (x >= rim) & (x <= width - 1 - rim) & (y >= rim) & (y <= height - 1 - rim)
-            if inside is not None:
-                there = there & (sample_at(inside, torch.stack([x, y], -1))[0] > 0.5)
+            if masks is not None:
+                there = there & (sample_at(masks, torch.stack([x, y], -1))[0] > 0.5)
             covered = there.all(2) & them.real
             enough = covered.sum(1) >= _LEAST_TILES
             covered = covered & enough[:, None]
-            shown = spline_at(spline, x, y)
+            shown = spline_at(splines, x, y)
             residual = shown - them.wanted
             away = residual.square().mean(2)
             noise = away.masked_fill(~covered, torch.nan).nanmedian(1, keepdim=True).values.nan_to_num(1.0)
@@ -176,8 +181,10 @@ class PairSolver:
             whole = torch.einsum("et,etkl->ekl", weight, them.curvature)
             inverse = self.newton.damped_inverse(whole)
             delta = (inverse @ votes.sum(1)[..., None])[..., 0]
-            matrices = self.newton.compose(matrices, delta)
-            if float((delta @ self.corner).abs().max()) < _STILL:
+            # What a pair comes to does not depend on how long the others take.
+            matrices = torch.where(moving[:, None, None], self.newton.compose(matrices, delta), matrices)
+            moving &= (delta @ self.corner).abs().amax(1) >= _STILL
+            if not bool(moving.any()):
                 break
         left = votes - torch.einsum("et,etkl,el->etk", weight, them.curvature, delta)
         return self._told(them, matrices, whole, inverse, weight, votes, left, shown, covered)
@@ -220,6 +227,11 @@ class PairSolver:
     def _at_corners(self, covariance: torch.Tensor) -> torch.Tensor:
         """(E,) variance of a corner along an axis, in pixels, of covariances (E, k, k) of parameters."""
         return torch.einsum("kc,ekl,lc->e", self.corner, covariance, self.corner) / self.corner.shape[1]
+
+
+def _of_pairs(pictures: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """(E, h, w) the picture of each pair; the only one there is takes no room."""
+    return pictures.expand(len(which), -1, -1) if len(pictures) == 1 else pictures[which]
 
 
 def _agreement(them: _Together, votes: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from typing import cast
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ _SURE = 1.0  # pixels: a link that is less sure says nothing
 _HELD = 5.0  # pixels: how loosely a view that matches none is held to the one before it
 _LARGE = 256  # pixels along the longer side of a picture that needs fewer tiles: they have more pixels each
 _TRIED = 32  # links by which the motion is chosen
+_VALUES_TOGETHER = 1 << 17  # of tiles that are looked at together: small pictures one by one leave threads waiting
 
 
 @dataclass(frozen=True)
@@ -148,8 +149,15 @@ class _Pass:
     def run(self) -> Registered:
         """All links, in order."""
         threads = torch.get_num_threads()
-        made = in_order(self._made, chunks(self.pictures.stack), threads)
+        made = in_order(self._made, self._asked_for(), threads)
         return Registered.joined([*in_order(self._registered, self._with_others(made), threads)])
+
+    def _asked_for(self) -> list[np.ndarray]:
+        """The views that some link begins or ends at, in runs."""
+        asked = np.zeros(len(self.pictures.stack), dtype=bool)
+        asked[torch.cat([self.links.first, self.links.second]).numpy()] = True
+        parts = (part[asked[part]] for part in chunks(self.pictures.stack))
+        return [part for part in parts if len(part)]
 
     def _made(self, part: np.ndarray) -> list[_Made]:
         shown, inside = self.pictures.of(part)
@@ -163,22 +171,37 @@ class _Pass:
             for k, j in enumerate(part)
         ]
 
-    def _with_others(self, made: Iterable[list[_Made]]) -> Iterator[tuple[_Made, list[Patches]]]:
+    def _with_others(self, made: Iterable[list[_Made]]) -> Iterator[list[tuple[_Made, list[Patches]]]]:
+        """Views with those that they are linked to, as many together as suits the cache."""
         kept: dict[int, Patches] = {}
-        for one in chain.from_iterable(made):
-            others = [kept[i] for i in self.links.first[self.starts[one.row] : self.starts[one.row + 1]].tolist()]
-            if one.patches is not None:
-                kept[one.row] = one.patches
-            for row in [row for row in kept if self.needed[row] <= one.row]:
-                del kept[row]
-            if others:
-                yield one, others
+        for some in made:
+            waiting: list[tuple[_Made, list[Patches]]] = []
+            values = 0
+            for one in some:
+                others = [kept[i] for i in self.links.first[self.starts[one.row] : self.starts[one.row + 1]].tolist()]
+                if one.patches is not None:
+                    kept[one.row] = one.patches
+                for row in [row for row in kept if self.needed[row] <= one.row]:
+                    del kept[row]
+                if others:
+                    waiting.append((one, others))
+                    values += sum(patches.wanted.numel() for patches in others)
+                if values >= _VALUES_TOGETHER:
+                    yield waiting
+                    waiting, values = [], 0
+            if waiting:
+                yield waiting
 
     @torch.no_grad()
-    def _registered(self, item: tuple[_Made, list[Patches]]) -> Registered:
-        one, others = item
-        begin = self.begin[self.starts[one.row] : self.starts[one.row + 1]]
-        return self.solver.register(one.shown, one.inside, others, begin, self.steps)
+    def _registered(self, items: list[tuple[_Made, list[Patches]]]) -> Registered:
+        views = [one for one, _ in items]
+        shown = torch.stack([one.shown for one in views])
+        inside = None if views[0].inside is None else torch.stack([cast("torch.Tensor", one.inside) for one in views])
+        which = torch.repeat_interleave(torch.tensor([len(others) for _, others in items]))
+        # Views between them that end no link have none to leave out.
+        begin = self.begin[self.starts[views[0].row] : self.starts[views[-1].row + 1]]
+        others = [patches for _, some in items for patches in some]
+        return self.solver.register(shown, inside, which, others, begin, self.steps)
 
 
 def register_links(pictures: Pictures, links: Links, motion: str, steps: int) -> Registered:

@@ -39,12 +39,12 @@ class Tiles:
         """
         frame = (pictures.shape[-2], pictures.shape[-1])
         side = tile_side(frame)
-        mean = pictures.mean(0, keepdim=True)
+        mean = pictures.mean(0, keepdim=True) if len(pictures) > 1 else pictures
         dx, dy = gradient(mean)
         structure = avg_pool2d(dx.square() + dy.square(), side)[0, 0]
-        noise = avg_pool2d((pictures - mean).square_().mean(0), side)[
-            0
-        ]  # `var` along the first axis takes ten times as long
+        noise = torch.zeros_like(structure)
+        if len(pictures) > 1:  # `var` along the first axis takes ten times as long
+            noise = avg_pool2d((pictures - mean).square_().mean(0), side)[0]
         worth = structure / (noise + _LEAST_NOISE * noise.mean() + 1e-9)
         rows, columns = torch.meshgrid(*(torch.arange(n) for n in worth.shape), indexing="ij")
         # Pooling leaves out what does not fill a square; the squares are set in the middle.

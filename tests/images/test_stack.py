@@ -320,7 +320,7 @@ def test_a_finished_stack_is_found_again(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError("decoded again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "decode_small", never)
+        patch.setattr(store_module, "decode_at", never)
         again = prepare(open_images(folder), size=32, folder=tmp_path / "work")
         with pytest.raises(AssertionError):
             prepare(open_images(folder), size=16, folder=tmp_path / "work")
@@ -328,6 +328,29 @@ def test_a_finished_stack_is_found_again(tmp_path: Path, monkeypatch: pytest.Mon
     torch.testing.assert_close(again.masks(range(3)), first.masks(range(3)))
     assert again.skipped == first.skipped
     np.testing.assert_array_equal(again.stack_from_source, first.stack_from_source)
+
+
+def test_larger_pictures_are_made_in_the_same_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = photos(tmp_path / "p", [(90, 120, 3), (90, 120, 3), (90, 120, 3)])
+    (folder / "bad.png").write_text("words")
+    by_itself = prepare(open_images(folder), size=16, folder=tmp_path / "one")
+    together = prepare(open_images(folder), size=16, folder=tmp_path / "all", finest=1000)
+
+    def never(*_: object) -> None:
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(store_module, "decode_at", never)
+    with pytest.raises(AssertionError):
+        by_itself.at(48)
+    monkeypatch.undo()
+    for side in (48, 120):
+        monkeypatch.setattr(store_module, "decode_at", never)
+        larger = together.at(side)
+        monkeypatch.undo()
+        expected = by_itself.at(side)
+        assert larger.frame == expected.frame == (round(side * 3 / 4), side)
+        assert torch.equal(larger.images(range(3)), expected.images(range(3)))
+        assert larger.skipped == expected.skipped
 
 
 def test_large_stacks_live_in_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

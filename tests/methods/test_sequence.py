@@ -116,6 +116,36 @@ def test_a_foreign_frame_is_passed_by(tmp_path: Path) -> None:
     assert (model.transforms_.status[others] == "ok").all()
 
 
+def test_across_frames_that_show_nothing_no_error_is_known() -> None:
+    """The camera looks at an empty sky in between: what comes after may lie anywhere against what came before."""
+    frames = drifting()[0]
+    sky = np.random.default_rng(4).normal(200, 3, (5, *SIZE, 3)).clip(0, 255).astype(np.uint8)
+    broken = np.concatenate([frames[:4], sky, frames[14:]])
+    model = SequenceCongealing(motion="translation").fit(broken)
+    found = model.transforms_
+    assert (found.status[:9] != "ok").all()  # the shorter stretch, and the sky
+    assert (found.status[9:] == "ok").all()
+    assert np.isfinite(found.uncertainty_px[:4]).all()  # against the first, which is in the shorter one
+    assert np.isnan(found.uncertainty_px[4:]).all()
+    said = model.decisions_["sequence"]
+    assert said["lost"] == 9
+    assert "9 images show too little of what the others show" in said["sentence"]
+    assert "choose another one" in said["sentence"]
+    assert "known to" not in said["sentence"]
+    assert model.quality_.verdict == "mixed"
+    assert "empty sky" in model.quality_.advice
+    steady = SequenceCongealing(motion="translation", smooth=6).fit(broken).transforms_
+    assert (steady.status != "ok").tolist() == [False] * 4 + [True] * 5 + [False] * 10
+
+
+def test_a_sequence_of_nothing_is_no_alignment() -> None:
+    sky = np.random.default_rng(4).normal(200, 3, (6, *SIZE)).clip(0, 255).astype(np.uint8)
+    model = SequenceCongealing(motion="translation").fit(sky)
+    assert model.quality_.verdict == "failed"
+    assert (model.transforms_.status != "ok").all()
+    assert np.isnan(model.transforms_.uncertainty_px).all()
+
+
 def test_the_frame_of_the_result_is_the_reference(tmp_path: Path) -> None:
     frames, truth = drifting()
     some = frames[:10]

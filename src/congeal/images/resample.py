@@ -22,7 +22,7 @@ Fill = float | Literal["edge"]
 # soft itself, misses nothing that matters.
 _PREFILTER_FROM = {"nearest": math.inf, "bilinear": 2.0, "bicubic": 1.1, "lanczos": 1.1}
 _PIXELS_AT_ONCE = 1 << 17  # of the output: their grid and samples stay in the cache …
-_LOOKUPS = {"nearest": 1, "bilinear": 1, "bicubic": 4, "lanczos": 4}  # … where they are read so many times
+_LOOKUPS = {"nearest": 1, "bilinear": 1, "bicubic": 2, "lanczos": 4}  # … where they are read so many times
 _WHOLE = 1e-4  # pixels by which a shift may miss whole pixels and still be one
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -31,10 +31,11 @@ from congeal.images.intensity import (
     range_name,
     select_channels,
 )
+from congeal.images.levels import finer_sizes
 from congeal.images.oriented import OrientedSource
 from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, shrink, starting_matrices
 from congeal.images.source import ImageSource, Indices, Skipped
-from congeal.images.store import AnotherKind, Keeping, Store, fill_store
+from congeal.images.store import AnotherKind, Keeping, Store, fill_store, reading_store
 from congeal.mapped import room, runs
 from congeal.metrics import looks_like_objects, scales
 from congeal.progress import Progress
@@ -123,25 +124,36 @@ class Stack:
         frame_from_source = invert(self.start[spread]) @ self.stack_from_source[spread]
         return max(1, round(max(self.frame) / float(np.median(scales(frame_from_source, self.frame)))))
 
-    def at(self, size: int, *, enlarge: bool = False) -> Stack:
+    def at(self, size: int, *, enlarge: bool = False, once: bool = False) -> Stack:
         """The same images in larger pictures: the frame's longer side is `size`, or what the originals have if less.
 
         Made once and kept, beside the pixels of this stack if they are in a folder. This stack itself where there is
         nothing to win, where the set would take too much of the disk, or where an original can no longer be read.
-        enlarge: that size even where the originals have less.
+        enlarge: that size even where the originals have less. once: they are looked at one after the other and hardly
+        a second time, so that they are better decoded when they are asked for than kept.
         """
         size = size if enlarge else min(size, self.native_size)
-        if size <= max(self.frame) or len(self) * size**2 > _MOST_VALUES:
+        if size <= max(self.frame) or not _fits(len(self), size):
             return self
         if self._part_of is not None:
             whole, rows = self._part_of
-            larger = whole.at(size, enlarge=enlarge)
+            larger = whole.at(size, enlarge=enlarge, once=once)
             return self if larger is whole else larger.some(rows)
         if size not in self._larger:
+            if once and self._store is not None and self._store.masks is None and self.source.shape is None:
+                return self._read_at(size, self._store)
             self._larger[size] = self._made_at(size)
         return self._larger[size]
 
-    def _made_at(self, size: int) -> Stack:
+    def _read_at(self, size: int, known: Store) -> Stack:
+        """Larger pictures that are decoded when they are asked for. known: the store of the same images."""
+        plan = self._plan_at(size)
+        larger = Stack(self.source, plan, reasons=known.reasons, sizes=known.sizes, align_on=self.align_on)
+        larger._store, larger.intensity = reading_store(known, self.source, plan.size, self.align_on), self.intensity
+        larger.kind = self.kind
+        return larger
+
+    def _plan_at(self, size: int) -> Plan:
         frame = shrink(self.aligned_size, size)
         stack_size = frame
         if self.size != self.frame:
@@ -150,9 +162,11 @@ class Stack:
                 shown = upright_sizes(self.source.orientation[self.kept], shown)
             typical = int(np.median(shown[:, 0])), int(np.median(shown[:, 1]))
             stack_size = shrink(typical, round(max(self.size) * max(frame) / max(self.frame)))
-        plan = replace(self._plan, size=stack_size, frame=frame)
-        folder = None if self.store_folder is None else self.store_folder / f"at-{size}"
-        keeping = Keeping(folder, self._fingerprint, self._crew)
+        return replace(self._plan, size=stack_size, frame=frame)
+
+    def _made_at(self, size: int) -> Stack:
+        plan = self._plan_at(size)
+        keeping = Keeping(self.store_folder, self._fingerprint, self._crew).larger(size)
         larger = _made(self.source, plan, self.align_on, keeping, self.layout.ranges, quiet=True)
         if not np.array_equal(larger.kept, self.kept):
             log.warning("some images of %s cannot be read any more: poses stay as coarse as they are", self.source.name)
@@ -310,6 +324,7 @@ def prepare(
     layout: Layout | None = None,
     fingerprint: str | None = None,
     crew: Crew | None = None,
+    finest: int = 0,
     quiet: bool = True,
 ) -> Stack:
     """Make the stack of a source.
@@ -318,7 +333,8 @@ def prepare(
     order of the source or Transforms matched by id; `init_size` is the (height, width) it leads to. folder: where a
     decoded stack is kept, and found again by a resumed run. align_on: channels by number or name, or "grey".
     layout: that of the stack a model was fitted on, for new images. fingerprint: that of the source, if the caller
-    knows it. crew: who decodes, if a folder is given.
+    knows it. crew: who decodes, if a folder is given. finest: longer side up to which `Stack.at` will be asked for
+    larger pictures, see `finer_sizes`; where images lie as they are and are kept in a folder, they are decoded once.
     """
     source = _upright(source.limit(limit), init)
     if isinstance(source, OrientedSource):
@@ -328,7 +344,8 @@ def prepare(
     ranges: Ranges = {} if layout is None else layout.ranges
     plan = make_plan(source, size, init, init_size, layout)
     keeping = Keeping(None if folder is None else Path(folder), fingerprint, crew)
-    stack = _made(source, plan, channels, keeping, ranges, quiet=quiet)
+    ahead = _ahead(plan, finest, len(source)) if crew is None else {}
+    stack = _made(source, plan, channels, keeping, ranges, quiet=quiet, larger=ahead)
     stack._fingerprint, stack._crew = fingerprint, crew
     if layout is not None and stack.channels != layout.channels:
         raise CongealError(
@@ -338,6 +355,20 @@ def prepare(
     if layout is not None and layout.kind is not None:
         stack.kind = layout.kind
     return stack
+
+
+def _ahead(plan: Plan, finest: int, n: int) -> dict[int, Size]:
+    """Sizes of larger pictures of n images, by their longer sides: what `Stack.at` makes where nothing is zoomed."""
+    if plan.initial is not None or plan.size != plan.frame:
+        return {}
+    sides = finer_sizes(max(plan.frame), min(finest, max(plan.aligned)))
+    sides = sides if len(sides) == 1 else sides[:-1]  # the last ones are large, and looked at once
+    return {side: shrink(plan.aligned, side) for side in sides if _fits(n, side)}
+
+
+def _fits(n: int, side: int) -> bool:
+    """Whether n pictures of this size do not take too much of the disk."""
+    return n * side**2 <= _MOST_VALUES
 
 
 def _upright(source: ImageSource, init: np.ndarray | Transforms | None) -> ImageSource:
@@ -352,21 +383,34 @@ def _upright(source: ImageSource, init: np.ndarray | Transforms | None) -> Image
 
 
 def _made(
-    source: ImageSource, plan: Plan, align_on: AlignOn, keeping: Keeping, ranges: Ranges, *, quiet: bool
+    source: ImageSource,
+    plan: Plan,
+    align_on: AlignOn,
+    keeping: Keeping,
+    ranges: Ranges,
+    *,
+    quiet: bool,
+    larger: Mapping[int, Size] | None = None,
 ) -> Stack:
     """The stack of a plan: over the source itself where its pictures have the right size, decoded where not."""
     shape, dtype = source.shape, source.dtype
     if shape is not None and dtype is not None and plan.size == shape[:2]:
         return _in_place(source, shape, dtype, plan, align_on, ranges, quiet)
-    return _decoded(source, plan, align_on, keeping, ranges, quiet)
+    return _decoded(source, plan, align_on, keeping, ranges, quiet, larger)
 
 
 def _decoded(
-    source: ImageSource, plan: Plan, align_on: AlignOn, keeping: Keeping, ranges: Ranges, quiet: bool
+    source: ImageSource,
+    plan: Plan,
+    align_on: AlignOn,
+    keeping: Keeping,
+    ranges: Ranges,
+    quiet: bool,
+    larger: Mapping[int, Size] | None,
 ) -> Stack:
     """A stack of images that were brought to one size and kept so."""
     align_on = _grey_if_all(align_on) if len(plan.channels) > 1 else align_on
-    store, align_on = _filled(source, plan, align_on, keeping, ranges, quiet)
+    store, align_on = _filled(source, plan, align_on, keeping, ranges, quiet, larger)
     stack = Stack(source, plan, reasons=store.reasons, sizes=store.sizes, align_on=align_on)
     if store.blank:
         raise _all_blank(source)
@@ -376,7 +420,13 @@ def _decoded(
 
 
 def _filled(
-    source: ImageSource, plan: Plan, align_on: AlignOn, keeping: Keeping, ranges: Ranges, quiet: bool
+    source: ImageSource,
+    plan: Plan,
+    align_on: AlignOn,
+    keeping: Keeping,
+    ranges: Ranges,
+    quiet: bool,
+    larger: Mapping[int, Size] | None,
 ) -> tuple[Store, AlignOn]:
     """Fill the store; when the sample missed an odd one out, once more with room for every kind of image."""
     dtypes = plan.dtypes
@@ -384,7 +434,7 @@ def _filled(
         options: dict[str, Any] = {"align_on": align_on, "dtypes": dtypes, "keeping": keeping, "ranges": ranges}
         try:
             if keeping.crew is None or keeping.folder is None:
-                return fill_store(source, plan.size, quiet=quiet, **options), align_on
+                return fill_store(source, plan.size, quiet=quiet, larger=larger, **options), align_on
             return fill_by_shards(source, plan.size, crew=keeping.crew, **options), align_on
         except AnotherKind as odd:
             if odd.channels:

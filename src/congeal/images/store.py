@@ -9,10 +9,11 @@ import hashlib
 import json
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -107,6 +108,10 @@ class Keeping(NamedTuple):
     fingerprint: str | None = None
     crew: Crew | None = None
 
+    def larger(self, side: int) -> Keeping:
+        """Where the same images are kept in larger pictures, beside these."""
+        return self._replace(folder=None if self.folder is None else self.folder / f"at-{side}")
+
 
 def fill_store(
     source: ImageSource,
@@ -117,10 +122,13 @@ def fill_store(
     keeping: Keeping,
     ranges: Ranges,
     quiet: bool,
+    larger: Mapping[int, Size] | None = None,
 ) -> Store:
     """Decode everything, or pick up the finished or half-finished store of the same images in the folder.
 
-    `ranges`: black and white of dtypes that are known from a fitted set; other dtypes get those of this set.
+    `ranges`: black and white of dtypes that are known from a fitted set; other dtypes get those of this set. `larger`:
+    longer sides and sizes of larger pictures that will be asked for: they are made of what is decoded here, so that it
+    is decoded once.
     """
     folder, key = keeping.folder, ""
     if folder is not None:
@@ -131,10 +139,16 @@ def fill_store(
     filling = _Filling(source, size, dtypes == {np.dtype(np.uint8)}, folder, key)
     filling.resume()
     first = filling.position
+    ahead = {} if folder is None or first else dict(larger or {})  # of a pass that was interrupted they are not whole
+    others = [
+        _Filling(source, other, filling.eight_bit, keeping.larger(side).folder, "", resumable=False)
+        for side, other in ahead.items()
+    ]
     with Progress(len(source), "reading images", quiet=quiet, done=first) as progress:
-        decoded = in_order(partial(decode_small, source, size, align_on), range(first, len(source)), usable_cores())
-        for i, one in enumerate(decoded, start=first):
-            filling.take(i, one)
+        decode = partial(decode_at, source, (size, *ahead.values()), align_on)
+        for i, decoded in enumerate(in_order(decode, range(first, len(source)), usable_cores()), start=first):
+            for one, of_size in zip((filling, *others), decoded, strict=True):
+                one.take(i, of_size)
             progress.update()
     store = filling.store
     if store is None:
@@ -146,7 +160,19 @@ def fill_store(
     if folder is not None:
         keep_store(store, folder, key)
         filling.unfinished.unlink(missing_ok=True)
+    for (side, other), one in zip(ahead.items(), others, strict=True):
+        _keep_larger(one, store, keeping.larger(side), store_key(source, other, align_on, keeping, store.ranges))
     return store
+
+
+def _keep_larger(filling: _Filling, small: Store, keeping: Keeping, key: str) -> None:
+    """What was made beside a smaller store, as `fill_store` would have made it by itself."""
+    store = filling.store
+    if store is None or keeping.folder is None:
+        return
+    store.reasons = filling.reasons
+    set_ranges(store, small.ranges)
+    keep_store(store, keeping.folder, key)
 
 
 def store_key(source: ImageSource, size: Size, align_on: AlignOn, keeping: Keeping, ranges: Ranges) -> str:
@@ -171,16 +197,50 @@ def open_store(folder: Path) -> Store:
     return found[0]
 
 
+class _Read:
+    """Pixels (N, C, h, w) of a store that are decoded when they are asked for."""
+
+    def __init__(self, source: ImageSource, size: Size, align_on: AlignOn, dtype: np.dtype) -> None:
+        self._source, self._size, self._align_on, self._dtype = source, size, align_on, dtype
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        wanted = range(len(self._source))[rows] if isinstance(rows, slice) else rows.tolist()
+        return np.stack([self._row(i) for i in wanted])
+
+    def _row(self, i: int) -> np.ndarray:
+        one = decode_small(self._source, self._size, self._align_on, i)
+        if isinstance(one, str):
+            raise CongealError(f"{self._source.id(i)} cannot be read any more ({one}): run the same command again")
+        values = np.rint(one.pixels) if self._dtype == np.uint8 else one.pixels
+        return values.astype(self._dtype, copy=False)
+
+
+def reading_store(known: Store, source: ImageSource, size: Size, align_on: AlignOn) -> Store:
+    """The images of a store without masks in another size, none of them kept."""
+    pixels = _Read(source, size, align_on, known.pixels.dtype)
+    facts = (known.sizes, known.black, known.white, known.kinds, known.names, known.reasons, known.blank, known.ranges)
+    return Store(cast("np.ndarray", pixels), None, *facts)
+
+
 class _Filling:
     """A store while images arrive in order, and the file that says how far it is."""
 
-    def __init__(self, source: ImageSource, size: Size, eight_bit: bool, folder: Path | None, key: str) -> None:
+    def __init__(
+        self,
+        source: ImageSource,
+        size: Size,
+        eight_bit: bool,
+        folder: Path | None,
+        key: str,
+        *,
+        resumable: bool = True,
+    ) -> None:
         self.source, self.size, self.eight_bit, self.home, self.key = source, size, eight_bit, folder, key
         self.store: Store | None = None
         self.reasons: dict[int, str] = {}
         self.position = 0
         self.unfinished = (folder or Path()) / "unfinished.npz"
-        self._resumable = folder is not None
+        self._resumable = resumable and folder is not None
         self._saved = time.monotonic()
 
     def resume(self) -> None:
@@ -244,17 +304,22 @@ class _Filling:
 
 def decode_small(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> _Decoded | str:
     """Image i of a source as a store keeps it, or why there is none."""
+    return decode_at(source, (size,), align_on, i)[0]
+
+
+def decode_at(source: ImageSource, sizes: Sequence[Size], align_on: AlignOn, i: int) -> list[_Decoded | str]:
+    """Image i as stores of these sizes keep it, or why there is none."""
     try:
         image = source.read(i)
     except UnreadableImage as error:
-        return str(error)
+        return [str(error)] * len(sizes)
     try:
         pixels = select_channels(image.pixels, align_on)
     except CongealError as error:  # one among others that have it
-        return str(error)
-    height, width = pixels.shape[:2]
-    values, mask = put_on_canvas(pixels, size, place((height, width), size), image.mask)
-    return _Decoded(values, mask, (height, width), image.pixels.dtype, float(pixels.min()), float(pixels.max()))
+        return [str(error)] * len(sizes)
+    own, low, high = (pixels.shape[0], pixels.shape[1]), float(pixels.min()), float(pixels.max())
+    placed = (put_on_canvas(pixels, size, place(own, size), image.mask) for size in sizes)
+    return [_Decoded(values, mask, own, image.pixels.dtype, low, high) for values, mask in placed]
 
 
 def _full_masks(home: Path | None, n: int, size: Size) -> np.ndarray:

@@ -343,12 +343,19 @@ class Method:
         with torch.inference_mode(False):
             helpers = crew if answer.sight is None else None  # a network stays in this process
             how: dict[str, Any] = {"motion": answer.motion, "ordered": self.ordered, "sight": answer.sight}
+            how["unknown"] = None if answer.unknown is None else answer.unknown.numpy()
             result = measure(stack, poses, kind, **how, crew=helpers, quiet=not verbose)
         error = None if answer.error is None else answer.error.double().cpu().numpy() * stack.source_pixels()
         transforms = stack.to_transforms(poses, result.score, result.status, result.out_of_frame, error)
         return Alignment(transforms, result.quality, poses, answer)
 
     # ---- what a subclass writes
+
+    @property
+    def looks_up_to(self) -> int:
+        """Longer side of the largest pictures that all images are certain to be looked at in, level by level; 0 where
+        that is not known in advance."""
+        return 0
 
     def _check_parameters(self) -> None:
         """Raise `CongealError` for the subclass's own hyper-parameters."""

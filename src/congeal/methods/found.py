@@ -29,6 +29,8 @@ class Found:
         What was decided and why: name → facts as JSON can hold them. Every one has a "sentence".
     sight : FeatureSight or None
         What likeness is measured on, where that is not local contrast.
+    unknown : (n,) tensor of bool or None
+        Images whose pose nothing ties to those of the others; they are flagged.
     """
 
     poses: torch.Tensor
@@ -38,3 +40,4 @@ class Found:
     error: torch.Tensor | None = None
     decisions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sight: Any = None
+    unknown: torch.Tensor | None = None

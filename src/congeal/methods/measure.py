@@ -81,6 +81,7 @@ def measure(
     motion: str = "homography",
     ordered: bool = False,
     sight: FeatureSight | None = None,
+    unknown: np.ndarray | None = None,
     crew: Crew | None = None,
     quiet: bool = True,
 ) -> Measurement:
@@ -89,7 +90,8 @@ def measure(
     kind: "object" or "photo", which decides what counts as a collapse. motion: what the method was allowed; one that
     cannot scale is not to blame for the size that a start gives to an object. ordered: the images are a sequence, of
     which each is compared with its neighbours and may leave the frame. sight: what likeness is measured on, if that is
-    not local contrast. crew: who looks at the images; None for this process.
+    not local contrast. unknown (n,): images that have failed because nothing ties them to the others. crew: who looks
+    at the images; None for this process.
     """
     with torch.no_grad(), Progress(2 * len(stack), "measuring", quiet=quiet or crew is not None) as progress:
         key = "" if crew is None else key_of(stack_from_frame, stack.kept, stack.start, stack.size, stack.frame, kind)
@@ -104,6 +106,8 @@ def measure(
     lost = (pixels.lost & (not ordered)) | (bent if kind == "photo" else wild(pixels.scale))
     status = np.full(len(stack), OK, dtype=np.uint8)
     status[alike.near < np.where(bent, alike.least_if_bent, alike.least)] = OUTLIER
+    if unknown is not None:
+        lost |= unknown
     status[lost] = FAILED
     status[pixels.blank | (alike.flat & ~lost)] = BLANK
     matching, there = status == OK, status != BLANK

@@ -7,6 +7,7 @@ nothing in common: each is matched with those near it in time, and all of them a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ from congeal.solvers.sequence import (
     Pictures,
     choose_sequence_motion,
     follow,
+    parts,
     refine,
     rescaled,
     restricted,
@@ -102,6 +104,11 @@ class SequenceCongealing(Method):
             words = ", ".join(f"'{word}'" for word in WORDS)
             raise CongealError(f"{self.name}: the reference is {words}, a position or an image file, not {given!r}")
 
+    @property
+    def looks_up_to(self) -> int:
+        """The originals' own size, or `finest`."""
+        return self.finest or sys.maxsize
+
     def _appearance(self, kind: str) -> Appearance:
         return lasting_appearance(kind)
 
@@ -135,7 +142,7 @@ class _Work:
                 self._choose_motion(Pictures(self.stack, self.appearance), again=True)
             self._keep(1, total)
         for number, size in enumerate(sizes, start=1):
-            larger = self.stack.at(size)
+            larger = self.stack.at(size, once=number == len(sizes) > 1)  # the last ones are as large as the originals
             if larger is self.stack:  # not to be had
                 break
             self._move_to(larger)
@@ -198,7 +205,7 @@ class _Work:
         self.known = Followed(state["views"], links, state["error"], state["ends"], state["lost"])
         self.motion, self.decisions = state["motion"], state["decisions"]
         if state["size"] != max(self.stack.frame):
-            self.at = self.stack.at(state["size"])
+            self.at = self.stack.at(state["size"], once=True)
         return int(state["done"])
 
     # ---- what comes out
@@ -213,22 +220,50 @@ class _Work:
             views = known.views @ self._gauge(known.views)
         start = torch.as_tensor(self.at.start).double()
         poses = poses_at(normalise(start @ views), self.at, self.stack)
-        error = known.error * max(self.stack.size) / max(self.at.size)
-        self._tell(known)
-        return Found(poses, self.motion, tuple(self.sizes), False, error.float(), self.decisions)
+        error, unknown, ends = self._untied(known)
+        error = error * max(self.stack.size) / max(self.at.size)
+        self._tell(known, unknown, ends)
+        return Found(poses, self.motion, tuple(self.sizes), False, error.float(), self.decisions, unknown=unknown)
 
-    def _tell(self, known: Followed) -> None:
+    def _untied(self, known: Followed) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Errors (n,), of which those across a break in the sequence are not known; the images (n,) that nothing ties
+        to most of the others; and how well the last is known against the first."""
+        links = known.links if self.joint else known.links.some(~known.lost[known.links.second])
+        part = parts(len(known.views), links)
+        count = torch.bincount(part)
+        most = int(count.argmax())
+        single = count[part] == 1
+        ends = known.ends if part[0] == part[-1] else float("nan")
+        if self.origin == "near":  # each stretch is smoothed by itself
+            return known.error.masked_fill(single, torch.nan), single, ends
+        against = most if self.origin == "mean" else int(part[self.origin])
+        return known.error.masked_fill(part != against, torch.nan), single | (part != most), ends
+
+    def _tell(self, known: Followed, unknown: torch.Tensor, ends: float) -> None:
         reach = int((known.links.second - known.links.first).max()) if len(known.links) else 0
         said = f"{len(known.links):,} pairs of images, up to {reach:,} apart, were registered"
         scale = self.at.native_size / max(self.at.frame)
         said += " and adjusted together" if self.joint else "; each image follows the one before it, and errors add up"
-        if np.isfinite(known.ends):
-            said += f": the last image is known to {known.ends * scale:.2g} pixels from the first"
-        lost = int(known.lost.sum())
-        gone = f"; {lost:,} images match none before them" if lost else ""
-        self.decisions["sequence"] = {"sentence": f"{said}{gone}.", "pairs": len(known.links), "lost": lost}
+        if np.isfinite(ends):
+            said += f": the last image is known to {ends * scale:.2g} pixels from the first"
+        lost = int(unknown.sum())
+        gone = self._gone(unknown) if lost else ""
+        self.decisions["sequence"] = {"sentence": f"{said}.{gone}", "pairs": len(known.links), "lost": lost}
         sizes = ", then ".join(map(str, self.sizes))
         self.decisions["resolution"] = {"sentence": f"Worked at {sizes} pixels."}
+
+    def _gone(self, unknown: torch.Tensor) -> str:
+        """What has to be said of images that nothing ties to the others."""
+        lost = torch.nonzero(unknown)[:, 0].tolist()
+        which = f"1 image, {self.stack.ids[lost[0]]}, shows" if len(lost) == 1 else f"{len(lost):,} images show"
+        first = "" if len(lost) == 1 else f", the first of them {self.stack.ids[lost[0]]}"
+        said = (
+            f" {which} too little of what the others show to be tied to them{first}: where that lies against the rest "
+        )
+        said += "is not known, and it is flagged." if len(lost) == 1 else "is not known, and all of them are flagged."
+        if isinstance(self.origin, int) and bool(unknown[self.origin]):
+            said += " The reference is among them, so that no error against it is known: choose another one."
+        return said
 
     def _origin(self) -> Origin:
         """What errors are against: the reference, or the neighbours where there is none."""

@@ -165,7 +165,8 @@ def _batch_moments(images: Array, weights: Array | None) -> tuple[Array, Array, 
     first, second = np.zeros(origin.shape), np.zeros(origin.shape)
     step = min(_EXACT_IMAGES, max(1, _CHUNK_VALUES // max(1, origin.size)))
     for start in range(0, len(images), step):
-        chunk = np.subtract(images[start : start + step], origin, dtype=origin.dtype)
+        chunk = images[start : start + step].astype(origin.dtype)  # several times as fast as on the way
+        chunk -= origin
         if weights is None:
             first += chunk.sum(0)
             second += np.square(chunk, out=chunk).sum(0)

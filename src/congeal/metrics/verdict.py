@@ -189,6 +189,12 @@ def _unchanged(seen: Evidence) -> str:
 
 def _mixed(seen: Evidence) -> str:
     odd = round((1 - seen.matching_share) * seen.n_images)
+    if seen.sequence:
+        return (
+            f"{odd:,} of {seen.n_images:,} images of the sequence do not match those before and after them: they show "
+            "too little (empty sky, a flash), or something else. Leave them out with --exclude, or align what lies "
+            "between them by itself."
+        )
     if seen.matching_share < MATCHING:
         what = f"{odd:,} of {seen.n_images:,} images do not match the others"
         fix = "Sort them with --groups auto"
@@ -237,7 +243,8 @@ def _failed(seen: Evidence) -> str:
     if _size(seen) == "failed":
         what = f"the object left the frame, {seen.out_of_frame_share:.0%} of which is empty now"
     elif seen.failed_share >= FAILED_IMAGES:
-        what = f"{seen.failed_share:.0%} of the images ended in poses that make no sense"
+        poses = "where nothing ties them to the others" if seen.sequence else "in poses that make no sense"
+        what = f"{seen.failed_share:.0%} of the images ended {poses}"
     else:
         what = (
             f"the images look hardly more alike than noise would (likeness {seen.likeness_after:.2f}, noise of the "

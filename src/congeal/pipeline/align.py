@@ -252,7 +252,7 @@ def fit_images(
     quiet: bool,
 ) -> Answer:
     """Prepare the images and let the method find its answer; all of it is on the disk when this ends."""
-    options = {"size": model.size, "align_on": model.align_on, "quiet": quiet}
+    options = {"size": model.size, "align_on": model.align_on, "finest": model.looks_up_to, "quiet": quiet}
     stack = prepare_stack(run, images, fingerprint, start, **options)
     use_stack_position(model, stack)
     log.info("aligning %d images with %s", len(stack), model.name)

@@ -38,6 +38,11 @@ class DisplayRange:
     shown: Sequence[int] = ()
     by_channel: Sequence[tuple[float, float]] = ()
 
+    @property
+    def eight_bit(self) -> bool:
+        """Whether all images of the set are 8-bit, whose levels are their pixels."""
+        return not self.shown and set(self.ranges) == {"uint8"}
+
     def span(self, dtype: np.dtype) -> tuple[float, float]:
         """The values of this dtype that are shown black and white."""
         if dtype == np.uint8:

@@ -38,7 +38,7 @@ from congeal.transforms import Transforms
 Size = tuple[int, int]
 
 START_PICTURES = ("mean_before.png", "variance_before.png")  # under .work
-GROUP_VALUES = 32_000_000  # values of large pictures that go into the statistics at a time …
+GROUP_BYTES = 64_000_000  # of large pictures that go into the statistics at a time …
 GROUP_IMAGES = 256  # … and of small ones at most so many
 BAND_ROWS = 64  # of a picture that become grey levels at a time
 NOTES = 4  # version of what is noted
@@ -331,12 +331,13 @@ def cut_rows(
 def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:
     """How many chunks go into the statistics together.
 
-    It depends on nothing but sizes: sums of other groups would differ in their last digits, and a resumed pass has to
-    come to the same bytes.
+    It depends on nothing but sizes and types: sums of other groups would differ in their last digits, and a resumed
+    pass has to come to the same bytes.
     """
     if chunk_size(source) > 1:
         return 1
-    return max(1, min(GROUP_IMAGES, GROUP_VALUES // (size[0] * size[1] * display.channels)))
+    one = 1 if display.eight_bit else 4
+    return max(1, min(GROUP_IMAGES, GROUP_BYTES // (size[0] * size[1] * (display.channels * one + 4))))
 
 
 def write_again(writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling) -> None:

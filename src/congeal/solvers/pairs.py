@@ -27,7 +27,7 @@ _FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals
 _LEAST_TILES = 6  # that both pictures must show
 _NEIGHBOURS = 1.6  # times the variance: blocks that touch err alike
 _LEAST_STEEP = 0.1  # share of a picture's slopes that is no noise
-_STILL = 2e-3  # pixels that a corner moves by in the last step
+_STILL = 5e-3  # pixels that a corner moves by in the last step
 _DAMPING = 1e-4
 
 

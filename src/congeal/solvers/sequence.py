@@ -347,6 +347,22 @@ def _alone(done: Registered, n: int) -> torch.Tensor:
     return torch.cat([added[:1], torch.where(done.error.isfinite(), added, torch.nan)])
 
 
+def parts(n: int, links: Links) -> torch.Tensor:
+    """(n,) number of the part that each view is in: views between which links lead, however many. Of two views in
+    different parts it is not known how they lie against each other."""
+    above = list(range(n))
+
+    def top(i: int) -> int:
+        while above[i] != i:
+            above[i] = above[above[i]]
+            i = above[i]
+        return i
+
+    for i, j in zip(links.first.tolist(), links.second.tolist(), strict=True):
+        above[top(j)] = top(i)
+    return torch.unique(torch.tensor([top(i) for i in range(n)]), return_inverse=True)[1]
+
+
 # ---- larger pictures
 
 

@@ -3,6 +3,7 @@
     python benchmarks/sequences.py drift         a made stack that drifts two frame widths, against the truth
     python benchmarks/sequences.py clip FILE     make the film: 600 frames of 640 × 480
     python benchmarks/sequences.py video FILE    the film aligned, written and reported, against OpenCV doing the same
+    python benchmarks/sequences.py stack 600     peak memory of so many time points, two channels of 512², as OME-TIFF
 
 Scenes are pictures of scikit-image side by side. Nothing was tuned on them.
 """
@@ -19,6 +20,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import tifffile
 from skimage import data
 from skimage.transform import resize
 
@@ -170,5 +172,25 @@ def video(clip: str) -> None:
             )
 
 
+def stack(count: str) -> None:
+    """An OME-TIFF whose frames move by whole pixels, aligned and written by a process of its own."""
+    n, rng = int(count), np.random.default_rng(0)
+    whole = resize(data.camera(), (600, 600), anti_aliasing=True) * 3000
+
+    def pages():
+        for t in range(n):
+            y, x = round(40 + 10 * np.sin(t / 3)), round(40 + 10 * np.cos(t / 4))
+            for brighter in (1.0, 1.1):
+                yield (brighter * whole[y : y + 512, x : x + 512] + rng.integers(0, 100, (512, 512))).astype(np.uint16)
+
+    with tempfile.TemporaryDirectory() as place:
+        file, shape = Path(place) / "stack.ome.tif", (n, 2, 512, 512)
+        tifffile.imwrite(file, pages(), shape=shape, dtype=np.uint16, ome=True, metadata={"axes": "TCYX"})
+        options = ["-o", str(Path(place) / "run"), "--motion", "translation", "--quiet"]
+        subprocess.run([sys.executable, "-m", "congeal.cli", "align", str(file), *options], check=True)
+        memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        print(f"{n} time points, {file.stat().st_size / 1e6:.0f} MB: peak {memory:.0f} MB")
+
+
 if __name__ == "__main__":
-    {"drift": drift, "clip": clip, "video": video}[sys.argv[1]](*sys.argv[2:])
+    {"drift": drift, "clip": clip, "video": video, "stack": stack}[sys.argv[1]](*sys.argv[2:])

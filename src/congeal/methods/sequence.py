@@ -237,7 +237,7 @@ class _Work:
         if self.origin == "near":  # each stretch is smoothed by itself
             return known.error.masked_fill(single, torch.nan), single, ends
         against = most if self.origin == "mean" else int(part[self.origin])
-        return known.error.masked_fill(part != against, torch.nan), single | (part != most), ends
+        return known.error.masked_fill(single | (part != against), torch.nan), single | (part != most), ends
 
     def _tell(self, known: Followed, unknown: torch.Tensor, ends: float) -> None:
         reach = int((known.links.second - known.links.first).max()) if len(known.links) else 0

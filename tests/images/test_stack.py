@@ -342,15 +342,14 @@ def test_larger_pictures_are_made_in_the_same_pass(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(store_module, "decode_at", never)
     with pytest.raises(AssertionError):
         by_itself.at(48)
+    middle = together.at(48)
     monkeypatch.undo()
-    for side in (48, 120):
-        monkeypatch.setattr(store_module, "decode_at", never)
-        larger = together.at(side)
-        monkeypatch.undo()
-        expected = by_itself.at(side)
-        assert larger.frame == expected.frame == (round(side * 3 / 4), side)
+    for larger, expected in ((middle, by_itself.at(48)), (together.at(120, once=True), by_itself.at(120))):
+        assert larger.frame == expected.frame
         assert torch.equal(larger.images(range(3)), expected.images(range(3)))
+        assert torch.equal(larger.images([2, 0]), expected.images([2, 0]))
         assert larger.skipped == expected.skipped
+    assert together.at(120, once=True).store_folder is None  # decoded when it is asked for
 
 
 def test_large_stacks_live_in_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

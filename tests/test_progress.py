@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import congeal
 from blobs import blob
+from congeal.methods.job import Job
 
 BAR = """
 import sys
@@ -119,3 +121,13 @@ def test_every_method_that_can_end_early_says_why(
         re.fullmatch(rf"{method} stopped early, after \d+ of at most \d+ steps: .+", record.message)
         for record in caplog.records
     )
+
+
+def test_steps_after_a_pass_over_images_are_counted_anew() -> None:
+    """Ten groups of 70,000 images were "1/70000" done."""
+    job, found = Job("groups"), torch.zeros(30)
+    job.place(np.array_split(np.arange(30), 3), lambda parts: ((torch.ones(len(part)),) for part in parts), found)
+    assert found.all()
+    job.step(1, 2)
+    assert job._progress is not None
+    assert (job._progress.done, job._progress.total) == (1, 2)

@@ -203,6 +203,7 @@ class Job:
             if self.due():
                 done = int(part[-1]) + 1
                 self.save({**(beside or {}), name: (done, [output[:done].clone() for output in outputs])})
+        self.close()  # steps that follow are counted anew
 
     def _place_by_crew(
         self, crew: Crew, parts: Sequence[np.ndarray], spread: Spread, outputs: Sequence[torch.Tensor]

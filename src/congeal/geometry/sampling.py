@@ -136,7 +136,7 @@ def sample_at(image: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, 
     inside = ((places >= 0) & (places <= sides - 1)).all(-1)
     images = image if image.ndim == 3 else image[None]
     unit = ((2 * places + 1) / sides - 1).to(image.dtype).reshape(len(images), 1, -1, 2)
-    values = functional.grid_sample(images[:, None], unit, padding_mode="border", align_corners=False)
+    values = lookup(images[:, None], unit, "bilinear")
     return values.view(places.shape[:-1]), inside
 
 

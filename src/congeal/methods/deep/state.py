@@ -20,7 +20,6 @@ from congeal.solvers.streaming import CHUNK_VALUES, start_poses
 from congeal.solvers.threads import few_threads, in_order
 
 Work = Callable[[Views, torch.Tensor, torch.Tensor], torch.Tensor]
-_AT_ONCE = CHUNK_VALUES  # values of images where no gradient is kept: what stays in cache
 _FEWEST = 3  # images that always count as matching: a template needs some
 _LARGEST_ZOOM = math.sqrt(2)  # of the common scale in one go: ink that fell below half is lost, not shrunk
 
@@ -64,7 +63,7 @@ class Sample:
 
     def each(self, work: Work, poses: torch.Tensor) -> torch.Tensor:
         """`work(views, start, poses)` of all images, in pieces that stay in cache."""
-        pieces = torch.arange(len(self.images)).split(max(1, _AT_ONCE // self.images[0].numel()))
+        pieces = torch.arange(len(self.images)).split(max(1, CHUNK_VALUES // self.images[0].numel()))
 
         @torch.no_grad()  # every thread decides that for itself
         def one(rows: torch.Tensor) -> torch.Tensor:

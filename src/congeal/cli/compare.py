@@ -89,10 +89,10 @@ class Compare:
 
 @dataclasses.dataclass
 class Reproduce:
-    """Run one of the paper's experiments: tables with the paper's values beside ours, and figures.
+    """Run an experiment: tables with published values beside ours, and figures.
 
-    mnist, perspective, ablation, paper, scaling, affnist, infimnist or lfw. The same command again runs only what is
-    not finished; what fails is a row that says why.
+    The paper's: mnist, perspective, ablation, paper, scaling, affnist, infimnist or lfw. Ours: groups, cub or willow.
+    The same command again runs only what is not finished; what fails is a row that says why.
     """
 
     experiment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")]

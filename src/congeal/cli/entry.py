@@ -19,6 +19,7 @@ from congeal.cli.compare import Compare, Reproduce
 from congeal.cli.completion import no_completion, one_line_each
 from congeal.cli.failures import perform
 from congeal.cli.finished import Export, Groups, Match, Propagate, Report, Stack, Studio
+from congeal.cli.helptexts import with_flowing_help
 from congeal.cli.words import misspelt
 from congeal.progress import messages
 
@@ -76,7 +77,7 @@ def read_and_perform(arguments: list[str]) -> int:
         return 2
     try:
         command = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
+            {name: with_flowing_help(command) for name, command in COMMANDS.items()},
             prog="congeal",
             description="Jointly align a set of images of one kind of object. 'congeal --version' prints the version.",
             args=arguments or ["--help"],

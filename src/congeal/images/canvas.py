@@ -66,37 +66,46 @@ def put_on_canvas(
     if (height, width) == canvas and placement == (1, 1, 0, 0):
         out = np.ascontiguousarray(np.moveaxis(pixels, -1, 0), dtype=np.float32)
         return out, None if mask is None or (mask >= 1).all() else mask.astype(np.float32)
-    out = np.moveaxis(_filter(_filter(pixels, rows), columns, axis=1), -1, 0)
+    out = _across(_down(pixels, rows), columns)
     cover = np.outer(cover_y, cover_x)
     if mask is not None:
-        cover = cover * _filter(_filter(mask, rows), columns, axis=1)
-    return np.ascontiguousarray(out), None if (cover > 0.999).all() else cover.astype(np.float32)
+        cover = cover * _across(_down(mask[..., None], rows), columns)[0]
+    return out, None if (cover > 0.999).all() else cover.astype(np.float32)
 
 
-def _filter(pixels: np.ndarray, weights: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Weighted sums along an axis, weights (out, in) → float32 with `out` instead of `in` there.
+class _Band(NamedTuple):
+    """Some sums next to each other, and the part of the axis that they need: weights are zero elsewhere."""
 
-    A few sums at a time, from the part of the axis that they need: weights are zero nearly everywhere else.
-    """
-    moved = np.moveaxis(pixels, axis, 0)
-    out = np.empty((len(weights), *moved.shape[1:]), np.float32)
-    for first in range(0, len(weights), _SUMS_AT_ONCE):
-        own = weights[first : first + _SUMS_AT_ONCE]
-        used = np.flatnonzero(own.any(0))
-        if not len(used):
-            out[first : first + len(own)] = 0
-            continue
-        part = np.ascontiguousarray(moved[used[0] : used[-1] + 1], dtype=np.float32)
-        sums = own[:, used[0] : used[-1] + 1] @ part.reshape(len(part), -1)
-        out[first : first + len(own)] = sums.reshape(-1, *moved.shape[1:])
-    return np.moveaxis(out, 0, axis)
+    sums: slice
+    needed: slice
+    weights: np.ndarray  # (sums, needed)
+
+
+def _down(pixels: np.ndarray, bands: list[_Band]) -> np.ndarray:
+    """Weighted sums of rows: (H, W, C) → (h, W, C) float32."""
+    flat = pixels.reshape(len(pixels), -1)
+    out = np.empty((bands[-1].sums.stop, flat.shape[1]), np.float32)
+    for sums, needed, weights in bands:
+        np.matmul(weights, flat[needed].astype(np.float32, copy=False), out=out[sums])
+    return out.reshape(-1, *pixels.shape[1:])
+
+
+def _across(pixels: np.ndarray, bands: list[_Band]) -> np.ndarray:
+    """Weighted sums of columns: (H, W, C) float32 → (C, H, w)."""
+    height, _, channels = pixels.shape
+    out = np.empty((channels, height, bands[-1].sums.stop), np.float32)
+    for channel, result in enumerate(out):
+        one = np.ascontiguousarray(pixels[..., channel])
+        for sums, needed, weights in bands:
+            result[:, sums] = one[:, needed] @ weights.T
+    return out
 
 
 @lru_cache(maxsize=128)
 def _axis(
     n_source: int, n_canvas: int, scale: float, offset: float, sharp: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (n_canvas, n_source) of the filter along one axis, and how much of each canvas pixel is covered."""
+) -> tuple[list[_Band], np.ndarray]:
+    """The filter along one axis in bands, and how much of each canvas pixel is covered."""
     left = np.arange(n_canvas) - offset
     cover = np.clip(np.minimum(left + 1, scale * n_source) - np.maximum(left, 0), 0, 1).astype(np.float32)
     centre = np.clip((left + 0.5) / scale - 0.5, 0, n_source - 1)
@@ -104,7 +113,15 @@ def _axis(
     distance = np.abs(np.arange(n_source) - centre[:, None]) / reach
     weights = _cubic(distance) if sharp else np.maximum(0, 1 - distance)
     weights *= (cover > 0)[:, None] / weights.sum(1, keepdims=True)
-    return weights.astype(np.float32), cover
+    return [_band(weights, first) for first in range(0, n_canvas, _SUMS_AT_ONCE)], cover
+
+
+def _band(weights: np.ndarray, first: int) -> _Band:
+    """Of dense weights (n_canvas, n_source), those of a few sums."""
+    own = weights[first : first + _SUMS_AT_ONCE]
+    used = np.flatnonzero(own.any(0))
+    needed = slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 0)
+    return _Band(slice(first, first + len(own)), needed, np.ascontiguousarray(own[:, needed], dtype=np.float32))
 
 
 def _cubic(x: np.ndarray) -> np.ndarray:

@@ -124,6 +124,10 @@ class Stack:
         frame_from_source = invert(self.start[spread]) @ self.stack_from_source[spread]
         return max(1, round(max(self.frame) / float(np.median(scales(frame_from_source, self.frame)))))
 
+    def has_room_at(self, size: int) -> bool:
+        """Whether the set in pictures of this size, see `at`, would not take too much of the disk."""
+        return _fits(len(self), size) if self._part_of is None else self._part_of[0].has_room_at(size)
+
     def at(self, size: int, *, enlarge: bool = False, once: bool = False) -> Stack:
         """The same images in larger pictures: the frame's longer side is `size`, or what the originals have if less.
 

@@ -114,9 +114,7 @@ class Matcher:
 
         Large frames are looked at as much smaller as the blur allows.
         """
-        shrink = 1
-        if max(self.frame) > _SMALL_FRAME:
-            shrink = min(max(1, int(sigma / _BLUR_PER_PIXEL)), max(self.frame) // _SMALLEST_SIDE)
+        shrink = shrink_for(self.frame, sigma)
         template = blur(shrunk(self.template[None], shrink), sigma / shrink)[0]
         images, frame = views.at(shrink, sigma / shrink), _size(template)
         newton = GaussNewton(motion, frame, robust=self.appearance.robust)
@@ -135,12 +133,19 @@ class Matcher:
                 if self.prior is not None:
                     prior = self.prior.pull(start, poses, frame, line.jacobian.shape[1])
                 poses = normalise(newton.compose(poses, newton.delta(shown, line, weights, prior)))
-        return normalise(scaling(shrink) @ poses @ scaling(1 / shrink))
+        return from_size(shrink, poses)
 
     def better(self, views: Views, candidates: Sequence[torch.Tensor]) -> torch.Tensor:
         """For each image the candidate pose with the higher score."""
         which = torch.stack([self.score(views, poses) for poses in candidates]).argmax(0)
         return torch.stack(list(candidates))[which, torch.arange(len(views))]
+
+
+def shrink_for(frame: Size, sigma: float) -> int:
+    """How many times smaller a frame may be looked at, at a blur of sigma frame pixels."""
+    if max(frame) <= _SMALL_FRAME:
+        return 1
+    return min(max(1, int(sigma / _BLUR_PER_PIXEL)), max(frame) // _SMALLEST_SIDE)
 
 
 def shrunk(images: torch.Tensor, shrink: int) -> torch.Tensor:
@@ -156,10 +161,17 @@ def at_size(shrink: int, poses: torch.Tensor) -> torch.Tensor:
     return scaling(1 / shrink).to(poses) @ poses @ scaling(shrink).to(poses)
 
 
+def from_size(shrink: int, poses: torch.Tensor) -> torch.Tensor:
+    """The inverse of `at_size`."""
+    if shrink == 1:
+        return normalise(poses)
+    return normalise(scaling(shrink).to(poses) @ poses @ scaling(1 / shrink).to(poses))
+
+
+def shrunk_size(size: Size, shrink: int) -> Size:
+    """(height, width) of what `shrunk` makes of a picture."""
+    return max(1, size[0] // shrink), max(1, size[1] // shrink)
+
+
 def _size(images: torch.Tensor) -> Size:
     return images.shape[-2], images.shape[-1]
-
-
-def taken(masks: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
-    """Rows of masks, where there are any."""
-    return None if masks is None else masks[rows]

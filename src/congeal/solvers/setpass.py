@@ -22,11 +22,13 @@ from congeal.solvers.appearance import Appearance
 from congeal.solvers.filters import blur
 from congeal.solvers.gauge import Gauge, mean_motion
 from congeal.solvers.gaussnewton import GaussNewton, Linearisation, steepest_descent
+from congeal.solvers.matching import at_size, from_size, shrunk
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import chunks, shards, stack_values
 from congeal.solvers.threads import in_order
 
 TIMES_LONGER = 8  # are shards of a round than those of placing images
+_LONGEST = 8  # times longer runs of photographs than usual
 _KEPT_BYTES = 512 << 20  # of blurred features kept between steps; a larger set makes them anew every time …
 _KEPT_PIXELS = 32 << 20  # … and of blurred pixels, which only have to be read again
 
@@ -43,6 +45,9 @@ class SetPass:
         What is compared, and where it counts.
     sigma : float
         Blur in frame pixels.
+    shrink : int
+        Stack and frame are looked at so many times smaller, where the blur allows it; `newton`, `fixed` and the target
+        are of that smaller frame, poses of the full one.
     fixed : (C, h, w) tensor, optional
         A reference instead of the running mean.
     gauge : Gauge, optional
@@ -66,6 +71,7 @@ class SetPass:
         appearance: Appearance,
         sigma: float = 0.0,
         *,
+        shrink: int = 1,
         fixed: torch.Tensor | None = None,
         gauge: Gauge | None = None,
         pairs: bool = False,
@@ -75,13 +81,14 @@ class SetPass:
         crew: Crew | None = None,
     ) -> None:
         self.stack, self.newton, self.appearance = stack, newton, appearance
-        self.sigma, self.gauge, self.pairs = sigma, gauge, pairs
-        self.fixed = None if fixed is None else blur(fixed[None], sigma)[0]
+        self.sigma, self.shrink, self.gauge, self.pairs = sigma, shrink, gauge, pairs
+        self.fixed = None if fixed is None else blur(fixed[None], sigma / shrink)[0]
         self.keep, self.use_prior, self.threads, self.crew = keep, use_prior, threads, crew
         self._soft: dict[int, torch.Tensor] = {}
         pixels = len(stack) * stack.size[0] * stack.size[1]
         self._room = 16 * pixels < _KEPT_BYTES if appearance.costly else 4 * pixels * stack.channels < _KEPT_PIXELS
-        self.parts = chunks(stack, 2 if appearance.costly else 1)  # few images a run spend their time on overhead
+        # Few images a run spend their time on overhead.
+        self.parts = chunks(stack, min(_LONGEST, 4 * shrink**2), multiple=2) if appearance.costly else chunks(stack)
         self.target: dict[str, Any] = {}
 
     def collect(self, found: torch.Tensor) -> dict[str, Any]:
@@ -120,16 +127,17 @@ class SetPass:
     @torch.no_grad()
     def one(self, part: np.ndarray, this: _Round) -> tuple[_Share, torch.Tensor | None]:
         """One run of images."""
-        found, line, likely = this.found[part], this.line, this.likely
+        found, line, likely = at_size(self.shrink, this.found[part]), this.line, this.likely
         shown, weights = self._shown(part, found)
         moved = None
         if line is not None:
             prior = None
             if likely is not None:
-                start = torch.as_tensor(self.stack.start[part]).float()
-                prior = likely.pull(start, found, self.stack.frame, line.jacobian.shape[1])
+                start = at_size(self.shrink, torch.as_tensor(self.stack.start[part]).float())
+                prior = likely.pull(start, found, self.newton.size, line.jacobian.shape[1])
             delta = self._pair_delta(shown) if self.pairs else self.newton.delta(shown, line, weights, prior)
             moved = self.newton.compose(found, delta)
+            moved = moved if self.shrink == 1 else from_size(self.shrink, moved)
         return _Share.of(self, part, shown, weights), moved
 
     def _shards(self) -> list[list[np.ndarray]]:
@@ -172,9 +180,10 @@ class SetPass:
         return (solver @ slope[..., None])[..., 0]
 
     def _shown(self, part: np.ndarray, poses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        size, frame = self.stack.size, self.stack.frame
-        weights = self.appearance.weights(poses, size, frame, self.stack.masks(part))
-        return warp(self._softened(part), poses, frame), weights
+        images, masks, frame = self._softened(part), self.stack.masks(part), self.newton.size
+        masks = None if masks is None else shrunk(masks, self.shrink)
+        weights = self.appearance.weights(poses, (images.shape[-2], images.shape[-1]), frame, masks)
+        return warp(images, poses, frame), weights
 
     def _softened(self, part: np.ndarray) -> torch.Tensor:
         """What is compared, before it is warped; kept between steps where there is room."""
@@ -182,7 +191,7 @@ class SetPass:
         if first in self._soft:
             return self._soft[first]
         images = self.stack.images(part)
-        soft = blur(self.appearance.features(images), self.sigma)
+        soft = blur(shrunk(self.appearance.features(images), self.shrink), self.sigma / self.shrink)
         if self._room:
             self._soft[first] = soft
         return soft

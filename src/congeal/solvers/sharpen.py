@@ -14,17 +14,19 @@ from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge, mean_motion
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
-from congeal.solvers.streaming import chunks
+from congeal.solvers.streaming import CHUNK_VALUES, stack_values
 from congeal.solvers.threads import in_order
-from congeal.solvers.tiles import MOST_TILES, Tiles
+from congeal.solvers.tiles import MOST_TILES, Tiles, tile_side
 from congeal.solvers.votes import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelSums, Poll, Votes
 
 PASSES = 6
 """At most, over a set at one level; two to four are usual."""
 _LOOKED_AT = 8  # images from which tiles are chosen
 _KEPT_BYTES = 512 << 20  # of pictures that are kept between passes
+_RUN_PIXELS = 4 << 20  # of pictures that are looked at together
 _FEW = 12  # images, which are looked at once and remembered until all are seen
-_STILL = 0.005  # pixels of mean corner motion at which a level has settled …
+STILL = 0.005
+"""Pixels of mean corner motion at which a level has settled …"""
 _STILL_ERRORS = 0.1  # … or so many standard errors
 
 OnPass = Callable[[float, float], None]
@@ -39,7 +41,7 @@ class Details:
     """
 
     def __init__(self, stack: Stack, appearance: Appearance, *, keep: bool = True) -> None:
-        self.stack, self.appearance, self.parts = stack, appearance, chunks(stack)
+        self.stack, self.appearance, self.parts = stack, appearance, _runs(stack)
         self._room = keep and 4 * len(stack) * stack.size[0] * stack.size[1] <= _KEPT_BYTES
         self._kept: dict[int, torch.Tensor] = {}
 
@@ -48,7 +50,10 @@ class Details:
         first = int(part[0])
         if first in self._kept:
             return self._kept[first]
-        made = self.appearance.detail(self.stack.images(part))
+        made = torch.empty(len(part), 1, *self.stack.size)
+        at_once = max(1, CHUNK_VALUES // stack_values(self.stack))
+        for few in range(0, len(part), at_once):  # in pieces that stay in cache
+            made[few : few + at_once] = self.appearance.detail(self.stack.images(part[few : few + at_once]))
         if self._room:
             self._kept[first] = made
         return made
@@ -104,6 +109,14 @@ class Details:
         return sums.level()
 
 
+def _runs(stack: Stack) -> list[np.ndarray]:
+    """Positions in the stack, in runs of which what tiles show stays in cache."""
+    pixels = stack.size[0] * stack.size[1]
+    shown = min(pixels, MOST_TILES * tile_side(stack.frame) ** 2)
+    count = max(-(-len(stack) * shown // CHUNK_VALUES), -(-len(stack) * pixels // _RUN_PIXELS))
+    return np.array_split(np.arange(len(stack)), min(len(stack), count))
+
+
 @dataclass(frozen=True)
 class Sharpened:
     """What a level did for n images.
@@ -136,12 +149,14 @@ def sharpen(
     *,
     passes: int = PASSES,
     tiles: Tiles | None = None,
+    still: Callable[[float], float] = lambda _: STILL,
     on_pass: OnPass | None = None,
 ) -> Sharpened:
     """Joint steps of a whole stack at its resolution; the mean pose stays where it is.
 
-    keep (n,) bool: images that match, which make the template. on_pass(moved, likeness) is told of every pass: mean
-    corner motion in frame pixels, and mean likeness of the kept.
+    keep (n,) bool: images that match, which make the template. still: the mean corner motion at which it has settled,
+    given the median error, both in frame pixels. on_pass(moved, likeness) is told of every pass: mean corner motion in
+    frame pixels, and mean likeness of the kept.
     """
     found = poses.double()
     gauge = Gauge(found[keep], details.stack.frame, motion)
@@ -168,8 +183,8 @@ def sharpen(
         change = mean_motion(found, moved, details.stack.frame)
         if on_pass is not None:
             on_pass(change, float(likeness[keep].mean()))
-        found = moved
-        if change < max(_STILL, _STILL_ERRORS * float(error[keep].nanmedian())):
+        found, unsure = moved, float(error[keep].nanmedian())
+        if change < max(still(unsure), _STILL_ERRORS * unsure):
             break
     assert before is not None
     assert level is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from congeal.methods.job import Job, Spread
 from congeal.metrics import scales
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import corner_motion
-from congeal.solvers.sharpen import PASSES, Details, Sharpened, sharpen, sharpen_alone
+from congeal.solvers.sharpen import PASSES, STILL, Details, Sharpened, sharpen, sharpen_alone
 from congeal.solvers.streaming import chunks, stack_values
 from congeal.solvers.threads import few_threads
 from congeal.solvers.votes import Level
@@ -35,6 +35,7 @@ _FINE_ENOUGH = 0.02  # pixels of the originals: a pose this sure is sure enough 
 _SHARP = 0.25  # pixels of a level: poses that are surer than this are better than those of a coarser level; others …
 _WORTH = 5.0  # … must move a corner by so many standard errors, in the median, or the coarser level knew better
 _ALL_TILES, _POLISH = 1024, 1  # tiles and passes of the last look: few tiles bring a pose near, all make it sharp
+_NEAR = 0.05  # pixels of corner motion at which a level has settled if a finer one follows, which settles the rest
 _LESS_ALIKE = 0.02  # likeness that an image may lose to a finer level before it is put back
 
 
@@ -107,14 +108,16 @@ def go_finer(
     made of one of the larger stacks.
     """
     climb, native, base = _Climb(stack, poses.double()), stack.native_size, max(stack.frame)
-    for size in finer_sizes(base, min(native, finest or native)):
+    sizes = [size for size in finer_sizes(base, min(native, finest or native)) if stack.has_room_at(size)]
+    for size in sizes:
         larger = stack.at(size)
         if larger is stack:  # not to be had
             break
         entry = climb.at(larger)
+        still = partial(_still, 0.0 if size == sizes[-1] else native / size)
         with few_threads(larger.frame):
             details = known if known is not None and known.stack is larger else Details(larger, appearance)
-            done = _level(details, entry, motion, keep, job)
+            done = sharpen(details, entry, motion, keep, still=still, on_pass=partial(_note, job, size))
         unsure = float(done.error[keep].nanmedian())
         moved = corner_motion(entry, done.poses, larger.frame) / _zoom(entry, larger)
         known_better = unsure < _SHARP or float((moved / done.error)[keep].nanmedian()) > _WORTH
@@ -157,11 +160,14 @@ def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer
     return _finish(climb, larger, done, why)
 
 
-def _level(details: Details, entry: torch.Tensor, motion: str, keep: torch.Tensor, job: Job) -> Sharpened:
-    size = max(details.stack.frame)
-    return sharpen(
-        details, entry, motion, keep, on_pass=lambda moved, like: job.note(size=size, moved=moved, likeness=like)
-    )
+def _still(originals: float, unsure: float) -> float:
+    """Corner motion at which a level has settled. originals: of their pixels so many are one of the level; 0 for the
+    last."""
+    return _NEAR if originals * unsure > _FINE_ENOUGH else STILL
+
+
+def _note(job: Job, size: int, moved: float, likeness: float) -> None:
+    job.note(size=size, moved=moved, likeness=likeness)
 
 
 def _finish(climb: _Climb, judged_at: Stack, done: Sharpened, sentence: str) -> Finer:

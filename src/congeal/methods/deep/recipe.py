@@ -30,7 +30,7 @@ from congeal.methods.deep.kept import guide_from_tensors, guide_tensors
 from congeal.methods.deep.networks import recipe_networks, seeded
 from congeal.methods.deep.refine import RefineSettings, last_sound, refine
 from congeal.methods.deep.seed import ALL_MATCH, reference_features, seed
-from congeal.methods.deep.settle import HELPED, Bars, Guide, SettleSettings, settle
+from congeal.methods.deep.settle import HELPED, Bars, Guide, Settled, SettleSettings, settle
 from congeal.methods.deep.state import Sample, State
 from congeal.methods.deep.train import Trained, TrainSettings, train
 from congeal.methods.job import Job
@@ -49,6 +49,8 @@ _UNMATCHED = 0.85  # of the median score: what scores less is not matched
 _ENOUGH = 50  # images: fewer are tried out faster than a net is trained, and teach it little
 _LOST, _FEW = 0.7, 0.25  # of the median score, where that is high: who scores less is lost; and of the images, at most
 _RESCUE = 64  # tries for who is lost: cheap, as they are few, and four that agree end them
+_TRIED = 48  # photographs that show whether tries help; if they help a tenth, all of these would miss that once in 150
+_HOPELESS = 0.1  # of those: who scores less than so many is tried in any case
 _MATCHING = 0.3  # of the images, the worst, say nothing about what a good score is
 _MOTION_IMAGES = (24, 96)  # by which the motion is chosen, and by how many more if those leave it open
 
@@ -149,15 +151,38 @@ class Recipe:
         nothing_to_look_for = float(state.scores.min()) >= ALL_MATCH
         for _ in range(_ROUNDS):
             if not nothing_to_look_for:
-                settled = settle(self.stack, guide, settings_of(SettleSettings, self.parameters), quiet)
+                settled = self._settled(state, guide, quiet)
                 state, helped = replace(state, poses=settled.poses, scores=settled.scores), settled.helped
-            state, guide = self._refined(state, guide)
+            state, guide = self._refined(state, guide, near=_most_match(state.scores))
             with few_threads(self.stack.frame):  # scores against the template as it is now
                 state = state.scored(sample)
             guide = replace(guide, bars=Bars.of(state.scores[state.scores >= state.scores.quantile(_MATCHING)]))
             if helped <= _A_FEW:
                 break
         return *self._rescued(sample, state, guide, quiet), helped
+
+    def _settled(self, state: State, guide: Guide, quiet: Job) -> Settled:
+        """Every photograph that there is something to look for, and every object.
+
+        Of many photographs some are settled first. If tries help none of these, then of the rest only those are tried
+        that match worse than nearly all of them.
+        """
+        settings, n = settings_of(SettleSettings, self.parameters), len(self.stack)
+        if not self.appearance.costly:
+            return settle(self.stack, guide, settings, quiet)
+        done = Settled(state.poses.clone(), state.scores.clone(), torch.zeros(n))
+        rows = np.flatnonzero(state.scores < ALL_MATCH) if _most_match(state.scores) else np.arange(n)
+        first = rows
+        if len(rows) >= 1.5 * _TRIED:
+            first = rows[np.unique(np.linspace(0, len(rows) - 1, _TRIED).astype(int))]
+        some = done.put(first, settle(self.stack.some(first), guide, settings, quiet))
+        rest = np.setdiff1d(rows, first)
+        if len(rest):
+            if not some.helped:
+                bar = float((some.scores - some.gained).quantile(_HOPELESS))
+                guide = replace(guide, bars=Bars(min(bar, guide.bars.doubtful), min(bar, guide.bars.lost)))
+            done.put(rest, settle(self.stack.some(rest), guide, settings, quiet))
+        return done
 
     def _rescued(self, sample: Sample, state: State, guide: Guide, quiet: Job) -> tuple[State, Guide]:
         """More tries for the few that are lost where all others match closely: copies of a picture, frames of a stack.
@@ -218,9 +243,13 @@ class Recipe:
         state = replace(state, poses=settled.poses, scores=settled.scores)
         return self._refined(state, guide) if parameters.refine else (state, guide)
 
-    def _refined(self, settled: State, guide: Guide, *, near: bool = False) -> tuple[State, Guide]:
-        """Refine, unless it spoilt what was there; and the guide with the template that it ended with."""
+    def _refined(
+        self, settled: State, guide: Guide, *, near: bool = False, steps: int | None = None
+    ) -> tuple[State, Guide]:
+        """Refine, unless it spoilt what was there; and the guide with the template that it ended with. steps: how many,
+        if not as many as usual."""
         settings = settings_of(RefineSettings, self.parameters)
+        settings = settings if steps is None else replace(settings, refine_steps=steps)
         with few_threads(self.stack.frame) as free:
             doubtful, motion = guide.bars.doubtful, guide.motion
             refined = refine(self.stack, settled, self.appearance, doubtful, motion, settings, near=near, threads=free)
@@ -246,7 +275,13 @@ class Recipe:
         guide = replace(guide, motion=choice.motion)
         with few_threads(stack.frame):
             state = replace(state, poses=poses).scored(replace(sample, motion=choice.motion))
-        return self._refined(state, guide, near=True)
+        # Where larger pictures will place the images, steps at this size would only be taken twice.
+        steps = 0 if _most_match(state.scores) and self._larger_pictures() else None
+        return self._refined(state, guide, near=True, steps=steps)
+
+    def _larger_pictures(self) -> bool:
+        finest, frame = self.parameters.finest, max(self.stack.frame)
+        return bool(self.parameters.refine) and min(self.stack.native_size, finest or self.stack.native_size) > frame
 
     def _choice(self, state: State, matching: torch.Tensor, most: int) -> MotionChoice:
         """By up to so many of the images that match, in larger pictures: these hold what poses were not fitted to."""
@@ -283,6 +318,11 @@ class Recipe:
         aligner = None if trained is None else trained.aligner
         guide = guide_from_tensors(done["guide"], done["motion"], self.appearance, aligner)
         return Learnt(done["poses"], done["error"], guide, trained, done["decisions"])
+
+
+def _most_match(scores: torch.Tensor) -> bool:
+    """Whether there is nothing to look for in most images: copies of one picture, frames of a stack."""
+    return float(scores.median()) >= ALL_MATCH
 
 
 def choose_sample(n: int, most: int, random_state: int) -> np.ndarray:

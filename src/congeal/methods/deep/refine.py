@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from congeal.metrics.limits import COLLAPSE_ENERGY, REFINED_ENERGY
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge
 from congeal.solvers.gaussnewton import GaussNewton
+from congeal.solvers.matching import shrink_for, shrunk_size
 from congeal.solvers.setpass import SetPass
 from congeal.solvers.streaming import chunks, start_poses, total_ink
 
@@ -55,22 +57,25 @@ def refine(
         gauge = Gauge.of_stack(stack, motion, holds_ink=appearance.holds_ink, band=REFINED_ENERGY)
     keep, found = appearance.trusted(state.scores, doubtful), state.poses
     stages = appearance.refinement(motion, stack.frame)[-1 if near else 0 :]
-    for number, (freedom, sigma) in enumerate(stages, 1):
-        newton = GaussNewton(freedom, stack.frame, robust=appearance.robust)
-        prior, side_by_side = appearance.needs_prior, threads if appearance.costly else 1
-        passes = SetPass(
-            stack, newton, appearance, sigma, gauge=gauge, keep=keep, use_prior=prior, threads=side_by_side
-        )
+    early = settings.refine_steps // settings.early_share
+    looks = [(freedom, sigma, shrink_for(stack.frame, sigma), early) for freedom, sigma in stages]
+    freedom, sigma, shrink, _ = looks.pop()
+    # The last stage, too, is mostly done in smaller pictures; what is left is a matter of a few steps.
+    looks += [(freedom, sigma, small, settings.refine_steps) for small in sorted({shrink, 1}, reverse=True)]
+    how: dict[str, Any] = {"keep": keep, "threads": threads if appearance.costly else 1}
+    for freedom, sigma, shrink, steps in looks if settings.refine_steps else ():
+        newton = GaussNewton(freedom, shrunk_size(stack.frame, shrink), robust=appearance.robust)
+        prior = appearance.needs_prior
+        passes = SetPass(stack, newton, appearance, sigma, shrink=shrink, gauge=gauge, use_prior=prior, **how)
         passes.target = passes.collect(found)
-        steps = settings.refine_steps if number == len(stages) else settings.refine_steps // settings.early_share
         for _ in range(steps):
             found, moved, _ = passes.step(found)
             if moved < appearance.settled * max(stack.frame):
                 break
-    likely = passes.prior(found) if appearance.needs_prior else None
-    if sigma > 0:  # new images are compared with a sharp mean, and blurred with it
-        passes = SetPass(stack, newton, appearance, keep=keep)
+    if sigma > 0 or not settings.refine_steps:  # new images are compared with a sharp mean, and blurred with it
+        passes = SetPass(stack, GaussNewton(freedom, stack.frame), appearance, **how)
         passes.target = passes.collect(found)
+    likely = passes.prior(found) if appearance.needs_prior else None
     return replace(state, template=passes.target["mean"], poses=found, prior=likely)
 
 

@@ -18,6 +18,7 @@ from congeal.images import Stack
 from congeal.methods.deep.state import Sample, State
 from congeal.solvers.appearance import Appearance, at_most
 from congeal.solvers.filters import frame_unit
+from congeal.solvers.matching import Views, shrink_for
 from congeal.solvers.reference import medoid, reference_image
 
 ALL_MATCH = 0.7
@@ -63,8 +64,12 @@ def step_towards(
     sample: Sample, state: State, poses: torch.Tensor, steps: int, motion: str, sigma: float
 ) -> torch.Tensor:
     """Gauss-Newton steps of every image towards the template, with no more freedom than the method may use."""
-    matcher, motion = state.matcher(sample), at_most(motion, sample.motion)
-    return sample.each(lambda views, start, pose: matcher.towards(views, start, pose, steps, motion, sigma), poses)
+    matcher, motion, shrink = state.matcher(sample), at_most(motion, sample.motion), shrink_for(sample.frame, sigma)
+
+    def work(views: Views, start: torch.Tensor, pose: torch.Tensor) -> torch.Tensor:
+        return matcher.towards(views, start, pose, steps, motion, sigma)
+
+    return sample.each(work, poses, shrink)
 
 
 def reference_features(reference: Any, stack: Stack, appearance: Appearance, random_state: int) -> torch.Tensor:

@@ -133,6 +133,11 @@ class Settled:
         """Share of the images that a try placed clearly better than steps from the start did."""
         return float((self.gained > HELPED).float().mean())
 
+    def put(self, rows: np.ndarray, part: Settled) -> Settled:
+        """Take over what was found for some rows, and give it."""
+        self.poses[rows], self.scores[rows], self.gained[rows] = part.poses, part.scores, part.gained
+        return part
+
 
 @torch.no_grad()
 def settle(

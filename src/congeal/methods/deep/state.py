@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge
-from congeal.solvers.matching import Matcher, Views, taken
+from congeal.solvers.matching import Matcher, Views
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import CHUNK_VALUES, start_poses
 from congeal.solvers.threads import few_threads, in_order
@@ -61,13 +62,20 @@ class Sample:
         """(height, width) of the picture that is aligned to."""
         return self.stack.frame
 
-    def each(self, work: Work, poses: torch.Tensor) -> torch.Tensor:
-        """`work(views, start, poses)` of all images, in pieces that stay in cache."""
-        pieces = torch.arange(len(self.images)).split(max(1, CHUNK_VALUES // self.images[0].numel()))
+    def each(self, work: Work, poses: torch.Tensor, shrink: int = 1) -> torch.Tensor:
+        """`work(views, start, poses)` of all images, in pieces whose frames stay in cache.
+
+        shrink: how many times smaller the work looks at them.
+        """
+        values = self.images.shape[1] * self.frame[0] * self.frame[1] // shrink**2
+        count = -(-len(self.images) * values // CHUNK_VALUES)
+        edges = torch.linspace(0, len(self.images), max(1, count) + 1).long().tolist()
+        pieces = [slice(*pair) for pair in pairwise(edges)]
 
         @torch.no_grad()  # every thread decides that for itself
-        def one(rows: torch.Tensor) -> torch.Tensor:
-            return work(Views(self.images[rows], taken(self.masks, rows)), self.start[rows], poses[rows])
+        def one(rows: slice) -> torch.Tensor:
+            masks = None if self.masks is None else self.masks[rows]
+            return work(Views(self.images[rows], masks), self.start[rows], poses[rows])
 
         with few_threads(self.frame) as free:
             return torch.cat(list(in_order(one, pieces, free)))

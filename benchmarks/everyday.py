@@ -239,6 +239,8 @@ def photographs(args: argparse.Namespace) -> None:
     print("Times faster: than the first line of the same person.\n")
     head("photographs", "run", "motion", "before", "after", "seconds", "times faster")
     for subject, limit in list(SUBJECTS.items())[: 1 if args.quick else None]:
+        if args.people and subject not in args.people:
+            continue
         runs: dict[str, Callable[[], dict[str, Any]]] = {}
         task = {"subject": subject, "limit": 16 if args.quick else limit}
         if args.before:
@@ -271,7 +273,7 @@ def lfw(args: argparse.Namespace) -> None:
     """All four people, from photographs to report, each tree in a process of its own."""
     print("`congeal.align` from photographs to report.html, in a process of its own; landmark error in %.\n")
     head("subject", "tree", "after", "seconds", "times faster")
-    subjects, limit = (EVERYBODY[-1:], 16) if args.quick else (EVERYBODY, None)
+    subjects, limit = (EVERYBODY[-1:], 16) if args.quick else (args.people or EVERYBODY, None)
     trees = {"before": args.before} if args.before else {}
     trees["this"] = Path(__file__).resolve().parents[1]
     total = dict.fromkeys(trees, 0.0)
@@ -391,6 +393,7 @@ def main() -> None:
             row.add_argument("--methods", nargs="+", default=["deep", "lsc", *PEERS])
         if measure in (photographs, lfw):
             row.add_argument("--before", type=Path, help="an older tree of the project to run in the same minutes")
+            row.add_argument("--people", nargs="+", choices=EVERYBODY, help="these of them")
     child = rows.add_parser("task")
     child.set_defaults(measure=task, threads=2)
     child.add_argument("options")

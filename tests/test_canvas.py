@@ -13,10 +13,10 @@ from PIL import Image
 import congeal
 from blobs import blob
 from congeal import CongealError
+from congeal.geometry.cover import covered
 from congeal.geometry.extents import Box, centred, reached, shared
 from congeal.geometry.matrix import invert
 from congeal.images import warp_pixels
-from congeal.images.resample import covered
 
 OPTIONS = {"method": "lsc", "motion": "translation", "size": 24, "quiet": True}
 

@@ -13,6 +13,7 @@ from congeal import metrics
 from congeal.datasets import open_named
 from congeal.errors import CongealError
 from congeal.geometry import matrix
+from congeal.geometry.cover import cover_of
 
 RNG = np.random.default_rng(0)
 
@@ -105,14 +106,63 @@ def test_statistics_do_not_depend_on_how_they_are_cut(shape: tuple[int, ...], mo
         mean = (w * values).sum(0) / w.sum(0)
         variance = (w * (values - mean) ** 2).sum(0) / w.sum(0)
         for at_once in (1, 33, 1 << 16):
-            monkeypatch.setattr("congeal.metrics.statistics._CHUNK_VALUES", at_once)
+            monkeypatch.setattr("congeal.metrics.byte_sums._CHUNK_VALUES", at_once)
             stats = metrics.RunningStats()
             for start, stop in ((0, 1), (1, 300), (300, 600)):
                 stats.update(values[start:stop], None if given is None else given[start:stop])
             np.testing.assert_allclose(stats.mean, mean, rtol=rtol)
             np.testing.assert_allclose(stats.variance, variance, rtol=rtol)
-            back = metrics.RunningStats.restore(stats.state()).update(values[:5])
+            noted = {name: array.copy() for name, array in stats.state().items()}
+            back = metrics.RunningStats.restore(noted).update(values[:5])
             np.testing.assert_allclose(back.update(values[:5]).mean, stats.update(values[:10][[*range(5)] * 2]).mean)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_that_cover_a_part_of_the_frame_count_there(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    images = list(rng.integers(0, 256, (9, 20, 26, channels), dtype=np.uint8))
+    turns = np.eye(3) + rng.normal(0, 0.1, (9, 3, 3)) * [[1, 1, 40], [1, 1, 40], [0.01, 0.01, 0]]
+    covers = [cover_of(turn, (20, 26), (20, 26)) for turn in turns]
+    weights = np.stack([cover.dense() for cover in covers])[..., None]
+    expected = metrics.RunningStats().update(np.stack(images).astype(np.float64), weights.astype(np.float64))
+    monkeypatch.setattr("congeal.metrics.byte_sums._EXACT_IMAGES", 4)
+    whole = metrics.RunningStats().update_covering(images, covers)
+    half = metrics.RunningStats().update_covering(images[:5], covers[:5])
+    other = metrics.RunningStats().update(np.stack(images[5:]), weights[5:])  # the same numbers, as an array
+    for stats in (whole, metrics.RunningStats.restore(half.state()).merge(other)):
+        assert stats.count == 9
+        assert stats.mse == pytest.approx(expected.mse)
+        np.testing.assert_allclose(stats.mean, expected.mean, atol=1e-9)
+        np.testing.assert_allclose(stats.variance, expected.variance, atol=1e-7)
+        np.testing.assert_allclose(stats.rows(slice(3, 8)).variance, expected.variance[3:8], atol=1e-7)
+    with pytest.raises(CongealError, match=r"images of \(20, 26, \d\), not \(5, 5, 1\)"):
+        whole.update_covering([np.zeros((5, 5, 1), np.uint8)], covers[:1])
+
+
+def test_bytes_and_other_numbers_are_put_together() -> None:
+    values = RNG.integers(0, 256, (12, 6, 5, 3)).astype(np.float64)
+    weights = RNG.uniform(0.1, 1, (12, 6, 5, 1))
+    stats = metrics.RunningStats().update(values[:4].astype(np.uint8), weights[:4])
+    stats.update(values[4:9], weights[4:9]).merge(
+        metrics.RunningStats().update(values[9:].astype(np.uint8), weights[9:])
+    )
+    expected = metrics.RunningStats().update(values, weights)
+    back = metrics.RunningStats.restore(stats.state())
+    for found in (stats, back):
+        np.testing.assert_allclose(found.mean, expected.mean)
+        np.testing.assert_allclose(found.variance, expected.variance)
+        np.testing.assert_allclose(found.rows(slice(1, 4)).mean, expected.mean[1:4])
+
+
+def test_bytes_in_any_order_have_the_same_sums_to_the_last_digit() -> None:
+    values = RNG.integers(0, 256, (700, 3, 4), dtype=np.uint8)
+    one, other = metrics.RunningStats(), metrics.RunningStats()
+    for part in np.array_split(values, 5):
+        one.update(part)
+    for part in np.array_split(values[::-1], 90):
+        other.update(part)
+    np.testing.assert_array_equal(one.mean, other.mean)
+    np.testing.assert_array_equal(one.variance, other.variance)
 
 
 def test_statistics_say_what_is_wrong() -> None:

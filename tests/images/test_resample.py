@@ -14,8 +14,10 @@ from blobs import blob, save_folder
 from congeal import CongealError
 from congeal.cli import main
 from congeal.geometry.interpolation import INTERPOLATIONS, Interpolation
+from congeal.geometry.matrix import invert, rescale
 from congeal.images import warp_pixel_batch, warp_pixels
-from congeal.images.resample import Sampling, warp_masks
+from congeal.images.canvas import Placement, put_on_canvas
+from congeal.images.resample import Sampling, is_plain_resize, shrink, warp_masks
 
 RNG = np.random.default_rng(0)
 HALF = np.array([[1.0, 0, 0.5], [0, 1, 0.25], [0, 0, 1]])
@@ -148,3 +150,23 @@ def test_what_cannot_be_wanted_is_one_sentence(
     assert main(["align", str(photos), "-o", str(tmp_path / "run"), *options]) == 2
     assert told in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(30, 45), (17, 11), (59, 89)])
+def test_shrinking_counts_every_pixel(channels: int, size: tuple[int, int]) -> None:
+    pixels = RNG.integers(0, 256, (2, 60, 90, channels), dtype=np.uint8)
+    pixels.flags.writeable = False
+    small = shrink(pixels, size)
+    whole = Placement(size[1] / 90, size[0] / 60, 0, 0)
+    for found, given in zip(small, pixels, strict=True):
+        expected, _ = put_on_canvas(given, size, whole)
+        assert np.abs(found - expected.transpose(1, 2, 0)).max() < 1.6, "in whole numbers, across and then down"
+
+
+def test_a_plain_resize_is_known_from_anything_else() -> None:
+    plain = invert(rescale((60, 90), (30, 45)))
+    assert is_plain_resize(plain, (60, 90), (30, 45))
+    assert not is_plain_resize(plain, (60, 90), (30, 44))
+    for moved in (turned(1e-3, 0, 0), turned(0, 0.01, 0)):
+        assert not is_plain_resize(moved @ plain, (60, 90), (30, 45))

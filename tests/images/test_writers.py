@@ -15,11 +15,12 @@ import torch
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError, RunFailed
+from congeal.geometry.cover import covered
 from congeal.geometry.sampling import coverage, warp
 from congeal.images import open_writer, pack, prepare, warp_image, warp_pixel_batch, warp_pixels
 from congeal.images.canvas import place, put_on_canvas
 from congeal.images.encode import png_bytes
-from congeal.images.resample import Sampling, covered
+from congeal.images.resample import Sampling
 from congeal.images.source import ImageSource, Indices
 from congeal.opening import open_images
 

@@ -9,10 +9,13 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 
 from congeal.errors import CongealError
+from congeal.geometry.cover import columns_at_edges, shares_of
 from congeal.geometry.interpolation import Interpolation, interpolate, spline_coefficients
-from congeal.geometry.sampling import MIN_DENOMINATOR, sample_in_units, to_units
+from congeal.geometry.matrix import rescale
+from congeal.geometry.sampling import sample_in_units, to_units
 from congeal.images.canvas import Placement, put_on_canvas
 from congeal.images.source import Image
 
@@ -105,6 +108,18 @@ def warp_pixel_batch(
     return out
 
 
+def is_plain_resize(source_from_output: np.ndarray, source: Size, size: Size) -> bool:
+    """Whether a matrix (3, 3) does nothing but fit the whole image into a picture of `size`."""
+    return bool(np.allclose(source_from_output, rescale(size, source), rtol=0, atol=_WHOLE / max(source) ** 2))
+
+
+def shrink(pixels: np.ndarray, size: Size) -> np.ndarray:
+    """8-bit pixels (B, H, W, C) in a smaller size (h, w), every one of them counted: a triangle as wide as the step."""
+    own = pixels if pixels.flags.writeable else pixels.copy()  # torch warns of memory it must not write to
+    small = functional.interpolate(torch.from_numpy(own).permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)
+    return np.ascontiguousarray(small.permute(0, 2, 3, 1).numpy())
+
+
 def warp_masks(
     masks: np.ndarray, source_from_aligned: np.ndarray, size: Size, interpolation: Interpolation
 ) -> np.ndarray:
@@ -177,8 +192,8 @@ def _sample(
         if sharp:
             np.clip(part.numpy(), low[some], high[some], out=part.numpy())
         if not fades and sampling.fill != "edge":
-            for columns in _columns_at_edges(unit, source, here):
-                cover = _shares(unit.numpy(), source, here[0], columns)
+            for columns in columns_at_edges(unit.numpy(), source, here):
+                cover = shares_of(unit.numpy(), source, here[0], columns)
                 outer = part.numpy()[..., columns]
                 _fill_outside(outer, cover >= 0.5 if kernel == "nearest" else cover, sampling.value(dtype))
         _put(out[some, rows], part.numpy())
@@ -223,67 +238,6 @@ def _put(out: np.ndarray, values: np.ndarray) -> None:
             values = np.clip(values, limits.min, limits.max, out=values)
     for channel in range(out.shape[-1]):
         out[..., channel] = values[:, channel]
-
-
-def covered(source_from_aligned: np.ndarray, source: Size, size: Size) -> np.ndarray:
-    """(B, h, w) float32: what `congeal.geometry.sampling.coverage` gives, in closed form and exactly 1 inside.
-
-    A bilinear sample less than a pixel outside the outermost pixel centres has a share of that pixel, on each axis.
-    """
-    units = to_units(torch.from_numpy(np.asarray(source_from_aligned, dtype=np.float64)), source, size)
-    out = np.empty((len(units), *size), np.float32)
-    for some, rows, unit in _parts(units, size, _PIXELS_AT_ONCE):
-        out[some, rows] = _covered(unit, source, (rows.stop - rows.start, size[1]))
-    return out
-
-
-def _covered(unit: torch.Tensor, source: Size, size: Size) -> np.ndarray:
-    """What `covered` gives for unit_from_output (b, 3, 3)."""
-    out = np.ones((len(unit), *size), np.float32)
-    for columns in _columns_at_edges(unit, source, size):
-        out[:, :, columns] = _shares(unit.numpy(), source, size[0], columns)
-    return out
-
-
-def _columns_at_edges(unit: torch.Tensor, source: Size, size: Size) -> list[slice]:
-    """The columns of an output of `size` in which samples may lie outside, for unit_from_output (b, 3, 3)."""
-    inside = _columns_inside(unit[0].numpy(), source, size) if len(unit) == 1 else slice(0, 0)
-    edges = slice(0, inside.start), slice(inside.stop, size[1])
-    return [columns for columns in edges if columns.start < columns.stop]
-
-
-def _shares(units: np.ndarray, source: Size, height: int, columns: slice) -> np.ndarray:
-    """What `covered` gives in some columns of so many rows, for unit_from_output (b, 3, 3)."""
-    x, y = np.arange(columns.start, columns.stop), np.arange(height)[:, None]
-    matrix = units[..., None, None]
-    place = (matrix[:, :, 0] * x).astype(np.float32) + (matrix[:, :, 1] * y + matrix[:, :, 2]).astype(np.float32)
-    depth = np.maximum(place[:, 2], np.float32(MIN_DENOMINATOR))
-    for axis, length in ((0, source[1]), (1, source[0])):
-        share = np.abs(np.divide(place[:, axis], depth, out=place[:, axis]), out=place[:, axis])
-        share *= -length / 2  # from -1 to 1 between the outer edges, in pixels from the outermost that count
-        share += (length + 1) / 2
-        np.clip(share, 0, 1, out=share)
-    return place[:, 0] * place[:, 1] * (place[:, 2] > MIN_DENOMINATOR)
-
-
-def _columns_inside(unit: np.ndarray, source: Size, size: Size) -> slice:
-    """Columns of an output of `size` whose samples all lie inside the image; most of them, as a rule.
-
-    Being inside is five linear conditions on x and y, so a column that meets them in its first and its last row does.
-    """
-    conditions = [unit[2] - [0, 0, MIN_DENOMINATOR]]
-    for axis, length in ((0, source[1]), (1, source[0])):
-        conditions += [(1 - 1 / length) * unit[2] + sign * unit[axis] for sign in (1, -1)]
-    first, last = 0.0, size[1] - 1.0
-    for slope, down, rest in conditions:
-        for least in (rest, rest + down * (size[0] - 1)):
-            if slope > 0:
-                first = max(first, -least / slope + 1)  # a column to spare for what rounding does
-            elif slope < 0:
-                last = min(last, -least / slope - 1)
-            elif least < 0:
-                return slice(0, 0)
-    return slice(math.ceil(first), math.floor(last) + 1) if first <= last else slice(0, 0)
 
 
 def warp_image(image: Image, source_from_aligned: np.ndarray, size: Size, sampling: Sampling = SHARP) -> Image:

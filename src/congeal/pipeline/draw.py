@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from congeal.files import write_bytes
+from congeal.geometry.cover import Cover, cover_of, covered
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
-from congeal.images.resample import SOFT, Sampling, covered, warp_masks
+from congeal.images.resample import SOFT, Sampling, is_plain_resize, shrink, warp_masks
 from congeal.images.threads import in_order, usable_cores
 from congeal.images.writers import takes_parts
 from congeal.pipeline.display import DisplayRange, png
@@ -64,13 +65,11 @@ class Batch:
 
 
 class View(NamedTuple):
-    """Images as they lie in a frame: levels (B,h,c,w) on the 0–255 scale, and what each pixel weighs (B,h,1,w).
-
-    Channels come before columns because long rows of numbers are added up faster than many short ones.
-    """
+    """Images as they lie in a frame: levels (B,h,w,c) on the 0–255 scale, and what each pixel weighs (B,h,w,1), or what
+    a single 8-bit image covers."""
 
     levels: np.ndarray
-    weights: np.ndarray | None
+    weights: np.ndarray | Cover | None
 
 
 @dataclass(frozen=True)
@@ -139,21 +138,31 @@ class Drawing:
         if not len(chosen):
             return None
         source_from_shown = invert(rescale(self.size, self.shown_size) @ self.start[rows[chosen]])
-        # Only the report shows it: in a smaller picture nobody sees how sharp the kernel was.
-        sampling = self.sampling if self.shown_size == self.size else SOFT
-        before = images.some(chosen).sample(source_from_shown, self.shown_size, sampling)
+        before = self._sample_start(images.some(chosen), source_from_shown)
         self._write_thumbnails("before", rows[shown], before.pixels[np.searchsorted(chosen, shown)])
         return self._view(before, source_from_shown, images.size) if self.draws_start else None
 
+    def _sample_start(self, images: Batch, source_from_shown: np.ndarray) -> Batch:
+        """Only the report shows it: in a smaller picture nobody sees how sharp the kernel was."""
+        if self.shown_size == self.size:
+            return images.sample(source_from_shown, self.size, self.sampling)
+        smaller = images.size[0] > self.shown_size[0] and images.size[1] > self.shown_size[1]
+        plain = smaller and images.masks is None and images.pixels.dtype == np.uint8
+        if plain and all(is_plain_resize(one, images.size, self.shown_size) for one in source_from_shown):
+            return Batch(shrink(images.pixels, self.shown_size), None)
+        return images.sample(source_from_shown, self.shown_size, SOFT)
+
     def _view(self, drawn: Batch, source_from_frame: np.ndarray, source: Size) -> View:
-        levels = np.ascontiguousarray(self.display.levels(drawn.pixels).swapaxes(2, 3))
+        levels = self.display.levels(drawn.pixels)
         empty = self.sampling.fill != "edge" and math.isnan(self.sampling.fill)
         if not self.weigh and not empty and drawn.masks is None:
             return View(levels, None)
+        if len(levels) == 1 and levels.dtype == np.uint8 and drawn.masks is None:
+            return View(levels, cover_of(source_from_frame[0], source, drawn.size))
         cover = covered(source_from_frame, source, drawn.size)
         if empty and levels.dtype.kind == "f":  # nothing is no brightness, however little it weighs
             cover, levels = np.where(cover < 0.5, 0, cover), np.nan_to_num(levels)
-        return View(levels, (cover if drawn.masks is None else cover * drawn.masks)[:, :, None])
+        return View(levels, (cover if drawn.masks is None else cover * drawn.masks)[..., None])
 
     def _write_thumbnails(self, side: str, rows: np.ndarray, pixels: np.ndarray) -> None:
         """Small pictures of images (B,h,w,C) for the report."""

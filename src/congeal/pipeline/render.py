@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from congeal.files import DAMAGED, make_folders, replacing, sweep, write_bytes, write_json
+from congeal.geometry.cover import Cover
 from congeal.images import ImageSource, Skipped, Writer, open_writer
 from congeal.images.grouped import GroupedWriter, folder_of
 from congeal.images.resample import Sampling
@@ -40,8 +41,8 @@ Size = tuple[int, int]
 START_PICTURES = ("mean_before.png", "variance_before.png")  # under .work
 GROUP_BYTES = 64_000_000  # of large pictures that go into the statistics at a time …
 GROUP_IMAGES = 256  # … and of small ones at most so many
-BAND_ROWS = 64  # of a picture that become grey levels at a time
-NOTES = 4  # version of what is noted
+BAND_ROWS = 16  # of a picture that become grey levels at a time
+NOTES = 5  # version of what is noted
 PARTS = ("after", "before", "own_after", "own_before")
 SAVE_EVERY = 20.0  # seconds
 SHOWN = 720  # longer side of the pictures that only the report shows
@@ -62,9 +63,12 @@ class Picture:
 
     def add(self, views: Sequence[View]) -> None:
         """Take in some images; those of one kind that follow one another together."""
-        for _, alike in groupby(views, key=lambda view: (view.levels.dtype, view.weights is None)):
+        for (_, kind), alike in groupby(views, key=lambda view: (view.levels.dtype, type(view.weights))):
             levels, weights = zip(*alike, strict=True)
-            self.stats.update(np.concatenate(levels), None if weights[0] is None else np.concatenate(weights))
+            if kind is Cover:
+                self.stats.update_covering([image[0] for image in levels], weights)
+            else:
+                self.stats.update(np.concatenate(levels), np.concatenate(weights) if kind is np.ndarray else None)
 
     def mean_png(self) -> bytes:
         """The mean."""
@@ -75,12 +79,12 @@ class Picture:
         return self._png(lambda part: 2 * np.sqrt(part.variance))
 
     def _png(self, values: Callable[[RunningStats], np.ndarray]) -> bytes:
-        rows, _, columns = self.stats.mean.shape
-        levels = np.empty((rows, columns, self.stats.mean.shape[1]), np.uint8)
-        for first in range(0, rows, BAND_ROWS):  # a few rows at a time stay in the cache
+        levels = np.empty(self.stats.shape, np.uint8)
+        for first in range(0, len(levels), BAND_ROWS):  # a few rows at a time stay in the cache
             band = slice(first, first + BAND_ROWS)
             # What lies half-way between two grey levels must not go one way or the other by its sixteenth digit.
-            levels[band] = np.rint(np.clip(values(self.stats.rows(band)) + 1e-6, 0, 255)).swapaxes(1, 2)
+            own = values(self.stats.rows(band)) + 1e-6
+            levels[band] = np.rint(np.clip(own, 0, 255, out=own), out=own)
         return png(levels)
 
 
@@ -138,7 +142,7 @@ class Rendered:
             for number in np.unique(drawn.group[drawn.group >= 0]).tolist():
                 own, (levels, weights) = drawn.group == number, drawn.after
                 picture = self.groups.setdefault(number, Picture())
-                picture.add([View(levels[own], None if weights is None else weights[own])])
+                picture.add([View(levels[own], weights[own] if isinstance(weights, np.ndarray) else weights)])
 
     def save(self, path: Path) -> None:
         """All of it in one file, replaced whole."""

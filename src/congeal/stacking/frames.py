@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from congeal.errors import RunFailed
+from congeal.geometry.cover import covered
 from congeal.geometry.matrix import invert
 from congeal.images import Image, ImageSource, UnreadableImage, warp_pixels
-from congeal.images.resample import Sampling, covered, warp_masks
+from congeal.images.resample import Sampling, warp_masks
 from congeal.images.threads import in_order, usable_cores
 from congeal.progress import Progress
 from congeal.transforms import Transforms

@@ -13,10 +13,10 @@ import torch
 from torch.nn.functional import max_pool2d, pad
 
 from congeal.geometry import warp
+from congeal.geometry.cover import covered
 from congeal.geometry.matrix import invert, map_points, rescale
 from congeal.geometry.pins import transform_from_points
 from congeal.images import warp_pixels
-from congeal.images.resample import covered
 from congeal.pipeline.display import smaller
 from congeal.solvers.contrast import REACH as SURROUNDINGS
 from congeal.solvers.contrast import local_contrast

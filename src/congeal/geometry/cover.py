@@ -39,7 +39,7 @@ class Cover:
 def cover_of(source_from_frame: np.ndarray, source: Size, size: Size) -> Cover:
     """What an image of size `source` covers of a frame, for one matrix (3, 3)."""
     unit = _units(source_from_frame[None], source, size)[0]
-    first, stop = _columns_inside(unit, source, size)
+    first, stop = columns_inside(unit, source, size)
     row = np.arange(size[0]) * size[1]
     # All pixels before the first and from the last on, row by row: how many, and where each run of them begins.
     lengths, begins = np.concatenate([first, size[1] - stop]), np.concatenate([row, row + stop])
@@ -84,27 +84,21 @@ def _shares(place: np.ndarray, source: Size) -> np.ndarray:
     return product.astype(np.float32, copy=False)
 
 
-def columns_at_edges(unit: np.ndarray, source: Size, size: Size) -> list[slice]:
-    """The columns of an output of `size` in which samples may lie outside, for unit_from_output (b, 3, 3)."""
-    if len(unit) > 1:
-        return [slice(0, size[1])]
-    first, stop = _columns_inside(unit[0], source, size, corners=True)
-    edges = slice(0, int(first.max())), slice(int(stop.min()), size[1])
-    if edges[0].stop >= edges[1].start:
-        return [slice(0, size[1])]
-    return [columns for columns in edges if columns.start < columns.stop]
+def columns_at_edges(first: np.ndarray, stop: np.ndarray, width: int) -> list[slice]:
+    """The columns in which samples may lie outside, of some rows for which `columns_inside` gave these."""
+    left, right = int(first.max()), int(stop.min())
+    if left >= right:
+        return [slice(0, width)]
+    return [columns for columns in (slice(0, left), slice(right, width)) if columns.start < columns.stop]
 
 
-def _columns_inside(
-    unit: np.ndarray, source: Size, size: Size, *, corners: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
+def columns_inside(unit: np.ndarray, source: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
     """In each row of an output of `size` the first column whose sample lies inside the image, and the one behind the
-    last; both are the width where there is none. corners: in the first and last row alone. What lies in between there
-    lies in between in all others.
+    last; both are the width where there is none. For unit_from_output (3, 3).
 
     Being inside is five linear conditions on x and y.
     """
-    y = np.array([0.0, size[0] - 1]) if corners else np.arange(float(size[0]))
+    y = np.arange(float(size[0]))
     conditions = [unit[2] - [0, 0, MIN_DENOMINATOR]]
     for axis, length in ((0, source[1]), (1, source[0])):
         conditions += [(1 - 1 / length) * unit[2] + sign * unit[axis] for sign in (1, -1)]

@@ -107,16 +107,11 @@ def _pixels(unit: torch.Tensor, length: int) -> torch.Tensor:
 def _spline(coefficients: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Two neighbours weighted in their proportion are one bilinear look-up between them: 4 instead of 16."""
     height, width = coefficients.shape[-2:]
-    near_x, left, right = _pairs(x, width)
-    near_y, above, below = _pairs(y, height)
-    grid = _empty_grid(x)
+    places = x.new_empty((4, *x.shape))  # left, right, above, below: any of the first two with any of the others
+    near_x, near_y = _pairs(x, width, places[:2]), _pairs(y, height, places[2:])
     rows = []
-    for vertical in (above, below):
-        grid[..., 1] = vertical
-        grid[..., 0] = left
-        here = lookup(coefficients, grid, "bilinear")
-        grid[..., 0] = right
-        there = lookup(coefficients, grid, "bilinear")
+    for left, right in ((slice(0, 3, 2), slice(1, 3)), (slice(0, 4, 3), slice(1, 4, 2))):
+        here, there = (lookup(coefficients, places[pair].permute(1, 2, 3, 0), "bilinear") for pair in (left, right))
         rows.append(torch.lerp(there, here, near_x[:, None]))
     return torch.lerp(rows[1], rows[0], near_y[:, None])
 
@@ -127,10 +122,10 @@ def _empty_grid(place: torch.Tensor) -> torch.Tensor:
     return torch.empty((batch, 2, height, width), dtype=place.dtype, device=place.device).permute(0, 2, 3, 1)
 
 
-def _pairs(place: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For places along an axis: what the two pixels before weigh together, and where to look between them and between
-    the two behind, both from -1 to 1. The kernel is 13/21 + |x|/14 - x² + |x|³/2 up to 1, and up to 2
-    (2 - |x|)³/6 + (2 - |x|)/42."""
+def _pairs(place: torch.Tensor, length: int, between: torch.Tensor) -> torch.Tensor:
+    """For places along an axis: what the two pixels before weigh together. Where to look between them and between the
+    two behind goes to `between` (2, ...), from -1 to 1. The kernel is 13/21 + |x|/14 - x² + |x|³/2 up to 1, and up to
+    2 (2 - |x|)³/6 + (2 - |x|)/42."""
     scale = 2 / length
     t = torch.frac(place)
     first = (place - t).mul_(scale)
@@ -138,9 +133,9 @@ def _pairs(place: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor
     outer_right = (square / 6).add_(1 / 42).mul_(t)
     inner_left = (t / 2).sub_(1).mul_(square).add_(t, alpha=1 / 14).add_(13 / 21)
     near = (t / 3).sub_(1 / 2).mul_(square).add_(t, alpha=-19 / 42).add_(17 / 21)  # with the outer one on the left
-    left = inner_left.div_(near).mul_(scale).add_(first).sub_(0.5 * scale + 1)
-    right = outer_right.div_(1 - near).mul_(scale).add_(first).add_(1.5 * scale - 1)
-    return near, left, right
+    torch.sub(inner_left.div_(near).mul_(scale).add_(first), 0.5 * scale + 1, out=between[0])
+    torch.add(outer_right.div_(1 - near).mul_(scale).add_(first), 1.5 * scale - 1, out=between[1])
+    return near
 
 
 def _lanczos(values: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as functional
 
 from congeal.errors import CongealError
-from congeal.geometry.cover import columns_at_edges, shares_of
+from congeal.geometry.cover import columns_at_edges, columns_inside, shares_of
 from congeal.geometry.interpolation import Interpolation, interpolate, spline_coefficients
 from congeal.geometry.matrix import rescale
 from congeal.geometry.sampling import sample_in_units, to_units
@@ -182,6 +182,9 @@ def _sample(
         low, high = (limit((2, 3), keepdims=True) for limit in (values.min, values.max))
     fades = kernel == "bilinear" and sampling.fill == 0  # into black, which the sampler does itself
     units = to_units(torch.from_numpy(source_from_aligned), source, size)
+    first = stop = np.full(size[0], size[1])  # anything may lie outside
+    if len(units) == 1:
+        first, stop = columns_inside(units[0].numpy(), source, size)
     out = np.empty((len(images), *size, images.shape[1]), dtype)
     for some, rows, unit in _parts(units, size, _PIXELS_AT_ONCE // _LOOKUPS[kernel]):
         here, own = (rows.stop - rows.start, size[1]), unit.to(images.dtype)
@@ -192,7 +195,7 @@ def _sample(
         if sharp:
             np.clip(part.numpy(), low[some], high[some], out=part.numpy())
         if not fades and sampling.fill != "edge":
-            for columns in columns_at_edges(unit.numpy(), source, here):
+            for columns in columns_at_edges(first[rows], stop[rows], size[1]):
                 cover = shares_of(unit.numpy(), source, here[0], columns)
                 outer = part.numpy()[..., columns]
                 _fill_outside(outer, cover >= 0.5 if kernel == "nearest" else cover, sampling.value(dtype))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from PIL import Image as Pillow
 
 from congeal.images import Stack
 from congeal.images.encode import png_bytes
 from congeal.images.intensity import range_name
+from congeal.images.resample import shrink
 from congeal.runs.folder import RunFolder
 
 Size = tuple[int, int]
@@ -146,13 +145,7 @@ def png(values: np.ndarray, longest: int | None = None) -> bytes:
     grey_levels = values
     if values.dtype != np.uint8:
         grey_levels = np.rint(np.clip(np.nan_to_num(values), 0, 255)).astype(np.uint8)
-    shrink = 1 if longest is None else max(values.shape[:2]) / longest
-    if longest is not None and shrink > 1:
-        picture = Pillow.fromarray(grey_levels[..., 0] if grey_levels.shape[-1] == 1 else grey_levels)
-        if shrink > 2.5:
-            picture = picture.reduce(math.ceil(shrink))  # plain averages, in a fraction of the time
-        else:
-            picture.thumbnail((longest, longest))
-        small = np.asarray(picture)
-        grey_levels = small.reshape(*small.shape[:2], -1)
+    height, width = values.shape[:2]
+    if longest is not None and max(height, width) > longest:
+        grey_levels = shrink(grey_levels[None], smaller((height, width), longest))[0]
     return png_bytes(grey_levels)

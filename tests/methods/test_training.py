@@ -19,11 +19,20 @@ from congeal.solvers.matching import random_warps
 FEW = {"steps": 4, "batch_size": 16, "restarts": 4}
 
 
-def strongly_warped(digit: str, n: int) -> np.ndarray:
-    """Bundled digits whose corners were moved by a fifth of the side."""
-    warps = random_warps(torch.full((n,), 0.2), (28, 28), torch.Generator().manual_seed(0))
+def strongly_warped(digit: str, n: int, reach: float) -> np.ndarray:
+    """Bundled digits whose corners were moved by a share of the side."""
+    warps = random_warps(torch.full((n,), reach), (28, 28), torch.Generator().manual_seed(0))
     shown = warp(torch.as_tensor(pixels(digit, 0, n)).float()[:, None], warps)
     return shown[:, 0].round().numpy().astype(np.uint8)
+
+
+def with_specks(digit: str, n: int) -> np.ndarray:
+    """Warped digits, each with a bright square in a corner, so that their ink does not say where they are."""
+    images = strongly_warped(digit, n, 0.2)
+    for image, (down, right) in zip(images, np.random.default_rng(0).integers(2, size=(n, 2)), strict=True):
+        y, x = 1 + 20 * down, 1 + 20 * right
+        image[y : y + 6, x : x + 6] = 255
+    return images
 
 
 # ---- when
@@ -39,8 +48,14 @@ def test_images_that_are_roughly_aligned_need_no_network() -> None:
     assert model.quality_.apsnr_after > model.quality_.apsnr_before + 3
 
 
+def test_objects_that_start_far_away_need_no_network_either() -> None:
+    model = DeepCongealing(**FEW).fit(strongly_warped("7", 60, 0.2))
+    assert not model.trained_
+    assert model.quality_.apsnr_after > 20, "as good as digits that nobody warped"
+
+
 def test_images_that_need_tries_are_worth_a_network() -> None:
-    model = DeepCongealing(**FEW).fit(strongly_warped("7", 60))
+    model = DeepCongealing(**FEW).fit(with_specks("7", 60))
     assert model.trained_
     assert isinstance(model.aligner_, torch.nn.Module)
     sentence = model.decisions_["training"]["sentence"]
@@ -50,7 +65,7 @@ def test_images_that_need_tries_are_worth_a_network() -> None:
 
 @pytest.mark.parametrize(("train", "steps"), [("never", 4), ("auto", 0)])
 def test_a_network_that_is_not_wanted_is_not_trained(train: str, steps: int) -> None:
-    model = DeepCongealing(**FEW | {"steps": steps}, train=train).fit(strongly_warped("7", 60))
+    model = DeepCongealing(**FEW | {"steps": steps}, train=train).fit(with_specks("7", 60))
     assert not model.trained_
     assert "as asked" in model.decisions_["training"]["sentence"]
 

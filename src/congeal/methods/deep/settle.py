@@ -1,5 +1,5 @@
-"""Stage 3, settle: the pose of every image, old or new: steps from the start, the net's answer, more tries where
-these fail.
+"""Stage 3, settle: the pose of every image, old or new: steps from the start, then the net's answer or where the
+object's ink lies, and more tries where these fail.
 
 Why: a net's answer is right to about a pixel, and for a few images in a hundred wrong altogether. What it buys: with
 `refine`, 1.2 dB under 20 % warps; tries from perturbed poses another 0.5 dB (docs/results.md, ablation, "+ refinement"
@@ -26,6 +26,7 @@ from congeal.methods.job import Job, Spread
 from congeal.solvers.appearance import Appearance, at_most
 from congeal.solvers.filters import frame_unit
 from congeal.solvers.matching import Matcher, Views, random_warps
+from congeal.solvers.moments import evenly_turned, poses_by_ink
 from congeal.solvers.motions import restricted
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import chunks, stack_values
@@ -63,6 +64,11 @@ class SettleSettings:
     """Tries that end at the same score have found what there is to find …"""
     same: float = 0.005
     """… to within this."""
+    turns: int = 9
+    turn_reach: float = 60.0
+    """Without a net, an object whose ink is brought to the template's is turned so often, up to so many degrees …"""
+    turns_kept: int = 3
+    """… and stepped from so many of them. Chosen on threes and sevens under 10–30 % warps."""
     batch: int = 4
     """Images at once, in usual chunks: the few that are tried again should still fill a batch."""
 
@@ -122,7 +128,7 @@ class Guide:
 
 @dataclass(frozen=True)
 class Settled:
-    """Poses (n, 3, 3) of n images, their scores (n,), and by how much tries beat the steps from the start (n,)."""
+    """Poses (n, 3, 3) of n images, their scores (n,), and what tries at random added to those (n,)."""
 
     poses: torch.Tensor
     scores: torch.Tensor
@@ -130,7 +136,8 @@ class Settled:
 
     @property
     def helped(self) -> float:
-        """Share of the images that a try placed clearly better than steps from the start did."""
+        """Share of the images that a try at random placed clearly better than steps from the start, or from where its
+        ink lies, did."""
         return float((self.gained > HELPED).float().mean())
 
     def put(self, rows: np.ndarray, part: Settled) -> Settled:
@@ -212,13 +219,15 @@ class Settler:
         self.matcher = Matcher(guide.template, guide.appearance, guide.prior)
         self.unit = frame_unit(self.matcher.frame)
         self.last_blur = guide.appearance.last_blur(self.matcher.frame)
+        self.by_ink = guide.appearance.holds_ink and guide.aligner is None  # a net knows the way by itself
+        self.turns = evenly_turned(settings.turn_reach, settings.turns)
         generator = torch.Generator().manual_seed(settings.random_state)
         reach = torch.full((settings.restarts,), settings.reach, dtype=torch.float32)
         tries = random_warps(reach, self.matcher.frame, generator, guide.motion)
         self.tries = tries.split(settings.tries_at_once) if settings.restarts else ()
 
     def settle(self, views: Views, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The best pose of each image, its score, and what tries added to it."""
+        """The best pose of each image, its score, and what tries at random added to it."""
         settings = self.settings
         if not settings.refine and self.aligner is not None:
             poses = self.aligner.predict(views.images, start.double(), settings.passes).float()
@@ -234,6 +243,9 @@ class Settler:
         unsure = best.below(self.bars.doubtful)
         doubtful = views.take(unsure)
         best.offer(unsure, doubtful, self._home(doubtful, start[unsure], start[unsure])[:, None])
+        if self.by_ink:
+            best.offer(unsure, *self._by_ink(doubtful, start[unsure]))
+            straight = best.scores.clone()
         place = torch.zeros(len(views), dtype=torch.long)
         place[unsure] = torch.arange(len(unsure))  # where an image is among the doubtful, which are softened by now
         for number, tries in enumerate(self.tries):
@@ -246,6 +258,22 @@ class Settler:
                 best.offer(some, few, found.view(len(some), -1, 3, 3))
         return best.poses, best.scores, best.scores - straight
 
+    def _by_ink(self, views: Views, start: torch.Tensor) -> tuple[Views, torch.Tensor]:
+        """Views (B·T) and their poses (B, T, 3, 3): an object's ink brought to that of the template, then steps.
+
+        Of all turns, those that match best.
+        """
+        n, kept = len(views), self.settings.turns_kept
+        ink = views.images if views.masks is None else views.images * views.masks
+        turned = poses_by_ink(ink, self.matcher.template, start, self.turns)
+        every = torch.arange(n).repeat_interleave(len(self.turns))
+        turned = restricted(turned.flatten(0, 1), start[every], self.motion, self.matcher.frame).float()
+        scores = self.matcher.merit(views.take(every), start[every], turned).view(n, len(self.turns))
+        best = scores.topk(kept, 1).indices + len(self.turns) * torch.arange(n)[:, None]
+        each = torch.arange(n).repeat_interleave(kept)
+        few = views.take(each)
+        return few, self._steps(few, start[each], turned[best.flatten()]).view(n, kept, 3, 3)
+
     def _home(self, views: Views, start: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
         """The net's answer if there is a net, then steps to the template: first a coarse blur with at most an affine
         motion, then sharp with the whole motion."""
@@ -254,6 +282,10 @@ class Settler:
             softened = {key: views.at(*key) for key in self.aligner.softenings}
             poses = self.aligner.predict_softened(softened, poses.double(), settings.passes)
             poses = restricted(poses, start, self.motion, self.matcher.frame).float()
+        return self._steps(views, start, poses)
+
+    def _steps(self, views: Views, start: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
+        settings = self.settings
         coarse, blur = at_most("affine", self.motion), settings.coarse_blur * self.unit
         poses = self.matcher.towards(views, start, poses, settings.coarse_steps, coarse, blur)
         return self.matcher.towards(views, start, poses, settings.fine_steps, self.motion, self.last_blur)

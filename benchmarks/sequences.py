@@ -93,6 +93,7 @@ began = time.monotonic()
 film = cv2.VideoCapture(source)
 writer = cv2.VideoWriter(target, cv2.VideoWriter_fourcc(*"mp4v"), 30, (640, 480))
 before, whole, poses = None, np.eye(3), []
+total, squares = np.zeros((480, 640, 3)), np.zeros((480, 640, 3))
 while True:
     there, frame = film.read()
     if not there:
@@ -111,8 +112,14 @@ while True:
         window = cv2.createHanningWindow((640, 480), cv2.CV_32F)
     before = grey
     poses.append(np.linalg.inv(whole))
-    writer.write(cv2.warpAffine(frame, whole[:2], (640, 480), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP))
+    aligned = cv2.warpAffine(frame, whole[:2], (640, 480), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
+    writer.write(aligned)
+    cv2.accumulate(aligned, total)
+    cv2.accumulateSquare(aligned, squares)
 writer.release()
+mean = total / len(poses)
+cv2.imwrite(target + "-mean.png", mean)
+cv2.imwrite(target + "-variance.png", squares / len(poses) - mean**2)
 np.save(target + ".npy", poses)
 print(time.monotonic() - began)
 """

@@ -14,10 +14,14 @@ from skimage import data
 
 import congeal
 from congeal import CongealError
+from congeal.geometry import from_normalised, matrix_from_parameters
 from congeal.geometry.matrix import corners, map_points
 from congeal.images.resample import warp_pixels
 from congeal.methods.sequence import SequenceCongealing
 from congeal.runs.checkpoint import Checkpoint
+from congeal.solvers.contrast import local_contrast
+from congeal.solvers.pairs import PairSolver
+from congeal.solvers.patches import Patches
 from congeal.solvers.path import smoothed
 from congeal.solvers.posegraph import Graph, adjust
 from congeal.solvers.sequence import Followed, Links, restricted
@@ -203,6 +207,23 @@ def test_it_resumes_to_the_same_answer(tmp_path: Path) -> None:
     assert again.decisions_ == whole.decisions_
 
 
+def test_sizes_that_say_nothing_new_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From pictures in which all is known to a fraction of an original's pixel it goes on to the originals."""
+    rng, places = np.random.default_rng(0), [shift(40 + 7 * i, 60 - 3 * i).numpy() for i in range(5)]
+    frames = np.stack([warp_pixels(data.astronaut(), place, (240, 320)) for place in places])
+    frames = np.clip(frames + rng.normal(0, 3, frames.shape), 0, 255).astype(np.uint8)
+    kept = Checkpoint(tmp_path / "state.pt")
+    short = SequenceCongealing(motion="translation").fit(frames, checkpoint=kept)
+    again = SequenceCongealing(motion="translation").fit(frames, checkpoint=kept)  # from what was kept in the end
+    monkeypatch.setattr("congeal.methods.sequence._CLOSE", 0.0)
+    long = SequenceCongealing(motion="translation").fit(frames)
+    said = [model.decisions_["resolution"]["sentence"] for model in (short, again, long)]
+    assert said == ["Worked at 64, then 320 pixels."] * 2 + ["Worked at 64, then 192, then 320 pixels."]
+    assert np.array_equal(again.transforms_.matrices, short.transforms_.matrices)
+    assert np.abs(short.transforms_.matrices - long.transforms_.matrices).max() < 0.01
+    assert np.abs(short.transforms_.matrices[:, :2, 2] - np.array([[7.0 * i, -3 * i] for i in range(5)])).max() < 0.05
+
+
 def test_what_cannot_be_asked_of_a_sequence(tmp_path: Path) -> None:
     frames = drifting()[0][:4]
     for options, words in (
@@ -244,6 +265,44 @@ def test_a_shift_is_found_however_large() -> None:
 def test_overlap_is_what_both_show() -> None:
     moved = torch.stack([shift(0, 0), shift(32, 0), shift(-32, 24), shift(70, 0)])
     assert torch.allclose(overlap(moved, FRAME), torch.tensor([1, 0.5, 0.25, 0], dtype=torch.float64), atol=0.05)
+
+
+@pytest.mark.parametrize("frame", [(48, 64), (240, 320)])  # looked up in one go, and picture by picture
+def test_a_pair_is_registered_alone_as_among_others(frame: tuple[int, int]) -> None:
+    grey = torch.as_tensor(data.astronaut()[:300, :400].mean(2), dtype=torch.float32)[None] / 255
+    moved = [(5 + 3 * k, 8 - 2 * k) for k in range(4)]
+    pictures = local_contrast(torch.stack([grey[:, y : y + frame[0], x : x + frame[1]] for x, y in moved]))[:, 0]
+    first, second = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 1, 2])  # the second counts from the second picture
+    patches, solver = Patches.of(pictures[:3], "translation"), PairSolver("translation", frame, 0.0)
+    begin = shift(0, 0).repeat(4, 1, 1)
+
+    def registered(rows: list[int]) -> torch.Tensor:
+        a = Patches.joined([patches.one(int(first[row])) for row in rows])
+        used, which = second[rows].unique(return_inverse=True)
+        return solver.register(pictures[1:][used], None, which, a, begin[rows], 8).matrices
+
+    together = registered([0, 1, 2, 3])
+    alone = torch.cat([registered([row]) for row in range(4)])
+    assert float((together - alone).abs().max()) < 1e-6
+    assert float((together[0] - shift(-3, 2)).abs().max()) < 0.05
+
+
+def test_views_that_disagree_do_not_wander_together() -> None:
+    """Nothing says where all views lie together, so they stay where they began, however pairs disagree."""
+    rng, n = np.random.default_rng(0), 40
+    truth = torch.stack([shift(-3.0 * i, 2.0 * i) for i in range(n)])
+    pairs = [(i, i + step) for step in (1, 4, 16) for i in range(0, n - step, max(1, step // 2))]
+
+    def err(size: float) -> torch.Tensor:
+        return from_normalised(matrix_from_parameters(torch.as_tensor(rng.normal(0, size, (1, 3)))), FRAME)[0]
+
+    matrices = torch.stack([truth[b] @ torch.linalg.inv(truth[a]) @ err(5e-4) for a, b in pairs])
+    information = torch.eye(3, dtype=torch.float64).repeat(len(pairs), 1, 1) * 5e-4**-2
+    first, second = (torch.tensor([pair[k] for pair in pairs]) for k in (0, 1))
+    begin = torch.stack([view @ err(1e-3) for view in truth])
+    result = adjust(Graph(first, second, matrices, information, FRAME, "rigid"), begin)
+    apart = result.views @ torch.linalg.inv(truth)
+    assert float((apart - torch.eye(3, dtype=torch.float64)).abs().amax((1, 2)).median()) < 0.5
 
 
 def test_far_links_keep_errors_from_adding_up() -> None:

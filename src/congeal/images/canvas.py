@@ -86,7 +86,7 @@ def _down(pixels: np.ndarray, bands: list[_Band]) -> np.ndarray:
     flat = pixels.reshape(len(pixels), -1)
     out = np.empty((bands[-1].sums.stop, flat.shape[1]), np.float32)
     for sums, needed, weights in bands:
-        np.matmul(weights, flat[needed].astype(np.float32, copy=False), out=out[sums])
+        out[sums] = _product(weights, flat[needed].astype(np.float32))
     return out.reshape(-1, *pixels.shape[1:])
 
 
@@ -97,8 +97,16 @@ def _across(pixels: np.ndarray, bands: list[_Band]) -> np.ndarray:
     for channel, result in enumerate(out):
         one = np.ascontiguousarray(pixels[..., channel])
         for sums, needed, weights in bands:
-            result[:, sums] = one[:, needed] @ weights.T
+            result[:, sums] = _product(one[:, needed], weights.T)
     return out
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """By torch, which can be asked for one thread where each of several prepares an image; NumPy's products take all
+    cores each, and wait for one another."""
+    import torch  # here, so that opening images does not load it
+
+    return torch.mm(torch.from_numpy(a), torch.from_numpy(b)).numpy()
 
 
 @lru_cache(maxsize=128)

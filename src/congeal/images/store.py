@@ -10,12 +10,14 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import torch
 
 from congeal.distributed import Crew
 from congeal.errors import CongealError
@@ -144,12 +146,16 @@ def fill_store(
         _Filling(source, other, filling.eight_bit, keeping.larger(side).folder, "", resumable=False)
         for side, other in ahead.items()
     ]
-    with Progress(len(source), "reading images", quiet=quiet, done=first) as progress:
-        decode = partial(decode_at, source, (size, *ahead.values()), align_on)
-        for i, decoded in enumerate(in_order(decode, range(first, len(source)), usable_cores()), start=first):
-            for one, of_size in zip((filling, *others), decoded, strict=True):
-                one.take(i, of_size)
-            progress.update()
+    decode, usual = partial(decode_at, source, (size, *ahead.values()), align_on), torch.get_num_threads()
+    images = in_order(decode, range(first, len(source)), usable_cores(), begin=partial(torch.set_num_threads, 1))
+    try:
+        with Progress(len(source), "reading images", quiet=quiet, done=first) as progress, closing(images):
+            for i, decoded in enumerate(images, start=first):
+                for one, of_size in zip((filling, *others), decoded, strict=True):
+                    one.take(i, of_size)
+                progress.update()
+    finally:
+        torch.set_num_threads(usual)  # threads to come would have what the last one asked for
     store = filling.store
     if store is None:
         nothing = np.empty(0)
@@ -208,11 +214,18 @@ class _Read:
         return np.stack([self._row(i) for i in wanted])
 
     def _row(self, i: int) -> np.ndarray:
-        one = decode_small(self._source, self._size, self._align_on, i)
-        if isinstance(one, str):
-            raise CongealError(f"{self._source.id(i)} cannot be read any more ({one}): run the same command again")
-        values = np.rint(one.pixels) if self._dtype == np.uint8 else one.pixels
-        return values.astype(self._dtype, copy=False)
+        try:
+            image = self._source.read(i)
+            pixels = select_channels(image.pixels, self._align_on)
+        except CongealError as error:
+            raise CongealError(
+                f"{self._source.id(i)} cannot be read any more ({error}): run the same command again"
+            ) from error
+        size = (pixels.shape[0], pixels.shape[1])
+        if size == self._size and pixels.dtype == self._dtype:
+            return np.moveaxis(pixels, -1, 0)
+        values, _ = put_on_canvas(pixels, self._size, place(size, self._size), image.mask)
+        return (np.rint(values) if self._dtype == np.uint8 else values).astype(self._dtype, copy=False)
 
 
 def reading_store(known: Store, source: ImageSource, size: Size, align_on: AlignOn) -> Store:

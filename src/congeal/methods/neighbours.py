@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from congeal.metrics.limits import (
     TIME_NEIGHBOURS,
 )
 from congeal.solvers.appearance import plain_appearance
+from congeal.solvers.streaming import chunks
 from congeal.solvers.threads import in_order
 
 
@@ -49,7 +51,7 @@ def among_neighbours(stack: Stack, stack_from_frame: np.ndarray, kind: str) -> A
     flat, chances = np.zeros(n, dtype=bool), []
     noisy = set(np.linspace(0, n - 1, min(n, CHANCE_IMAGES)).round().astype(int).tolist())
     last = deque[_Seen](maxlen=max(TIME_NEIGHBOURS) + 1)
-    for j, seen in enumerate(in_order(views.seen, range(n), torch.get_num_threads())):
+    for j, seen in enumerate(chain.from_iterable(in_order(views.seen, views.runs(), torch.get_num_threads()))):
         flat[j] = not bool(seen.own.contrast.any())
         last.append(seen)
         for distance in TIME_NEIGHBOURS:
@@ -96,21 +98,36 @@ class _OwnViews:
         self.start = left @ stack.start @ right
         self.found = left @ stack_from_frame.astype(np.float64) @ right
 
-    @torch.no_grad()
-    def seen(self, i: int) -> _Seen:
-        """Image i, and its neighbours where they lie against it."""
-        frame = invert(self.found[i]) @ self.start[i]
-        later = [distance for distance in TIME_NEIGHBOURS if i + distance < len(self.found)]
-        moved = {distance: self._shown(i + distance, self.found[i + distance] @ frame) for distance in later}
-        return _Seen(self._shown(i, self.start[i]), moved)
+    def runs(self) -> list[range]:
+        """All images, as many together as suits the cache."""
+        return [range(part[0], part[-1] + 1) for part in chunks(self.stack)]
 
-    def _shown(self, j: int, pose: np.ndarray) -> _View:
-        stack = self.stack
-        matrix = torch.as_tensor(np.nan_to_num(normalise(pose)))[None].float()
-        shown = warp(stack.images([j]), matrix, stack.frame, padding=self.appearance.padding)
-        weights = self.appearance.covered(matrix, stack.size, stack.frame, stack.masks([j]))
+    @torch.no_grad()
+    def seen(self, run: range) -> list[_Seen]:
+        """Each image of a run, and its neighbours where they lie against it."""
+        whole = np.arange(run.start, min(len(self.found), run.stop + max(TIME_NEIGHBOURS)))
+        images = self.stack.images(whole).mean(1, keepdim=True)
+        own = self._shown(images, whole, np.asarray(run), self.start[run.start : run.stop])
+        found = [_Seen(view, {}) for view in own]
+        for distance in TIME_NEIGHBOURS:
+            rows = np.arange(run.start, min(run.stop, len(self.found) - distance))
+            frames = invert(self.found[rows]) @ self.start[rows]
+            moved = self._shown(images, whole, rows + distance, self.found[rows + distance] @ frames)
+            for seen, view in zip(found, moved, strict=False):  # the last ones have nothing behind them
+                seen.later[distance] = view
+        return found
+
+    def _shown(self, images: torch.Tensor, whole: np.ndarray, rows: np.ndarray, poses: np.ndarray) -> list[_View]:
+        """Images `rows`, which are some of `whole` (B, 1, H, W), at poses of theirs."""
+        if not len(rows):
+            return []
+        stack, first = self.stack, int(rows[0] - whole[0])
+        matrices = torch.as_tensor(np.nan_to_num(normalise(poses))).float()
+        some = images[first : first + len(rows)]
+        shown = warp(some, matrices, stack.frame, padding=self.appearance.padding)
+        weights = self.appearance.covered(matrices, stack.size, stack.frame, stack.masks(rows))
         contrast, counts = local_contrast(shown, weights)
-        return _View(contrast[0], None if counts is None else counts[0])
+        return [_View(one, None if counts is None else counts[k]) for k, one in enumerate(contrast)]
 
 
 def _correlation(one: _View, other: _View) -> float | None:

@@ -28,7 +28,8 @@ from congeal.methods.found import Found
 from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance, lasting_appearance
 from congeal.solvers.gauge import Gauge, within_motion
-from congeal.solvers.pairs import PairSolver, Patches
+from congeal.solvers.pairs import PairSolver
+from congeal.solvers.patches import Patches
 from congeal.solvers.path import smoothed
 from congeal.solvers.posegraph import Origin
 from congeal.solvers.reference import reference_image
@@ -49,6 +50,7 @@ from congeal.solvers.threads import few_threads
 
 WORDS = ("first", "previous", "mean")
 """What the reference of a sequence may be, besides a position or a file."""
+_CLOSE = 0.5  # pixels of a larger picture: views that are known so well need no pictures in between
 _ASKED = 64  # images that a picture from outside is matched with, at most
 
 
@@ -147,12 +149,13 @@ class _Work:
                 break
             self._move_to(larger)
             if number < done:
-                self.sizes.append(max(larger.frame))
                 continue
             pictures = Pictures(larger, self.appearance)
             if number == 1:
                 self._choose_motion(pictures)
             assert self.known is not None
+            if number < len(sizes) and bool((self.known.error * (sizes[number] / size) < _CLOSE).all()):
+                continue
             self.known = refine(self.known, pictures, self.motion, self.origin, joint=self.joint)
             self.sizes.append(max(larger.frame))
             self._keep(number + 1, total)
@@ -191,6 +194,7 @@ class _Work:
             "motion": self.motion,
             "decisions": self.decisions,
             "size": max(self.at.frame),
+            "sizes": self.sizes,
             "ends": known.ends,
             **{name: getattr(known, name) for name in ("views", "error", "lost")},
             **{name: getattr(known.links, name) for name in ("first", "second", "matrices")},
@@ -203,7 +207,7 @@ class _Work:
             return 0
         links = Links(state["first"], state["second"], state["matrices"])
         self.known = Followed(state["views"], links, state["error"], state["ends"], state["lost"])
-        self.motion, self.decisions = state["motion"], state["decisions"]
+        self.motion, self.decisions, self.sizes = state["motion"], state["decisions"], state["sizes"]
         if state["size"] != max(self.stack.frame):
             self.at = self.stack.at(state["size"], once=True)
         return int(state["done"])
@@ -307,7 +311,7 @@ class _Work:
                 if stack is self.at and stack is not self.stack:
                     picture_from_view = normalise(change @ picture_from_view @ torch.linalg.inv(change))
                 picture = self.appearance.detail(reference_image(reference, stack)[None])[0, 0]
-                patches = [Patches.of(Pictures(stack, self.appearance).of(rows[[best]])[0][0], motion)]
+                patches = Patches.of(Pictures(stack, self.appearance).of(rows[[best]])[0], motion)
                 solver = PairSolver(motion, stack.frame, 0.0)
                 begin = within_motion(picture_from_view, motion, stack.frame)
                 done = solver.register(picture[None], None, torch.zeros(1, dtype=torch.int64), patches, begin, 12)

@@ -16,90 +16,16 @@ import torch
 from congeal.geometry.interpolation import spline_at, spline_coefficients
 from congeal.geometry.matrix import Size, corners
 from congeal.geometry.sampling import sample_at
-from congeal.solvers.contrast import REACH
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
-from congeal.solvers.tiles import Tiles
+from congeal.solvers.patches import RIM, Patches
 
-TILES, LARGE_TILES = 96, 64
-"""Of a picture, at most, that others are compared with; of a large one, whose tiles have 256 pixels each."""
-_RIM = REACH  # of the longer side: so near to an edge local contrast depends on where the edge is, which does not move
 _FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals: a few are far off
 _LEAST_TILES = 6  # that both pictures must show
 _NEIGHBOURS = 1.6  # times the variance: blocks that touch err alike
 _LEAST_STEEP = 0.1  # share of a picture's slopes that is no noise
 _STILL = 5e-3  # pixels that a corner moves by in the last step
 _DAMPING = 1e-4
-
-
-@dataclass(frozen=True)
-class Patches:
-    """What is kept of a picture that others are registered to, of each of its T tiles of P pixels.
-
-    Attributes
-    ----------
-    tiles : Tiles
-    wanted : (T, P) tensor
-        What they show.
-    slopes : (T, P, k) tensor
-        How that changes per unit of each parameter.
-    curvature : (T, k, k) tensor
-        Their products.
-    """
-
-    tiles: Tiles
-    wanted: torch.Tensor
-    slopes: torch.Tensor
-    curvature: torch.Tensor
-
-    @classmethod
-    def of(cls, picture: torch.Tensor, motion: str, most: int = TILES) -> Patches:
-        """Of local contrast (h, w)."""
-        tiles = Tiles.choose(picture[None, None], most, _RIM * max(picture.shape))
-        x, y = (place.clamp(0, side - 1) for place, side in zip(tiles.points.long().T, picture.T.shape, strict=True))
-        values = picture[y, x].view(len(tiles), tiles.side + 2, tiles.side + 2)
-        slopes = tiles.slopes(values, motion)
-        return cls(tiles, tiles.inner(values), slopes, (slopes.transpose(1, 2) @ slopes).double())
-
-
-class _Together:
-    """Patches of several pictures in arrays of one shape; `real` (E, T) is false where one has fewer tiles."""
-
-    def __init__(self, some: Sequence[Patches]) -> None:
-        most = max(1, *(len(patches.tiles) for patches in some))
-
-        def padded(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-            out = parts[0].new_zeros(len(parts), most, *parts[0].shape[1:])
-            for row, part in zip(out, parts, strict=True):
-                row[: len(part)] = part
-            return out
-
-        self.side = some[0].tiles.side
-        self.real = padded([torch.ones(len(patches.tiles), dtype=torch.bool) for patches in some])
-        self.wanted = padded([patches.wanted for patches in some])
-        self.slopes = padded([patches.slopes for patches in some])
-        self.curvature = padded([patches.curvature for patches in some])
-        self.blocks = padded([patches.tiles.blocks for patches in some]).double()
-        corner = padded([patches.tiles.corner for patches in some]).float()
-        steps = torch.arange(self.side, dtype=torch.float32)
-        self.x = (corner[..., 0, None, None] + steps).expand(-1, -1, self.side, -1).flatten(2)  # (E, T, P)
-        self.y = (corner[..., 1, None, None] + steps[:, None]).expand(-1, -1, -1, self.side).flatten(2)
-
-    def places(self, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x and y (E, T, P) of their pixels through matrices (E, 3, 3)."""
-        m = matrices.float()[..., None, None]
-        x, y, depth = (m[:, row, 0] * self.x + m[:, row, 1] * self.y + m[:, row, 2] for row in range(3))
-        return x / depth, y / depth
-
-    def steepness(self, shown: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """(E,) share of the slopes of these pictures that the other one has too: noise has slopes of its own."""
-        own, other = (values.unflatten(-1, (self.side, self.side)) for values in (self.wanted, shown))
-        both, alone = torch.zeros_like(weight), torch.zeros_like(weight)
-        for step in ((..., slice(2, None), slice(1, -1)), (..., slice(1, -1), slice(2, None))):
-            back = (..., *(slice(None, -2) if part == slice(2, None) else part for part in step[1:]))
-            slope = own[step] - own[back]
-            both += (slope * (other[step] - other[back])).sum((-2, -1))
-            alone += slope.square().sum((-2, -1))
-        return ((weight * both).sum(1) / (weight * alone).sum(1).clamp(min=1e-12)).clamp(_LEAST_STEEP, 1)
+_COPIED = 4  # times as many pixels as its tiles have: so large pictures are copied for every pair
 
 
 @dataclass(frozen=True)
@@ -148,36 +74,35 @@ class PairSolver:
         pictures: torch.Tensor,
         inside: torch.Tensor | None,
         which: torch.Tensor,
-        others: Sequence[Patches],
+        them: Patches,
         begin: torch.Tensor,
         steps: int,
     ) -> Registered:
         """Where pictures a lie in pictures b, of E pairs.
 
         pictures (B, h, w): local contrast of every b. inside (B, h, w): where they have a picture; None: everywhere.
-        which (E,): the b of each pair. others: patches of its a, made for the same motion. begin (E, 3, 3): b_from_a to
+        which (E,): the b of each pair. them: patches of its a, made for the same motion. begin (E, 3, 3): b_from_a to
         begin with. steps: at most.
         """
-        them = _Together(others)
         matrices, (height, width) = begin.double(), pictures.shape[1:]
-        splines = torch.from_numpy(spline_coefficients(pictures[:, None].numpy()))[:, 0]
-        splines, masks = _of_pairs(splines, which), None if inside is None else _of_pairs(inside, which)
-        rim = _RIM * max(height, width)
+        splines, masks = _Splines(pictures, which, them), None if inside is None else inside[which]
+        rim = RIM * max(height, width)
         moving = torch.ones(len(matrices), dtype=torch.bool)
         for _ in range(steps + 1):
             x, y = them.places(matrices)
-            there = (x >= rim) & (x <= width - 1 - rim) & (y >= rim) & (y <= height - 1 - rim)
-            if masks is not None:
-                there = there & (sample_at(masks, torch.stack([x, y], -1))[0] > 0.5)
+            far_x, far_y = them.at_corners(x), them.at_corners(y)
+            there = (far_x >= rim) & (far_x <= width - 1 - rim) & (far_y >= rim) & (far_y <= height - 1 - rim)
             covered = there.all(2) & them.real
+            if masks is not None:
+                covered &= (sample_at(masks, torch.stack([x, y], -1))[0] > 0.5).all(2)
             enough = covered.sum(1) >= _LEAST_TILES
             covered = covered & enough[:, None]
-            shown = spline_at(splines, x, y)
+            shown = splines.at(x, y)
             residual = shown - them.wanted
             away = residual.square().mean(2)
             noise = away.masked_fill(~covered, torch.nan).nanmedian(1, keepdim=True).values.nan_to_num(1.0)
             weight = (covered * (_FREEDOM + 1) / (_FREEDOM * noise + away + 1e-9)).double()
-            votes = (residual[:, :, None] @ them.slopes)[:, :, 0].double() * weight[..., None]  # (E, T, k)
+            votes = (them.slopes @ residual[..., None])[..., 0].double() * weight[..., None]  # (E, T, k)
             whole = torch.einsum("et,etkl->ekl", weight, them.curvature)
             inverse = self.newton.damped_inverse(whole)
             delta = (inverse @ votes.sum(1)[..., None])[..., 0]
@@ -191,7 +116,7 @@ class PairSolver:
 
     def _told(
         self,
-        them: _Together,
+        them: Patches,
         matrices: torch.Tensor,
         whole: torch.Tensor,
         inverse: torch.Tensor,
@@ -203,14 +128,15 @@ class PairSolver:
     ) -> Registered:
         """What came out, and how sure it is."""
         k, enough = len(self.corner), covered.any(1)
-        used = (them.blocks * covered[..., None]).amax(1).sum(1)
-        spread = _agreement(them, left) * (_NEIGHBOURS * used / (used - k / 2).clamp(min=1))[:, None, None]
+        blocks = them.blocks()
+        used = (blocks * covered[..., None]).amax(1).sum(1)
+        spread = _agreement(blocks, left) * (_NEIGHBOURS * used / (used - k / 2).clamp(min=1))[:, None, None]
         # Slopes of a noisy picture are too steep, so that steps along them, and their errors, look too small.
-        steep = them.steepness(shown, weight)
+        steep = _steepness(them, shown, weight)
         error = (self._at_corners(inverse @ spread @ inverse) / steep.square() + self.floor**2).sqrt()
         # The shape of the information from all tiles, its amount from how far blocks disagree: few know no shape.
         information = whole * (self._at_corners(inverse) / error.square())[:, None, None]
-        amount = torch.einsum("ekl,elk->e", inverse, _agreement(them, votes))
+        amount = torch.einsum("ekl,elk->e", inverse, _agreement(blocks, votes))
         residual = shown - them.wanted
         missed, there_is = ((weight * part.square().sum(2).double()).sum(1) / 2 for part in (residual, shown))
         a, b = (part.double() * covered[..., None] for part in (them.wanted, shown))
@@ -229,12 +155,40 @@ class PairSolver:
         return torch.einsum("kc,ekl,lc->e", self.corner, covariance, self.corner) / self.corner.shape[1]
 
 
-def _of_pairs(pictures: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-    """(E, h, w) the picture of each pair; the only one there is takes no room."""
-    return pictures.expand(len(which), -1, -1) if len(pictures) == 1 else pictures[which]
+class _Splines:
+    """Values between the pixels of the second picture of each pair: of pictures (B, h, w), those of `which` (E,), in
+    order."""
+
+    def __init__(self, pictures: torch.Tensor, which: torch.Tensor, them: Patches) -> None:
+        # With a picture of its own every pair is looked up in one go, but copies of large ones leave the cache.
+        copied = pictures[0].numel() <= _COPIED * them.wanted[0].numel()
+        parts = [pictures] if copied else pictures.split(1)
+        splines = [torch.from_numpy(spline_coefficients(part[:, None].numpy()))[:, 0] for part in parts]
+        self.splines = [splines[0][which]] if copied else splines
+        self.counts = [len(which)] if copied else torch.bincount(which, minlength=len(pictures)).tolist()
+
+    def at(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """At pixels x, y (E, T, P)."""
+        shown = torch.empty_like(x)
+        for spline, *part in zip(self.splines, *(all_.split(self.counts) for all_ in (x, y, shown)), strict=True):
+            here_x, here_y, here = (one.reshape(len(spline), -1) for one in part)
+            here.copy_(spline_at(spline, here_x, here_y))
+        return shown
 
 
-def _agreement(them: _Together, votes: torch.Tensor) -> torch.Tensor:
-    """(E, k, k) products of what the votes (E, T, k) of each block say together."""
-    together = them.blocks.transpose(1, 2) @ votes
+def _steepness(them: Patches, shown: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(E,) share of the slopes of their pictures that the other one has too: noise has slopes of its own."""
+    own, other = (values.unflatten(-1, (them.side, them.side)) for values in (them.wanted, shown))
+    both, alone = torch.zeros_like(weight), torch.zeros_like(weight)
+    for step in ((..., slice(2, None), slice(1, -1)), (..., slice(1, -1), slice(2, None))):
+        back = (..., *(slice(None, -2) if part == slice(2, None) else part for part in step[1:]))
+        slope = own[step] - own[back]
+        both += (slope * (other[step] - other[back])).sum((-2, -1))
+        alone += slope.square().sum((-2, -1))
+    return ((weight * both).sum(1) / (weight * alone).sum(1).clamp(min=1e-12)).clamp(_LEAST_STEEP, 1)
+
+
+def _agreement(blocks: torch.Tensor, votes: torch.Tensor) -> torch.Tensor:
+    """(E, k, k) products of what the votes (E, T, k) of each block, (E, T, blocks) of 0 and 1, say together."""
+    together = blocks.transpose(1, 2) @ votes
     return together.transpose(1, 2) @ together

@@ -21,12 +21,13 @@ from congeal.geometry import from_normalised, invert, matrix_from_parameters
 from congeal.geometry.matrix import Size, corners, to_normalised
 from congeal.geometry.motion import GENERATORS, n_parameters, parameters_from_matrix
 from congeal.solvers.gaussnewton import point_motion
+from congeal.solvers.threads import one_thread
 
 _ROUNDS = 10  # at most, of steps with renewed weights
 _STILL = 1e-4  # pixels that the median view moves by in the last one
 _FAR = 3.0  # standard deviations beyond which a pair contradicts the others
 _NEAR = 0.05  # of an entry: so near to the identity a few terms of the logarithm are all of it
-_SOLVED = 1e-6  # of what there was to solve
+_SOLVED = 1e-3  # of what there was to solve; the next round goes on from there
 _MOST = 2000  # steps of the linear solver
 _DRAWS = 64  # of errors of all pairs
 _DRAWN = 1e-3  # of what there was to solve, where only the size of an error is asked for
@@ -82,18 +83,23 @@ class Adjusted:
 @torch.no_grad()
 def adjust(graph: Graph, views: torch.Tensor, origin: Origin = "near") -> Adjusted:
     """The views that agree best with all pairs, from views that agree roughly."""
+    with one_thread():  # products of small matrices: a second thread would only wait
+        return _adjusted(graph, views, origin)
+
+
+def _adjusted(graph: Graph, views: torch.Tensor, origin: Origin) -> Adjusted:
     found, frame = views.double(), graph.frame
     linear = _Linear(graph)
     corner = point_motion(torch.as_tensor(corners(frame)).double(), frame, graph.motion).flatten(1)
     for _ in range(_ROUNDS):
         residual = graph.residual(found)
-        linear.weigh(graph.weights(residual))
+        linear.at(found, graph.weights(residual))
         step = linear.solve(linear.pull(residual)[..., None], _SOLVED)[..., 0]
         found = from_normalised(matrix_from_parameters(step), frame) @ found
         if float((step @ corner).abs().amax(1).median()) < _STILL:
             break
     residual = graph.residual(found)
-    linear.weigh(graph.weights(residual))
+    linear.at(found, graph.weights(residual))
     # Pairs that disagree by more than they should know say that errors are larger than they look.
     loose = max(1, residual.numel() - step.numel())
     excess = float(torch.einsum("ek,ekl,el->", residual, linear.information, residual)) / loose
@@ -123,18 +129,23 @@ class _Drawn:
 
 
 class _Linear:
-    """The linearised problem: r + Ad(M⁻¹)·ε_b − ε_a, for steps m ← exp(ε)·m."""
+    """The linearised problem: r + Ad(m_a·m_b⁻¹)·ε_b − ε_a, for steps m ← exp(ε)·m.
+
+    With M⁻¹ in place of m_a·m_b⁻¹ it would be as right, but pairs that disagree would then hold the pose of all views
+    together by what they disagree by: next to nothing, so that it would wander.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph, k = graph, graph.information.shape[-1]
         self.n = int(torch.maximum(graph.first, graph.second).max()) + 1
-        self.adjoint = _adjoint(to_normalised(invert(graph.matrices), graph.frame), k)  # (E, k, k)
-        self.information = graph.information
-        self.diagonal = torch.empty(0)
+        self.information, self.k = graph.information, k
+        self.diagonal = self.adjoint = torch.empty(0)
 
-    def weigh(self, weights: torch.Tensor) -> None:
-        """Take over what each pair counts."""
-        k = self.graph.information.shape[-1]
+    def at(self, views: torch.Tensor, weights: torch.Tensor) -> None:
+        """Take over where the views are, and what each pair counts."""
+        graph, k = self.graph, self.k
+        apart = views[graph.first] @ invert(views[graph.second])
+        self.adjoint = _adjoint(to_normalised(apart, graph.frame), k)  # (E, k, k)
         self.information = self.graph.information * weights[:, None, None]
         self.diagonal = torch.zeros(self.n, k, k, dtype=torch.float64)
         self.diagonal.index_add_(0, self.graph.first, self.information)

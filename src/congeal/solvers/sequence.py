@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -24,7 +25,8 @@ from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import within_motion
 from congeal.solvers.gaussnewton import point_motion
 from congeal.solvers.motions import Foretold, MotionChoice, simplest
-from congeal.solvers.pairs import LARGE_TILES, TILES, PairSolver, Patches, Registered
+from congeal.solvers.pairs import PairSolver, Registered
+from congeal.solvers.patches import LARGE_TILES, TILES, Patches
 from congeal.solvers.posegraph import Adjusted, Graph, Origin, adjust
 from congeal.solvers.shifts import find_shifts, overlap, shifted
 from congeal.solvers.streaming import chunks
@@ -154,19 +156,20 @@ class _Pass:
 
     def _asked_for(self) -> list[np.ndarray]:
         """The views that some link begins or ends at, in runs."""
-        asked = np.zeros(len(self.pictures.stack), dtype=bool)
-        asked[torch.cat([self.links.first, self.links.second]).numpy()] = True
-        parts = (part[asked[part]] for part in chunks(self.pictures.stack))
-        return [part for part in parts if len(part)]
+        asked = torch.cat([self.links.first, self.links.second]).unique().numpy()
+        together = len(chunks(self.pictures.stack)[0])
+        return np.array_split(asked, -(-len(asked) // together)) if len(asked) else []
 
     def _made(self, part: np.ndarray) -> list[_Made]:
         shown, inside = self.pictures.of(part)
+        wanted = any(self.needed[j] for j in part)
+        patches = Patches.of(shown, self.solver.motion, self.tiles) if wanted else None
         return [
             _Made(
                 int(j),
                 shown[k],
                 None if inside is None else inside[k],
-                Patches.of(shown[k], self.solver.motion, self.tiles) if self.needed[j] else None,
+                None if patches is None else patches.one(k),
             )
             for k, j in enumerate(part)
         ]
@@ -174,23 +177,22 @@ class _Pass:
     def _with_others(self, made: Iterable[list[_Made]]) -> Iterator[list[tuple[_Made, list[Patches]]]]:
         """Views with those that they are linked to, as many together as suits the cache."""
         kept: dict[int, Patches] = {}
-        for some in made:
-            waiting: list[tuple[_Made, list[Patches]]] = []
-            values = 0
-            for one in some:
-                others = [kept[i] for i in self.links.first[self.starts[one.row] : self.starts[one.row + 1]].tolist()]
-                if one.patches is not None:
-                    kept[one.row] = one.patches
-                for row in [row for row in kept if self.needed[row] <= one.row]:
-                    del kept[row]
-                if others:
-                    waiting.append((one, others))
-                    values += sum(patches.wanted.numel() for patches in others)
-                if values >= _VALUES_TOGETHER:
-                    yield waiting
-                    waiting, values = [], 0
-            if waiting:
+        waiting: list[tuple[_Made, list[Patches]]] = []
+        values = 0
+        for one in chain.from_iterable(made):
+            others = [kept[i] for i in self.links.first[self.starts[one.row] : self.starts[one.row + 1]].tolist()]
+            if one.patches is not None and self.needed[one.row]:
+                kept[one.row] = one.patches
+            for row in [row for row in kept if self.needed[row] <= one.row]:
+                del kept[row]
+            if others:
+                waiting.append((one, others))
+                values += sum(patches.wanted.numel() for patches in others)
+            if values >= _VALUES_TOGETHER:
                 yield waiting
+                waiting, values = [], 0
+        if waiting:
+            yield waiting
 
     @torch.no_grad()
     def _registered(self, items: list[tuple[_Made, list[Patches]]]) -> Registered:
@@ -200,7 +202,7 @@ class _Pass:
         which = torch.repeat_interleave(torch.tensor([len(others) for _, others in items]))
         # Views between them that end no link have none to leave out.
         begin = self.begin[self.starts[views[0].row] : self.starts[views[-1].row + 1]]
-        others = [patches for _, some in items for patches in some]
+        others = Patches.joined([patches for _, some in items for patches in some])
         return self.solver.register(shown, inside, which, others, begin, self.steps)
 
 

@@ -55,16 +55,23 @@ _USUAL = _Usual()
 
 
 @contextmanager
-def few_threads(frame: Size) -> Iterator[int]:
-    """One thread for each operation on small pictures; gives how many may then work side by side."""
-    if max(frame) > _ONE_THREAD_FRAME:
-        yield 1
-        return
+def one_thread() -> Iterator[int]:
+    """One thread for each operation; gives how many may then work side by side."""
     side_by_side = _USUAL.enter()
     try:
         yield side_by_side
     finally:
         _USUAL.leave()
+
+
+@contextmanager
+def few_threads(frame: Size) -> Iterator[int]:
+    """`one_thread` where pictures are small."""
+    if max(frame) > _ONE_THREAD_FRAME:
+        yield 1
+        return
+    with one_thread() as side_by_side:
+        yield side_by_side
 
 
 def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:

@@ -18,8 +18,10 @@ from congeal.solvers.filters import gradient
 from congeal.solvers.gaussnewton import point_motion
 
 MOST_TILES = 256
-_CELLS = 4  # along each side: tiles are chosen in each cell of the frame by themselves, or corners would be empty
-_BLOCKS = 8  # along each side: errors of tiles in one block are taken to be the same error
+CELLS = 4
+"""Along each side: tiles are chosen in each cell of the frame by themselves, or corners would be empty."""
+BLOCKS = 8
+"""Along each side: errors of tiles in one block are taken to be the same error."""
 _LEAST_NOISE = 0.02  # of the mean variance over the frame: no tile is quite free of noise
 
 
@@ -32,11 +34,8 @@ class Tiles:
     corner: torch.Tensor
 
     @classmethod
-    def choose(cls, pictures: torch.Tensor, most: int = MOST_TILES, margin: float = 0.0) -> Tiles:
-        """Of aligned pictures (B, 1, h, w) of one thing: squares where their mean has structure and they agree.
-
-        margin: pixels along the edges of the frame in which there is none.
-        """
+    def choose(cls, pictures: torch.Tensor, most: int = MOST_TILES) -> Tiles:
+        """Of aligned pictures (B, 1, h, w) of one thing: squares where their mean has structure and they agree."""
         frame = (pictures.shape[-2], pictures.shape[-1])
         side = tile_side(frame)
         mean = pictures.mean(0, keepdim=True) if len(pictures) > 1 else pictures
@@ -49,16 +48,13 @@ class Tiles:
         rows, columns = torch.meshgrid(*(torch.arange(n) for n in worth.shape), indexing="ij")
         # Pooling leaves out what does not fill a square; the squares are set in the middle.
         rest = torch.tensor([(n % side) // 2 for n in (frame[1], frame[0])])
-        for place, first, length in ((columns, rest[0], frame[1]), (rows, rest[1], frame[0])):
-            begin = place * side + first
-            worth[(begin < margin) | (begin + side > length - margin)] = 0
-        cell = (rows * _CELLS // worth.shape[0]) * _CELLS + columns * _CELLS // worth.shape[1]
+        cell = (rows * CELLS // worth.shape[0]) * CELLS + columns * CELLS // worth.shape[1]
         # Of each cell those worth most: sorted by worth, then by cell, and counted from where their cell begins.
         order = worth.flatten().argsort(descending=True, stable=True)
         order = order[cell.flatten()[order].argsort(stable=True)]
         own = cell.flatten()[order]
         rank = torch.arange(len(own)) - torch.searchsorted(own, own)
-        chosen = order[(rank < most // _CELLS**2) & (worth.flatten()[order] > 0)]
+        chosen = order[(rank < most // CELLS**2) & (worth.flatten()[order] > 0)]
         place = torch.stack([columns.flatten()[chosen], rows.flatten()[chosen]], 1)
         return cls(frame, side, place * side + rest)
 
@@ -105,9 +101,9 @@ class Tiles:
     def blocks(self) -> torch.Tensor:
         """(T, blocks) of 0 and 1: which block of the frame a tile is in."""
         height, width = self.frame
-        column = self.corner[:, 0] * _BLOCKS // width
-        row = self.corner[:, 1] * _BLOCKS // height
-        return torch.nn.functional.one_hot(row * _BLOCKS + column, _BLOCKS**2).float()
+        column = self.corner[:, 0] * BLOCKS // width
+        row = self.corner[:, 1] * BLOCKS // height
+        return torch.nn.functional.one_hot(row * BLOCKS + column, BLOCKS**2).float()
 
 
 def tile_side(frame: Size) -> int:

@@ -24,7 +24,7 @@ PASSES = 6
 _LOOKED_AT = 8  # images from which tiles are chosen
 _KEPT_BYTES = 512 << 20  # of pictures that are kept between passes
 _RUN_PIXELS = 4 << 20  # of pictures that are looked at together
-_FEW = 12  # images, which are looked at once and remembered until all are seen
+_REMEMBERED = 64 << 20  # bytes of what tiles show, up to which all images are looked at before any is moved
 STILL = 0.005
 """Pixels of mean corner motion at which a level has settled …"""
 _STILL_ERRORS = 0.1  # … or so many standard errors
@@ -80,6 +80,9 @@ class Details:
 
     def tiles(self, poses: torch.Tensor, keep: torch.Tensor, most: int = MOST_TILES) -> Tiles:
         """Where to compare the stack at the poses it has, from a few of the images that match."""
+        if self._room and not self._kept:  # all will be looked at: made side by side
+            for _ in in_order(self.of, self.parts, torch.get_num_threads()):
+                pass
         rows = torch.nonzero(keep)[:, 0]
         some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _LOOKED_AT)).long()].tolist()
         seen = [warp(self._one(i), poses[[i]].float(), self.stack.frame) for i in some]
@@ -162,23 +165,25 @@ def sharpen(
     gauge = Gauge(found[keep], details.stack.frame, motion)
     tiles = tiles or details.tiles(found, keep)
     # Each of a few images is a large part of the template, and has to be in it where it is now. Of many, the template
-    # may be made of where they were a pass ago: one look at each image and pass does.
-    few = int(keep.sum()) <= _FEW
+    # is made of where they were a pass ago, so that nothing but sums is kept.
+    few = 4 * len(found) * len(tiles.points) <= _REMEMBERED
     level = None if few else details.level(found, keep, tiles)
     before = None
     for _ in range(passes):
-        looks = details.look(found, tiles)
-        if level is None or few:
+        looks, sums = details.look(found, tiles), details.sums(tiles)
+        if few:
             looks = list(looks)
             level = details.summed(looks, keep, tiles)
-        poll, sums, answers, moved = Poll(level, motion), details.sums(tiles), [], torch.empty_like(found)
+        assert level is not None
+        poll, answers, moved = Poll(level, motion), [], torch.empty_like(found)
         for part, (seen, covered) in looks:
             votes = poll.ask(seen, covered, keep[part])
             moved[part] = poll.newton.compose(found[part], votes.delta)
             answers.append(votes)
-            sums.add(seen[keep[part]], covered[keep[part]])
+            if not few:
+                sums.add(seen[keep[part]], covered[keep[part]])
         likeness, error = (torch.cat([getattr(one, name) for one in answers]) for name in ("likeness", "error"))
-        before, level = likeness if before is None else before, sums.level()
+        before, level = likeness if before is None else before, level if few else sums.level()
         moved = gauge.fix(moved, None, keep)
         change = mean_motion(found, moved, details.stack.frame)
         if on_pass is not None:

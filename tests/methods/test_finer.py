@@ -16,8 +16,10 @@ from congeal.geometry import compose, invert, map_points
 from congeal.geometry.matrix import corners
 from congeal.images import stack as stacks
 from congeal.methods.base import Method
+from congeal.methods.deep import finer
 from congeal.metrics import corner_error
 from congeal.solvers.tiles import Tiles
+from congeal.solvers.values import Valued
 from congeal.solvers.votes import LevelSums, Poll
 
 SIDE = 96
@@ -100,6 +102,48 @@ def test_a_set_too_large_for_larger_pictures_is_judged_by_the_last_it_had(
     assert found.levels_ == whole.levels_ == (16, 48)
     assert np.array_equal(found.transforms_.matrices, whole.transforms_.matrices)
     assert np.array_equal(found.transforms_.uncertainty_px, whole.transforms_.uncertainty_px)
+
+
+# ---- plain values
+
+
+def test_plain_values_make_poses_more_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local contrast has a neighbourhood of fixed size, which shows other things in a view of another scale."""
+    images, truth = photograph_copies("similarity", 192, 8)
+    by_both = DeepCongealing(motion="similarity").fit(images)
+    monkeypatch.setattr(finer, "_on_values", lambda *_: None)
+    by_contrast = DeepCongealing(motion="similarity").fit(images)
+    errors = [corner_error(m.transforms_.matrices, truth, (192, 192)).mean() for m in (by_both, by_contrast)]
+    assert errors[0] < 0.8 * errors[1]
+    assert "plain values of 192 pixels" in by_both.decisions_["resolution"]["sentence"]
+    assert "plain values" not in by_contrast.decisions_["resolution"]["sentence"]
+    assert by_both.levels_ == by_contrast.levels_, "new images are compared as before"
+
+
+def test_uneven_light_does_not_mislead_plain_values() -> None:
+    even, truth = photograph_copies("similarity", 192, 8)
+    y, x = np.mgrid[-1:1:192j, -1:1:192j]
+    turns = np.linspace(0, 2 * np.pi, 8, endpoint=False)
+    light = 0.75 + 0.25 * np.stack([np.cos(turn) * x + np.sin(turn) * y for turn in turns])
+    lit = (even * light).round().astype(np.uint8)
+    one, other = (DeepCongealing(motion="similarity").fit(images) for images in (even, lit))
+    errors = [corner_error(m.transforms_.matrices, truth, (192, 192)).mean() for m in (one, other)]
+    assert errors[1] < 2 * errors[0] + 0.005
+
+
+@pytest.mark.parametrize("wrong", ["poses", "errors"])
+def test_plain_values_that_contradict_or_know_less_are_not_taken(
+    copies: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    def misled(_: object, poses: torch.Tensor, *__: object) -> Valued:
+        shift = torch.eye(3, dtype=torch.float64)
+        shift[0, 2] = 3.0 if wrong == "poses" else 0.0
+        return Valued(poses @ shift, torch.full((len(poses),), 1e-3 if wrong == "poses" else 9.0))
+
+    monkeypatch.setattr(finer, "sharpen_values", misled)
+    found = DeepCongealing(size=32, motion="similarity").fit(copies[0][:6])
+    assert corner_error(found.transforms_.matrices, copies[1][:6], FRAME).max() < 0.1
+    assert "plain values" not in found.decisions_["resolution"]["sentence"]
 
 
 # ---- new images

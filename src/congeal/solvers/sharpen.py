@@ -21,7 +21,8 @@ from congeal.solvers.votes import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelS
 
 PASSES = 6
 """At most, over a set at one level; two to four are usual."""
-_LOOKED_AT = 8  # images from which tiles are chosen
+_LOOKED_AT = 8  # images from which tiles are chosen …
+_LOOKED_AT_PLAIN = 3  # … and of plain values, which are compared in the largest pictures only
 _KEPT_BYTES = 512 << 20  # of pictures that are kept between passes
 _RUN_PIXELS = 4 << 20  # of pictures that are looked at together
 _REMEMBERED = 64 << 20  # bytes of what tiles show, up to which all images are looked at before any is moved
@@ -37,11 +38,11 @@ Look = tuple[np.ndarray, tuple[torch.Tensor, torch.Tensor]]
 class Details:
     """What is compared of a stack's images at its resolution, run by run.
 
-    keep: kept between passes while there is room.
+    keep: kept between passes while there is room. plain: grey values, whatever the appearance compares.
     """
 
-    def __init__(self, stack: Stack, appearance: Appearance, *, keep: bool = True) -> None:
-        self.stack, self.appearance, self.parts = stack, appearance, _runs(stack)
+    def __init__(self, stack: Stack, appearance: Appearance, *, keep: bool = True, plain: bool = False) -> None:
+        self.stack, self.appearance, self.parts, self.plain = stack, appearance, _runs(stack), plain
         self._room = keep and 4 * len(stack) * stack.size[0] * stack.size[1] <= _KEPT_BYTES
         self._kept: dict[int, torch.Tensor] = {}
 
@@ -53,10 +54,14 @@ class Details:
         made = torch.empty(len(part), 1, *self.stack.size)
         at_once = max(1, CHUNK_VALUES // stack_values(self.stack))
         for few in range(0, len(part), at_once):  # in pieces that stay in cache
-            made[few : few + at_once] = self.appearance.detail(self.stack.images(part[few : few + at_once]))
+            made[few : few + at_once] = self._made(part[few : few + at_once])
         if self._room:
             self._kept[first] = made
         return made
+
+    def _made(self, rows: np.ndarray | list[int]) -> torch.Tensor:
+        images = self.stack.images(rows)
+        return images.mean(1, keepdim=True) if self.plain else self.appearance.detail(images)
 
     def look(self, poses: torch.Tensor, tiles: Tiles) -> Iterable[Look]:
         """Every run, and what tiles show of it: see `on_tiles`. Of large pictures several runs are looked at side by
@@ -83,15 +88,18 @@ class Details:
         if self._room and not self._kept:  # all will be looked at: made side by side
             for _ in in_order(self.of, self.parts, torch.get_num_threads()):
                 pass
-        rows = torch.nonzero(keep)[:, 0]
-        some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _LOOKED_AT)).long()].tolist()
-        seen = [warp(self._one(i), poses[[i]].float(), self.stack.frame) for i in some]
-        return Tiles.choose(torch.cat(seen), most)
+        rows, few = torch.nonzero(keep)[:, 0], _LOOKED_AT_PLAIN if self.plain else _LOOKED_AT
+        some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), few)).long()].tolist()
+        seen = torch.cat([warp(self._one(i), poses[[i]].float(), self.stack.frame) for i in some])
+        if self.plain:  # images differ in exposure, which is not what they disagree in
+            deviation, mean = torch.std_mean(seen, (1, 2, 3), keepdim=True)
+            seen = seen.sub_(mean).div_(deviation.clamp(min=1e-6))
+        return Tiles.choose(seen, most)
 
     def _one(self, i: int) -> torch.Tensor:
         """(1, 1, H, W) of one image, from its run if that is kept anyway."""
         if not self._room:
-            return self.appearance.detail(self.stack.images([i]))
+            return self._made([i])
         part = next(part for part in self.parts if part[-1] >= i)
         return self.of(part)[i - int(part[0])][None]
 
@@ -193,7 +201,7 @@ def sharpen(
             break
     assert before is not None
     assert level is not None
-    found = gauge.fix(without_sampling_bias(found, level, motion), None, keep)
+    found = gauge.fix(without_sampling_bias(found, level.tiles, level.roughness, motion), None, keep)
     return Sharpened(found, error, before, likeness, level)
 
 
@@ -213,22 +221,22 @@ def sharpen_alone(
     for _ in range(passes):
         found = poll.newton.compose(found, ask().delta)
     error = ask().error
-    return (without_sampling_bias(found, level, motion) if passes else found), error
+    return (without_sampling_bias(found, level.tiles, level.roughness, motion) if passes else found), error
 
 
-def without_sampling_bias(poses: torch.Tensor, level: Level, motion: str) -> torch.Tensor:
-    """Poses (n, 3, 3) freed from what bilinear sampling adds to them.
+def without_sampling_bias(poses: torch.Tensor, tiles: Tiles, roughness: torch.Tensor, motion: str) -> torch.Tensor:
+    """Poses (n, 3, 3) freed from what bilinear sampling on tiles adds to them. roughness: as that of a `Level`.
 
     A value between two pixels, at the share x of the way, shows what is at x − w² x (1 − x) (1 − 2x) / 6, w being the
     frequency of what is there: the third cumulant of the two weights. Steps end where that looks right. If a picture is
     turned, x differs from tile to tile and little is left of it; if it is only shifted, all tiles err alike.
     """
-    tiles = level.tiles.corner.double()
-    if not len(tiles):
+    corner = tiles.corner.double()
+    if not len(corner):
         return poses
-    where = map_points(poses, tiles)  # (n, T, 2) of one pixel in each tile
+    where = map_points(poses, corner)  # (n, T, 2) of one pixel in each tile
     share = where - where.floor()
-    bias = level.roughness * share * (1 - share) * (1 - 2 * share) / 6
-    fields = point_motion(tiles, level.frame, motion).flatten(1).T  # (2T, k): where each freedom moves the tiles
+    bias = roughness * share * (1 - share) * (1 - 2 * share) / 6
+    fields = point_motion(corner, tiles.frame, motion).flatten(1).T  # (2T, k): where each freedom moves the tiles
     delta = (torch.linalg.pinv(fields) @ bias.flatten(1)[..., None])[..., 0]
-    return GaussNewton(motion, level.frame).compose(poses, delta)
+    return GaussNewton(motion, tiles.frame).compose(poses, delta)

@@ -18,9 +18,9 @@ from congeal.solvers.tiles import Tiles
 
 _FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals: a few are far off
 _LEAST_NOISE = 0.02  # of the mean variance: no tile is quite free of noise
-_LEAST_TILES = 6  # that an image must cover before it is moved or its error is known
+LEAST_TILES = 6  # that an image must cover before it is moved or its error is known
 _LEAST_SHARE = 0.25  # of the images must show a tile: where an image is nearly alone, it would be its own witness
-_DAMPING = 1e-4
+DAMPING = 1e-4
 SAMPLING_ERROR = 0.004
 """Pixels along an axis: what sampling between pixels costs a pose, however little noise there is …"""
 SHRINKING_ERROR = 0.01
@@ -90,9 +90,8 @@ class LevelSums:
         count = self.weight.clamp(min=1)
         mean = self.image / count[:, None, None]
         noise = (self.square / count - self.tiles.inner(mean).square().mean(1)).clamp(min=0)
-        noise = noise * count / (count - 1).clamp(min=1)
-        shown = self.weight >= max(2, _LEAST_SHARE * self.images)
-        noise = noise + _LEAST_NOISE * (noise * shown).sum() / shown.sum().clamp(min=1) + 1e-9
+        shown = shown_enough(self.weight, self.images)
+        noise = some_noise(noise * count / (count - 1).clamp(min=1), shown)
         return Level(self.tiles, mean.float(), noise.float(), (self.weight * shown).float(), self.floor)
 
 
@@ -121,7 +120,7 @@ class Poll:
 
     def __init__(self, level: Level, motion: str) -> None:
         self.level, self.tiles = level, level.tiles
-        self.newton = GaussNewton(motion, level.frame, damping=_DAMPING)
+        self.newton = GaussNewton(motion, level.frame, damping=DAMPING)
         # In float64, so that an image gets the same answer in any batch.
         self.slopes = self.tiles.slopes(level.template, motion).double()  # (T, P, k)
         self.curvature = self.slopes.transpose(1, 2) @ self.slopes  # (T, k, k)
@@ -134,18 +133,14 @@ class Poll:
         shown, residual = self._residual(seen, own)
         covered = covered * (self.level.count > 0)
         away = residual.square().mean(2)
-        weight = (covered * (_FREEDOM + 1) / (_FREEDOM * self.level.noise + away)).double()
+        weight = (covered * robust_weight(self.level.noise, away)).double()
         votes, inverse = self._votes(residual, weight)
         delta = (inverse @ votes.sum(1)[..., None])[..., 0]
         # At the optimum the votes cancel; what a block adds beyond its share of the step is noise.
-        blocks = self._blocks(votes - torch.einsum("bt,tkl,bl->btk", weight, self.curvature, delta))
+        left = self._in_blocks(votes - torch.einsum("bt,tkl,bl->btk", weight, self.curvature, delta))
         used = (covered @ self.tiles.blocks > 0).sum(1)
-        few = (
-            _NEIGHBOURS * used / (used - delta.shape[1] / 2).clamp(min=1.0)
-        )  # the step was fitted to these very blocks
-        spread = self.corner.T @ inverse @ (blocks * few[:, None, None]) @ inverse @ self.corner
-        error = (torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1) + self.level.floor**2).sqrt()
-        known = covered.sum(1) >= _LEAST_TILES
+        error = corner_spread(left, inverse, used, self.corner, self.level.floor)
+        known = covered.sum(1) >= LEAST_TILES
         likeness = _correlation(shown, shown - residual, covered / self.level.noise)
         return Votes(torch.where(known[:, None], delta, 0.0), torch.where(known, error, torch.nan), likeness)
 
@@ -161,7 +156,9 @@ class Poll:
         shown, residual = self._residual(seen, own)
         weight = (covered * (self.level.count > 0) / noise).double()
         votes, inverse = self._votes(residual, weight)
-        optimism = torch.einsum("bkl,blk->b", inverse, self._blocks(votes))
+        blocks = self._in_blocks(votes)
+        squares = torch.einsum("bck,bcl->bkl", blocks, blocks)
+        optimism = torch.einsum("bkl,blk->b", inverse, squares)
         missed, there = (weight * part.double().square().sum(2) / 2 for part in (residual, shown))
         all_there = there.sum(1).clamp(min=1e-9)
         by_block = missed @ self.tiles.blocks.double() / all_there[:, None]
@@ -179,10 +176,39 @@ class Poll:
         inverse = self.newton.damped_inverse(torch.einsum("bt,tkl->bkl", weight, self.curvature))
         return pulls * weight[..., None], inverse
 
-    def _blocks(self, votes: torch.Tensor) -> torch.Tensor:
-        """B (B, k, k): the squares of the votes, block by block."""
-        blocks = torch.einsum("btk,tc->bck", votes, self.tiles.blocks.double())
-        return torch.einsum("bck,bcl->bkl", blocks, blocks)
+    def _in_blocks(self, votes: torch.Tensor) -> torch.Tensor:
+        """(B, blocks, k): the votes of each block's tiles together."""
+        return torch.einsum("btk,tc->bck", votes, self.tiles.blocks.double())
+
+
+def shown_enough(count: torch.Tensor, images: int) -> torch.Tensor:
+    """Of tiles that so many of the images show, whether that is enough to be a witness."""
+    return count >= max(2, _LEAST_SHARE * images)
+
+
+def some_noise(noise: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
+    """The same variances (T,) and a little more; shown (T,) bool: which of them mean something."""
+    return noise + _LEAST_NOISE * (noise * shown).sum() / shown.sum().clamp(min=1) + 1e-9
+
+
+def robust_weight(noise: torch.Tensor, away: torch.Tensor) -> torch.Tensor:
+    """What tiles weigh, by their variance in the set (T,) and how far off an image is there (B, T)."""
+    return (_FREEDOM + 1) / (_FREEDOM * noise + away)
+
+
+def corner_spread(
+    left: torch.Tensor, inverse: torch.Tensor, used: torch.Tensor, corner: torch.Tensor, floor: float
+) -> torch.Tensor:
+    """(B,) standard error of where a corner lies along an axis, in frame pixels.
+
+    left (B, blocks, k): what blocks vote for once the step is taken. used (B,): in how many blocks an image is seen.
+    inverse (B, k, k) of the curvature; corner (k, 8): how corners move with each parameter.
+    """
+    # The step was fitted to these very blocks.
+    few = _NEIGHBOURS * used / (used - left.shape[2] / 2).clamp(min=1.0)
+    squares = torch.einsum("bck,bcl->bkl", left, left) * few[:, None, None]
+    spread = corner.T @ inverse @ squares @ inverse @ corner
+    return (torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1) + floor**2).sqrt()
 
 
 def _correlation(a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,19 @@ from congeal.solvers.gauge import corner_motion
 from congeal.solvers.sharpen import PASSES, STILL, Details, Sharpened, sharpen, sharpen_alone
 from congeal.solvers.streaming import chunks, stack_values
 from congeal.solvers.threads import few_threads
+from congeal.solvers.values import sharpen_values
 from congeal.solvers.votes import Level
 
 _FINE_ENOUGH = 0.02  # pixels of the originals: a pose this sure is sure enough for every use
 _SHARP = 0.25  # pixels of a level: poses that are surer than this are better than those of a coarser level; others …
 _WORTH = 5.0  # … must move a corner by so many standard errors, in the median, or the coarser level knew better
 _ALL_TILES, _POLISH = 1024, 1  # tiles and passes of the last look: few tiles bring a pose near, all make it sharp
-_NEAR = 0.05  # pixels of corner motion at which a level has settled if a finer one follows, which settles the rest
+_NEAR = 0.05  # pixels of corner motion at which a level has settled if a finer look follows, which settles the rest
+_MOST_LOOKED_AT = 24_000  # tiles of all images together in the last look on plain values, so that it costs little …
+_LEAST_LOOKED_AT = 128  # … and of one image: larger sets do without
+_MOST_PIXELS = 32_000_000  # of all originals together that it is taken at; of more, at the size of the last level
+_CONTRADICTED = 5.0  # standard errors of a pose by local contrast that plain values may move a corner by, …
+_MOST = 0.8  # … of these images at least
 _LESS_ALIKE = 0.02  # likeness that an image may lose to a finer level before it is put back
 
 
@@ -71,10 +78,11 @@ class Finer:
 
 @dataclass
 class _Climb:
-    """Where the poses of a stack are by now."""
+    """Where the poses of a stack are by now. finest: the largest size that it may be looked at."""
 
     stack: Stack
     poses: torch.Tensor
+    finest: int
     levels: list[Level] = field(default_factory=list)
     last: tuple[Sharpened, Details] | None = None
 
@@ -107,14 +115,15 @@ def go_finer(
     keep (n,) bool: images that match. finest: the largest size, if not that of the originals. known: what was already
     made of one of the larger stacks.
     """
-    climb, native, base = _Climb(stack, poses.double()), stack.native_size, max(stack.frame)
-    sizes = [size for size in finer_sizes(base, min(native, finest or native)) if stack.has_room_at(size)]
+    native, base = stack.native_size, max(stack.frame)
+    climb, by_values = _Climb(stack, poses.double(), min(native, finest or native)), _value_tiles(stack, appearance) > 0
+    sizes = [size for size in finer_sizes(base, climb.finest) if stack.has_room_at(size)]
     for size in sizes:
         larger = stack.at(size)
         if larger is stack:  # not to be had
             break
         entry = climb.at(larger)
-        still = partial(_still, 0.0 if size == sizes[-1] else native / size)
+        still = partial(_still, inf if by_values else 0.0 if size == sizes[-1] else native / size)
         with few_threads(larger.frame):
             details = known if known is not None and known.stack is larger else Details(larger, appearance)
             done = sharpen(details, entry, motion, keep, still=still, on_pass=partial(_note, job, size))
@@ -140,19 +149,24 @@ def go_finer(
 
 
 def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer:
-    """The last level once more with every tile there is, if poses are sure enough for that to show."""
+    """The last level once more with every tile there is, if poses are sure enough for that to show: on plain values,
+    or on local contrast where these know less."""
     assert climb.last is not None
     done, details = climb.last
     stack, larger = climb.stack, details.stack
+    by_values = _on_values(climb, motion, keep)
+    if by_values is not None:
+        return by_values
     with few_threads(larger.frame):
         unsure = float(done.error[keep].nanmedian())
         # More tiles lower what noise adds to the error, not what sampling does.
         helps = 2 * done.level.floor < unsure < _SHARP
         tiles = details.tiles(done.poses, keep, most=_ALL_TILES) if helps else done.level.tiles
-        if len(tiles) > len(done.level.tiles):
+        unsettled = _value_tiles(stack, details.appearance) > 0
+        if unsettled or len(tiles) > len(done.level.tiles):
             climb.levels.pop()
-            done = sharpen(details, climb.at(larger), motion, keep, passes=_POLISH, tiles=tiles)
-            job.note(size=max(larger.frame), likeness=float(done.after[keep].mean()))
+            passes, told = PASSES if unsettled else _POLISH, partial(_note, job, max(larger.frame))
+            done = sharpen(details, climb.at(larger), motion, keep, passes=passes, tiles=tiles, on_pass=told)
             climb.take(done, details)
     sure = float(done.error[keep].nanmedian()) * stack.native_size / max(larger.frame)
     sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
@@ -160,9 +174,45 @@ def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer
     return _finish(climb, larger, done, why)
 
 
+def _on_values(climb: _Climb, motion: str, keep: torch.Tensor) -> Finer | None:
+    """Poses on plain values and those on local contrast, weighed by their variances; None where plain values know less
+    or contradict local contrast, which no light misleads."""
+    assert climb.last is not None
+    done, details = climb.last
+    stack, larger, most = climb.stack, details.stack, _value_tiles(climb.stack, details.appearance)
+    if not most or float(done.error[keep].nanmedian()) > _SHARP:
+        return None
+    finest = stack.at(climb.finest) if len(stack) * climb.finest**2 <= _MOST_PIXELS else larger
+    finest = larger if finest is stack else finest
+    values, entry = Details(finest, details.appearance, plain=True), climb.at(finest)
+    found = sharpen_values(values, entry, motion, keep, values.tiles(entry, keep, most=most))
+    theirs = done.error * max(finest.frame) / max(larger.frame)
+    agree = keep & (corner_motion(entry, found.poses, finest.frame) / _zoom(entry, finest) < _CONTRADICTED * theirs)
+    surer = float(found.error[keep].nanmedian()) <= float(theirs[keep].nanmedian())
+    if not surer or float(agree[keep].double().mean()) < _MOST:
+        return None
+    weight = torch.where(agree, theirs**2 / (theirs**2 + found.error**2), 0.0)
+    error = torch.where(agree, torch.lerp(theirs, found.error, weight), theirs)  # as large as if both erred alike
+    poses = torch.lerp(normalise(entry), normalise(found.poses), weight[:, None, None])
+    climb.poses = poses_at(torch.where(agree[:, None, None], poses, entry), finest, stack)
+    sure = float(error[keep].nanmedian()) * stack.native_size / max(finest.frame)
+    sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
+    why = (
+        f"Worked at {max(stack.frame)} pixels, then {sizes}, in the end on plain values of {max(finest.frame)} pixels:"
+    )
+    why += f" poses are known to {sure:.2g} pixels of the originals."
+    return Finer(climb.poses, _in_stack(error, climb, finest).float(), tuple(climb.levels), done.level, why)
+
+
+def _value_tiles(stack: Stack, appearance: Appearance) -> int:
+    """How many tiles of plain values there is time for; 0: none."""
+    most = min(_ALL_TILES, _MOST_LOOKED_AT // len(stack))
+    return 0 if appearance.empty_ground or most < _LEAST_LOOKED_AT else most
+
+
 def _still(originals: float, unsure: float) -> float:
     """Corner motion at which a level has settled. originals: of their pixels so many are one of the level; 0 for the
-    last."""
+    last, and without end if plain values are to follow."""
     return _NEAR if originals * unsure > _FINE_ENOUGH else STILL
 
 
@@ -171,8 +221,13 @@ def _note(job: Job, size: int, moved: float, likeness: float) -> None:
 
 
 def _finish(climb: _Climb, judged_at: Stack, done: Sharpened, sentence: str) -> Finer:
-    error = done.error * _zoom(climb.at(judged_at), judged_at) * max(climb.stack.size) / max(judged_at.size)
+    error = _in_stack(done.error, climb, judged_at)
     return Finer(climb.poses, error.float(), tuple(climb.levels), done.level, sentence)
+
+
+def _in_stack(error: torch.Tensor, climb: _Climb, judged_at: Stack) -> torch.Tensor:
+    """Errors in frame pixels of one stack, in pixels of the stack that was begun with."""
+    return error * _zoom(climb.at(judged_at), judged_at) * max(climb.stack.size) / max(judged_at.size)
 
 
 @torch.no_grad()

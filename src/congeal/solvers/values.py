@@ -1,0 +1,217 @@
+"""The last hundredth of a pixel: poses on plain grey values, freed from light where they are compared.
+
+    I∘H ≈ a + b T + J δ        a, b: offset and gain of an image in one block of the frame;  δ: its step
+
+Local contrast (`contrast.py`) frees a picture from light before it is warped. Its neighbourhood has a fixed size, which
+in a view of another scale holds other things, and what changes slowly is lost. That costs a hundredth of a pixel. Here
+light is fitted together with the step, in the frame. It takes poses that are nearly right and images that show the
+same; whether they do is for the error to say.
+
+A pass looks at every image once. What a tile's residual has in common with 1, T and J says all that is left to know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from congeal.geometry.matrix import corners
+from congeal.geometry.motion import n_parameters
+from congeal.solvers.gauge import Gauge
+from congeal.solvers.gaussnewton import GaussNewton, point_motion
+from congeal.solvers.sharpen import Details, without_sampling_bias
+from congeal.solvers.tiles import Tiles
+from congeal.solvers.votes import DAMPING, LEAST_TILES, corner_spread, robust_weight, shown_enough, some_noise
+
+_SOME = 4  # the first pass only has to come near: one of so many tiles will do, as it will to know the template
+_LIGHT = 2  # numbers of light in a block: offset and gain
+_ROUNDS = 4  # of solving for the steps of all images, each with the template as the others' steps leave it
+_SAMPLED = float(__import__("os").environ.get("SAMPLED", "0.0023"))  # pixels
+_LEAST_COMMON = 0.2  # of the slopes of a template: with less of them real, there is nothing to hold on to
+_FLAT = 1e-6  # of its own curvature that light is damped by: a flat block has no gain
+
+
+@dataclass(frozen=True)
+class Valued:
+    """What plain values say of n images.
+
+    Attributes
+    ----------
+    poses : (n, 3, 3) tensor of float64
+        stack_from_frame.
+    error : (n,) tensor
+        Standard error of a corner's position, in frame pixels; NaN if too few tiles are covered.
+    """
+
+    poses: torch.Tensor
+    error: torch.Tensor
+
+
+@torch.no_grad()
+def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: torch.Tensor, tiles: Tiles) -> Valued:
+    """Two joint steps of a stack on plain values (those of `details`); the mean pose stays where it is.
+
+    keep (n,) bool: images that match, which make the template.
+    """
+    found, gauge = poses.double(), Gauge(poses.double()[keep], details.stack.frame, motion)
+    newton = GaussNewton(motion, details.stack.frame, damping=DAMPING)
+    some = Tiles(tiles.frame, tiles.side, tiles.corner[::_SOME])
+    light = None
+    for here in (some, tiles):
+        looks = [look for _, look in details.look(found, here)]
+        seen, covered = (torch.cat(part) for part in zip(*looks, strict=True))
+        light = _own_light(here.inner(seen), covered) if light is None else light
+        step = _step(here, seen, covered, keep, light, newton)
+        found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light
+    found = gauge.fix(without_sampling_bias(found, tiles, step.roughness, motion), None, keep)
+    return Valued(found, step.error)
+
+
+def _own_light(inner: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
+    """(n, 2) offset and gain of images (n, T, P) by themselves: mean and deviation of what is covered."""
+    pixels = covered.sum(1).clamp(min=1) * inner.shape[2]
+    mean = (inner.sum(2) * covered).sum(1) / pixels
+    square = (inner.square().sum(2) * covered).sum(1) / pixels
+    return torch.stack([mean, (square - mean.square()).clamp(min=1e-12).sqrt()], 1)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step (n, k), its error (n,), light (n, 2) as it is now, and the template's roughness (2,)."""
+
+    delta: torch.Tensor
+    error: torch.Tensor
+    light: torch.Tensor
+    roughness: torch.Tensor
+
+
+def _step(
+    tiles: Tiles,
+    seen: torch.Tensor,
+    covered: torch.Tensor,
+    keep: torch.Tensor,
+    light: torch.Tensor,
+    newton: GaussNewton,
+) -> _Step:
+    """From what tiles show of all images (n, T, side + 2, side + 2), which is changed, and which they cover (n, T)."""
+    seen.sub_(light[:, 0, None, None, None]).div_(light[:, 1, None, None, None])
+    own = covered * keep[:, None]
+    count = own.sum(0)
+    template = torch.einsum("nt,ntij->tij", own, seen) / count.clamp(min=1)[:, None, None]
+    shown = shown_enough(count, int(keep.sum()))
+    covered, own, count = (covered * shown).double(), own.double(), count.double()
+    halves = _Halves(seen[keep], (own[keep] * shown).float())
+    basis = _basis(tiles, template, newton.motion)
+    gram = (basis.transpose(1, 2) @ basis).double()
+    # An image must not be its own witness: it is compared with the mean of the others.
+    alone = torch.where(keep[:, None], count / (count - 1).clamp(min=1), 1.0)
+    residual = (tiles.inner(seen) - tiles.inner(template)) * alone[..., None].float()
+    pull = torch.einsum("tpk,ntp->ntk", basis, residual).double()
+
+    light_gram, blocks = gram[:, :_LIGHT, :_LIGHT], tiles.blocks.double()
+    by_block = _solved(_in_blocks(blocks, covered, light_gram), _in_blocks(blocks, covered, pull[..., :_LIGHT]))
+    there = blocks @ by_block  # light of a tile: that of its block
+    explained = (there * (2 * pull[..., :_LIGHT] - (light_gram @ there[..., None])[..., 0])).sum(2)
+    away = (residual.square().sum(2).double() - explained).clamp(min=0) / residual.shape[2]
+    noise = some_noise((away * own).sum(0) / count.clamp(min=1), shown)
+    weight = covered * robust_weight(noise, away)
+
+    curvature = _in_blocks(blocks, weight, gram)
+    light_curvature, both = curvature[..., :_LIGHT, :_LIGHT], curvature[..., _LIGHT:, :_LIGHT]
+    lit = _solved(light_curvature, both.transpose(-1, -2))  # how a block's light follows the motion
+    free = curvature[..., _LIGHT:, _LIGHT:] - both @ lit  # curvature of the motion where light is fitted too
+    inverse = newton.damped_inverse(free.sum(1)) / halves.share
+    seen_in = covered @ blocks  # (n, blocks) tiles
+    share_of = seen_in / seen_in.sum(1, keepdim=True).clamp(min=1)
+    changes = torch.zeros(len(seen), gram.shape[1], dtype=torch.float64)
+    for _ in range(_ROUNDS):
+        pulls = _in_blocks(blocks, weight, pull)
+        alight = _solved(light_curvature, pulls[..., :_LIGHT])
+        votes = pulls[..., _LIGHT:] - (both @ alight[..., None])[..., 0]
+        delta = (inverse @ votes.sum(1)[..., None])[..., 0]
+        alight = ((alight - (lit @ delta[:, None, :, None])[..., 0]) * share_of[..., None]).sum(1)
+        change = torch.cat([alight, delta], 1)
+        changes += change
+        # Where the others go, the template goes, tile by tile.
+        along = own.T @ change / count.clamp(min=1)[:, None]
+        pull = pull + (gram @ ((along - change[:, None]) * alone[..., None])[..., None])[..., 0]
+    left = votes - (free @ delta[:, None, :, None])[..., 0]
+    corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, newton.motion).flatten(1)
+    floor = _SAMPLED * float(halves.roughness.mean())
+    error = corner_spread(left, inverse, (seen_in > 0).sum(1), corner, floor)
+    known = covered.sum(1) >= LEAST_TILES
+    offset, gain = light.unbind(1)
+    more, factor = changes[:, :_LIGHT].float().unbind(1)
+    return _Step(
+        torch.where(known[:, None], changes[:, _LIGHT:], 0.0),
+        torch.where(known, error, torch.nan),
+        torch.stack([offset + gain * more, gain * (1 + factor)], 1),
+        halves.roughness,
+    )
+
+
+class _Halves:
+    """What the means of both halves of a set have in common: what they do not is noise.
+
+    seen (n, T, side + 2, side + 2); own (n, T): which of it counts.
+    """
+
+    def __init__(self, seen: torch.Tensor, own: torch.Tensor) -> None:
+        halves = [(seen[half], own[half]) for half in (slice(0, None, 2), slice(1, None, 2))]
+        counts = [counted.sum(0) for _, counted in halves]
+        used = torch.nonzero((counts[0] > 0) & (counts[1] > 0))[::_SOME, 0]  # of so many pixels a part will do
+        means = [
+            torch.einsum("nt,ntij->tij", counted[:, used], half[:, used]) / count[used, None, None]
+            for (half, counted), count in zip(halves, counts, strict=True)
+        ]
+        common, bends = ((of(means[0]) * of(means[1])).sum((1, 2, 3), dtype=torch.float64) for of in (_slopes, _bends))
+        slopes = _slopes((means[0] + means[1]) / 2).square().sum(dtype=torch.float64)
+        self.share = (common.sum() / slopes.clamp(min=1e-12)).clamp(min=_LEAST_COMMON)
+        """Of the squared slopes of the mean of all images, those that are not noise."""
+        self.roughness = (bends / common.clamp(min=1e-12)).clamp(min=0)
+        """(2,) as that of a `Level`."""
+
+
+def _slopes(mean: torch.Tensor) -> torch.Tensor:
+    """(2, T, side, side) along x and y, of (T, side + 2, side + 2)."""
+    return torch.stack([mean[:, 1:-1, 2:] - mean[:, 1:-1, :-2], mean[:, 2:, 1:-1] - mean[:, :-2, 1:-1]]) / 2
+
+
+def _bends(mean: torch.Tensor) -> torch.Tensor:
+    """(2, T, side, side) along x and y, of (T, side + 2, side + 2)."""
+    twice = 2 * mean[:, 1:-1, 1:-1]
+    sums = mean[:, 1:-1, 2:] + mean[:, 1:-1, :-2], mean[:, 2:, 1:-1] + mean[:, :-2, 1:-1]
+    return torch.stack([one - twice for one in sums])
+
+
+def _basis(tiles: Tiles, template: torch.Tensor, motion: str) -> torch.Tensor:
+    """(T, P, 2 + k): what a small change of light or of the pose adds to the template (T, side + 2, side + 2)."""
+    inner, steps = tiles.inner(template), torch.arange(tiles.side)
+    y, x = torch.meshgrid(steps, steps, indexing="ij")
+    points = (tiles.corner[:, None] + torch.stack([x.flatten(), y.flatten()], 1)).flatten(0, 1).float()
+    dx, dy = _slopes(template).flatten(2)
+    basis = torch.empty(*inner.shape, _LIGHT + n_parameters(motion))
+    basis[..., 0], basis[..., 1] = 1.0, inner
+    for column, moved in enumerate(point_motion(points, tiles.frame, motion), _LIGHT):
+        along_x, along_y = moved.view(*inner.shape, 2).unbind(2)
+        torch.addcmul(dx * along_x, dy, along_y, out=basis[..., column])
+    return basis
+
+
+def _in_blocks(blocks: torch.Tensor, weight: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """(n, blocks, ...): sums over the tiles of each block (T, blocks), weighed by (n, T), of vectors (n, T, m), or of
+    matrices (T, m, m) that all images share."""
+    if len(values) == len(weight) and values.ndim == 3 and values.shape[:2] == weight.shape:
+        return blocks.T @ (weight[..., None] * values)
+    flat = values.flatten(1)
+    return torch.stack([(blocks.T * one) @ flat for one in weight]).unflatten(2, values.shape[1:])
+
+
+def _solved(curvature: torch.Tensor, pull: torch.Tensor) -> torch.Tensor:
+    """Light (n, blocks, 2) or (n, blocks, 2, m) of a curvature (n, blocks, 2, 2); none in blocks without tiles."""
+    own = torch.diagonal(curvature, dim1=-2, dim2=-1)
+    damped = curvature + torch.diag_embed(_FLAT * own + 1e-9)
+    if pull.ndim == curvature.ndim:
+        return torch.linalg.solve(damped, pull)
+    return torch.linalg.solve(damped, pull[..., None])[..., 0]

@@ -27,7 +27,7 @@ from congeal.solvers.votes import DAMPING, LEAST_TILES, corner_spread, robust_we
 _SOME = 4  # the first pass only has to come near: one of so many tiles will do, as it will to know the template
 _LIGHT = 2  # numbers of light in a block: offset and gain
 _ROUNDS = 4  # of solving for the steps of all images, each with the template as the others' steps leave it
-_SAMPLED = float(__import__("os").environ.get("SAMPLED", "0.0023"))  # pixels
+_SAMPLED = 0.0023  # pixels along an axis, times the template's roughness: what sampling between pixels costs in the end
 _LEAST_COMMON = 0.2  # of the slopes of a template: with less of them real, there is nothing to hold on to
 _FLAT = 1e-6  # of its own curvature that light is damped by: a flat block has no gain
 

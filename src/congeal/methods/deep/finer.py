@@ -198,7 +198,7 @@ def _on_values(climb: _Climb, motion: str, keep: torch.Tensor) -> Finer | None:
     sure = float(error[keep].nanmedian()) * stack.native_size / max(finest.frame)
     sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
     done_at = (
-        f"Worked at {max(stack.frame)} pixels, then {sizes}, in the end on plain values of {max(finest.frame)} pixels"
+        f"Worked at {max(stack.frame)} pixels, then {sizes}, at last on plain values of {max(finest.frame)} pixels"
     )
     why = f"{done_at}: poses are known to {sure:.2g} pixels of the originals."
     return Finer(climb.poses, _in_stack(error, climb, finest).float(), tuple(climb.levels), done.level, why)

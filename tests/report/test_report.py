@@ -20,6 +20,7 @@ from congeal.pipeline.render import BEST, DRAWN, FLAGGED, MOST_MOVED, WORST, cho
 from congeal.report import write_report
 from congeal.report.advice import next_steps
 from congeal.report.charts import BINS, curve, curves, histogram, short, two_figures
+from congeal.report.moves import moves
 from congeal.report.page import number, percent
 from congeal.report.pictures import picture
 from congeal.runs.folder import RunFolder
@@ -236,3 +237,12 @@ def test_results_and_transforms_show_themselves_in_notebooks(tmp_path: Path) -> 
     risky = Transforms(["<b>"], np.eye(3)[None], [(3, 3)])
     assert "<b>&" not in risky._repr_html_().replace("<b>Transforms</b>", "")
     assert "&lt;b&gt;" in risky._repr_html_()
+
+
+def test_of_a_mirrored_image_the_report_says_what_was_done_to_its_mirror_image() -> None:
+    after = np.array([[1.5, 0, 2], [0, 1.5, -1], [0, 0, 1]])
+    flip = np.array([[-1, 0, 39], [0, 1, 0], [0, 0, 1]])  # of a picture 40 pixels wide
+    both = moves(np.stack([after, after @ flip]), np.tile(np.eye(3), (2, 1, 1)), (30, 40))
+    for key, values in both.items():
+        assert values[0] == pytest.approx(values[1]), key
+    assert both["scale"][1] == pytest.approx(1.5)

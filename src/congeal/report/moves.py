@@ -12,6 +12,7 @@ import numpy as np
 
 from congeal.geometry.decompose import decompose
 from congeal.geometry.matrix import invert
+from congeal.geometry.orientation import MIRROR, mirrored, upright_from_source
 
 Size = tuple[int, int]
 STILL = 1e-6  # how far from "no change" a quantity is that the motion does not have
@@ -41,9 +42,15 @@ QUANTITIES = (
 
 def moves(after: np.ndarray, before: np.ndarray, size: Size) -> dict[str, np.ndarray]:
     """`QUANTITIES` of images by key, each (N,), from their `aligned_from_source` (N,3,3) after and before; NaN where
-    either is not known. size: (height, width) of the aligned picture."""
+    either is not known. size: (height, width) of the aligned picture.
+
+    Of a mirrored image it is what was done to its mirror image: that it is one is said elsewhere, and a scale of −1 or
+    half a turn would be read as something else.
+    """
     with np.errstate(all="ignore"):
-        parts = decompose(after @ invert(before), size)
+        moved = after @ invert(before)
+        flip = np.where(mirrored(moved)[:, None, None], upright_from_source(MIRROR, size), np.eye(3))
+        parts = decompose(moved @ flip, size)
         values = {quantity.key: getattr(parts, quantity.key) for quantity in QUANTITIES}
     return {key: np.where(np.isfinite(array), array, np.nan) for key, array in values.items()}
 

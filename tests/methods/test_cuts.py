@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from congeal.solvers.cuts import Graph, cut, filled, merges, settle
+from congeal.solvers.cuts import Graph, cut, filled, merges, regrouped, settle
 
 
 def clusters(sizes: list[int], k: int = 6, astray: float = 0.05, seed: int = 0) -> tuple[Graph, torch.Tensor]:
@@ -76,3 +76,20 @@ def test_the_tree_joins_the_most_alike_first() -> None:
     tree = merges(between)
     assert [merge[:2] for merge in tree] == [(0, 1), (3, 2)]
     assert tree[0][2] > tree[1][2]
+
+
+def test_two_kinds_in_one_group_and_one_kind_in_two_are_put_right() -> None:
+    """Moving single images does not get out of it."""
+    graph, truth = clusters([60, 60, 60, 60])
+    wrong = torch.where(truth == 1, 0, truth)
+    wrong[torch.nonzero(truth == 2)[::2, 0]] = 1
+    assert same(settle(graph, wrong, 4), truth) < 0.9
+    _, vectors = graph.embedding(4)
+    assert same(regrouped(graph, wrong, 4, vectors), truth) > 0.99
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_groups_too_small_to_split_stay(count: int) -> None:
+    graph = Graph.of_neighbours(torch.tensor([[1], [0], [3], [2], [3]]), torch.ones(5, 1))
+    groups = torch.tensor([0, 0, 1, 1, 1]) if count == 2 else torch.tensor([0, 0, 1, 1, 2])
+    assert regrouped(graph, groups, count, torch.eye(5).double()).tolist() == groups.tolist()

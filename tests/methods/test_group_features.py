@@ -12,6 +12,10 @@ from PIL import Image, ImageDraw
 import congeal
 from congeal import CongealError, CongealGroups
 from congeal.cli import main
+from congeal.images import prepare
+from congeal.images.arrays import ArraySource
+from congeal.methods.groups.features import count_kinds, feature_views, fine_size, less
+from congeal.solvers.extractors import open_extractor
 
 
 class _Hue(torch.nn.Module):
@@ -74,3 +78,53 @@ def test_what_cannot_be_sorted_by_features(network: str) -> None:
         CongealGroups(n_groups=2, features="edges").fit(discs(4, 0)[0])
     with pytest.raises(CongealError, match="all alike"):
         CongealGroups(n_groups=2, features=network).fit(np.repeat(discs(1, 0)[0], 6, axis=0))
+
+
+def cloud(sizes: list[int], apart: float) -> torch.Tensor:
+    """(n, 30) normal clouds, longer in some directions than in others, `apart` in one of the short ones."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(sum(sizes), 30, generator=generator) * torch.linspace(3, 1, 30)
+    points[:, -1] += apart * torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    return points
+
+
+@pytest.mark.parametrize("sizes", [[40], [160], [700]])
+def test_one_kind_is_one_whatever_its_spread(sizes: list[int]) -> None:
+    count, curve = count_kinds(cloud(sizes, 0), 20, torch.Generator().manual_seed(1))
+    assert count == 1
+    assert [number for number, _ in curve] == [1, 2], "what two would be is said"
+
+
+@pytest.mark.parametrize("sizes", [[40, 60], [100, 100, 100]])
+def test_kinds_are_counted(sizes: list[int]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    points = cloud(sizes, 0)
+    points[torch.arange(len(points)), torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))] += 20
+    assert count_kinds(points, 20, generator)[0] == len(sizes)
+    assert count_kinds(points, 1, generator)[0] == 1
+    assert count_kinds(points[:8], 20, generator)[0] == 1, "too few to make two groups of five"
+
+
+def test_mirror_images_look_the_same_and_the_shape_of_a_picture_does_not_count(network: str) -> None:
+    pictures, _ = discs(2, 3)
+    extractor = open_extractor(network)
+
+    def seen(images: np.ndarray) -> torch.Tensor:
+        source = ArraySource(images)
+        source.kind = "photo"
+        stack = prepare(source, size=48)
+        assert fine_size(stack, extractor) == 48, "no finer than the originals are"
+        return feature_views(stack, np.arange(len(images)), extractor, 48)
+
+    views = seen(pictures)
+    assert torch.allclose(seen(pictures[:, :, ::-1].copy()), views, atol=1e-5)
+    half = views.clone()
+    half[:, -1, :, :2] = 0
+    assert (less(half, torch.ones(3, 4, 4))[..., :2] == 0).all(), "where there is no image, nothing is compared"
+
+
+def test_photographs_that_edges_do_not_tell_apart_are_told_of_features() -> None:
+    pictures, _ = discs(16, 4)
+    model = CongealGroups(n_groups="auto", method="lsc", kind="photo").fit(pictures)
+    assert "--features lite0" in model.decisions_["groups"]["advice"]
+    assert "advice" not in CongealGroups(n_groups=1, method="lsc", kind="photo").fit(pictures).decisions_["groups"]

@@ -54,6 +54,8 @@ class Result:
         lines = [f"{m['n_images']} images aligned with {m['method']}, {motion}{skipped}"]
         if m.get("groups"):
             lines.append(f"groups        {_groups(m)}")
+            hint = ((m.get("decisions") or {}).get("groups") or {}).get("advice")
+            lines += [f"              {hint}"] if hint else []
         if m.get("likeness_after") is not None:
             likeness = f"{_shown(m.get('likeness_before'), 3)} → {_shown(m['likeness_after'], 3)}"
             lines.append(f"likeness      {likeness}{_improved(m.get('improved_share'))}")

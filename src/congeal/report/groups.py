@@ -36,9 +36,10 @@ def gather_groups(
         groups[-1]["spread"] = spread
     unsure = [card for card in cards if card.get("group", -1) >= 0 and card.get("margin") is not None]
     points = np.array(decision.get("curve") or np.zeros((0, 2)), dtype=float)
-    chart = curve("share of neighbours in another group", points[:, 0], points[:, 1]) if len(points) else None
+    name = decision.get("curve_name", "share of neighbours in another group")
+    chart = curve(name, points[:, 0], points[:, 1]) if len(points) else None
     return {
-        "sentence": decision.get("sentence", ""),
+        "sentence": " ".join(filter(None, [decision.get("sentence", ""), _sentence(decision.get("advice"))])),
         "groups": groups,
         "outside": metrics["n_images"] - sum(row["n_images"] for row in rows),
         "unsure": sorted(unsure, key=lambda card: card["margin"])[:LEAST_CERTAIN],
@@ -46,6 +47,10 @@ def gather_groups(
         "tree": tree(decision.get("tree") or [], groups),
         "labels": labels(metrics.get("group_labels")),
     }
+
+
+def _sentence(words: str | None) -> str:
+    return f"{words[0].upper()}{words[1:]}." if words else ""
 
 
 def labels(known: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -175,10 +175,16 @@ def cell_places(grid: tuple[int, int], extractor: Extractor) -> np.ndarray:
 class Seeing:
     """Samples the window of each image and computes its features."""
 
-    def __init__(self, stack: Stack, poses: np.ndarray, window: Window, extractor: Extractor) -> None:
+    def __init__(
+        self, stack: Stack, poses: np.ndarray, window: Window, extractor: Extractor, size: int | None = None
+    ) -> None:
+        """size: the frame's longer side in the pictures that are looked at, once; None is as fine as the window needs
+        where the originals have it."""
         self.extractor, self.window = extractor, window
-        # As fine as the window needs where the originals have it.
-        self.stack = stack.at(round(extractor.side * max(stack.frame) / (2 * window.half)))
+        if size is None:
+            self.stack = stack.at(round(extractor.side * max(stack.frame) / (2 * window.half)))
+        else:
+            self.stack = stack.at(size, enlarge=True, once=True)
         larger_from_stack = rescale(stack.size, self.stack.size)
         view = window.frame_from_view(extractor.side)
         self.matrices = normalise(larger_from_stack @ np.asarray(poses, dtype=np.float64) @ view)

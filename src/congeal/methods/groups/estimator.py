@@ -18,7 +18,7 @@ from congeal.methods.base import Alignment, Method
 from congeal.methods.checks import Count, Range
 from congeal.methods.found import Found
 from congeal.methods.groups.aligning import Nested, Part, fitted_part, joint_quality, richest, template_of
-from congeal.methods.groups.sorting import Sorted, Sorter, choice, placing, sort_given, sort_sample
+from congeal.methods.groups.sorting import Sorted, Sorter, advice, choice, placing, sort_given, sort_sample
 from congeal.methods.groups.table import UNKNOWN, Given, read_given
 from congeal.methods.job import Job
 from congeal.methods.measure import BLANK, OK, OUTLIER
@@ -165,7 +165,12 @@ class CongealGroups(Method):
         self.groups_ = [
             _about(number, self.names_[number], part, found.leaks[number]) for number, part in enumerate(parts)
         ]
-        chosen = choice(found.sorter.n_groups, found.curve, found.leaks, given=self.table is not None)
+        by_features = self.features is not None
+        chosen = choice(
+            found.sorter.n_groups, found.curve, found.leaks, given=self.table is not None, features=by_features
+        )
+        if not by_features and self.table is None and self.n_groups != 1:
+            chosen |= advice(chosen, appearance.kind)
         decisions = {"groups": chosen | {"tree": found.tree}}
         return self._whole(stack, appearance, placed, parts, decisions)
 

@@ -20,19 +20,20 @@ from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
 from congeal.errors import CongealError
 from congeal.geometry import warp
 from congeal.images import Stack
+from congeal.methods.groups.features import count_kinds, feature_views, fine_size, less, rank_strength
 from congeal.metrics.coherence import coherence, least_coherence
 from congeal.metrics.limits import (
     FOREIGN_LEAST,
     FOREIGN_TIMES,
     LEAK,
     LEAST_GROUP,
+    NO_KINDS,
     SURE_LEAK,
 )
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.cuts import Graph, cut, merges
 from congeal.solvers.extractors import Extractor
 from congeal.solvers.filters import blur
-from congeal.solvers.looks import Window
 from congeal.solvers.threads import few_threads, in_order
 from congeal.solvers.upright import frame_from_view
 from congeal.solvers.witnesses import NO_MATCH, Witnesses
@@ -41,8 +42,6 @@ from congeal.transforms.transforms import NO_GROUP
 OBJECT_VIEW, PHOTO_VIEW = 20, 32
 """Longer side of what is compared: a digit keeps its strokes at 20 pixels (1-NN of 2,000 MNIST digits 97.6 %, at 14
 pixels 96 %, at 28 pixels 98 % in twice the time)."""
-FEATURE_VIEW = (4, 4)
-"""Cells of what a network sees: fewer say too little about where things are, more about what is where."""
 _FEATURE_VALUES = 20_000_000  # of all witnesses together, if they are features: 80 MB, two thousand images of lite0
 _SOFT = 0.7  # pixels of the view: strokes that lie side by side should still touch
 _WITNESS_VALUES = 4_000_000  # values of all witnesses together; what a step towards them needs is six times as much
@@ -63,7 +62,8 @@ class Sorter:
 
     witnesses : views (S, C, h, w), those of a group side by side. bounds (K + 1,): where each group's begin and end.
     limit: an image that is less like its nearest witnesses belongs nowhere. coherence: nor does one with less of it.
-    centre (C, h, w): what features show on average, if views are features.
+    centre (C, h, w): what features show on average, if views are features. fine: the frame's longer side in the
+    pictures that features are seen in.
     """
 
     witnesses: Witnesses
@@ -71,6 +71,7 @@ class Sorter:
     limit: float
     coherence: float = 0.0
     centre: torch.Tensor | None = None
+    fine: int = 0
 
     @property
     def n_groups(self) -> int:
@@ -79,19 +80,18 @@ class Sorter:
 
     def state(self) -> dict[str, torch.Tensor]:
         """As tensors, for a file."""
-        numbers = torch.tensor([self.limit, self.coherence], dtype=torch.float64)
+        numbers = torch.tensor([self.limit, self.coherence, self.fine], dtype=torch.float64)
         state = {"witnesses": self.witnesses.views, "bounds": self.bounds, "limit": numbers}
         return state if self.centre is None else {**state, "centre": self.centre}
 
     @classmethod
     def restore(cls, state: dict[str, torch.Tensor]) -> Sorter:
         """The inverse of `state`."""
-        limit, coherent = [*state["limit"].tolist(), 0.0][
-            :2
-        ]  # models from before there was a coherence have one number
+        # Models from before there was a coherence have one number, those from before finer pictures two.
+        limit, coherent, fine = [*state["limit"].tolist(), 0.0, 0.0][:3]
         centre = state.get("centre")
         known = Witnesses(state["witnesses"], _motion(centre))
-        return cls(known, state["bounds"], limit, coherent, centre)
+        return cls(known, state["bounds"], limit, coherent, centre, int(fine))
 
     def place(self, views: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Group, likeness to it and margin to the next best one, (B,) each, of images (B, C, h, w).
@@ -146,13 +146,8 @@ def _motion(centre: torch.Tensor | None) -> str | None:
     return "affine" if centre is None else None
 
 
-def make_views(
-    stack: Stack, rows: np.ndarray, appearance: Appearance, extractor: Extractor | None = None
-) -> torch.Tensor:
-    """(B, C, h, w) what is compared of some images: objects upright at one size, edges of photographs as they lie; or
-    features of a network, in a few cells."""
-    if extractor is not None:
-        return torch.stack([_seen_by(extractor, stack, int(row)) for row in rows])
+def make_views(stack: Stack, rows: np.ndarray, appearance: Appearance) -> torch.Tensor:
+    """(B, C, h, w) what is compared of some images: objects upright at one size, edges of photographs as they lie."""
     images, start = stack.images(rows), torch.as_tensor(stack.start[rows]).float()
     masks = stack.masks(rows)
     if appearance.empty_ground:
@@ -166,16 +161,6 @@ def make_views(
     shrink = min(1.0, PHOTO_VIEW / max(stack.frame))
     height, width = (max(1, round(side * shrink)) for side in stack.frame)
     return adaptive_avg_pool2d(soft, (height, width))
-
-
-def _seen_by(extractor: Extractor, stack: Stack, row: int) -> torch.Tensor:
-    """(C, 4, 4) the features of one image as it starts."""
-    side = extractor.side
-    view = torch.as_tensor(stack.start[row] @ Window.whole(stack.frame).frame_from_view(side))[None].float()
-    shown = warp(stack.images([row]), view, (side, side), padding="border")[0]
-    shown = shown if len(shown) == 3 else shown.mean(0, keepdim=True).expand(3, -1, -1)
-    with torch.inference_mode(False), torch.no_grad():
-        return adaptive_avg_pool2d(extractor.maps(shown)[None], FEATURE_VIEW)[0]
 
 
 def sort_sample(
@@ -193,8 +178,8 @@ def sort_sample(
     most = _most(stack, appearance, sample, extractor)
     rows = np.sort(torch.randperm(len(stack), generator=generator)[:most].numpy())
     rows, noise, coherent = _without_noise(stack, rows)
-    views, centre, neighbours, near, limit = _compared(stack, rows, appearance, extractor)
-    inside = near <= limit
+    compared = _compared(stack, rows, appearance, extractor)
+    inside = compared.near <= compared.limit
     if inside.sum() < 2:
         inside[:] = True
     kept = torch.nonzero(inside)[:, 0]
@@ -203,14 +188,14 @@ def sort_sample(
             f"{stack.source.name} has {len(kept)} images that can be sorted, which cannot make {n_groups} groups: "
             f"ask for fewer"
         )
-    if isinstance(n_groups, int) and n_groups > 1 and float(near[kept].max()) < 1e-6:
+    if isinstance(n_groups, int) and n_groups > 1 and float(compared.near[kept].max()) < 1e-6:
         raise CongealError(f"the images of {stack.source.name} are all alike, which makes one group, not {n_groups}")
-    place = torch.full((len(rows) + 1,), -1, dtype=torch.long)  # the last is nobody
-    place[kept] = torch.arange(len(kept))
-    graph = Graph.of_neighbours(place[neighbours[kept]], torch.ones(len(kept), neighbours.shape[1]))
+    graph, curve = compared.graph(kept), None
+    if n_groups == "auto" and compared.centre is not None:
+        n_groups, curve = count_kinds(compared.views[kept], most_groups, generator)
     most = min(len(kept), most_groups + 1 if n_groups == "auto" else int(n_groups) + 1)
     _, vectors = graph.embedding(most)
-    groups, curve = _groups(graph, vectors, n_groups, generator)
+    groups, leaking = _groups(graph, vectors, n_groups, generator)
     count = int(groups.max()) + 1
     order = torch.bincount(groups, minlength=count).argsort(descending=True, stable=True)
     groups = order.argsort()[groups]  # the largest first
@@ -218,12 +203,12 @@ def sort_sample(
     bounds = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(groups, minlength=count).cumsum(0)])
     leaks = graph.leaks(groups, count)
     return Sorted(
-        Sorter(Witnesses(views[kept[turn]].contiguous(), _motion(centre)), bounds, 1 - limit, coherent, centre),
+        compared.sorter(kept[turn], bounds, coherent),
         rows[kept[turn].numpy()],
         np.union1d(rows[~inside.numpy()], noise),
         float(leaks.mean()),
         leaks.tolist(),
-        curve,
+        leaking if curve is None else curve,
         merges(graph.between(groups, count)),
     )
 
@@ -250,14 +235,12 @@ def sort_given(
         share = max(_LEAST_WITNESSES, round(most * len(own) / total))
         chosen.append(own[torch.randperm(len(own), generator=generator)[:share]].sort().values.numpy())
     rows = np.concatenate(chosen)
-    views, centre, neighbours, _, limit = _compared(stack, rows, appearance, extractor)
-    groups = torch.as_tensor(given[rows])
-    known = torch.where(neighbours < len(rows), neighbours, -1)
-    graph = Graph.of_neighbours(known, torch.ones(known.shape))
+    compared, everybody = _compared(stack, rows, appearance, extractor), torch.arange(len(rows))
+    groups, graph = torch.as_tensor(given[rows]), compared.graph(everybody)
     bounds = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(groups, minlength=count).cumsum(0)])
     leaks = graph.leaks(groups, count)
     return Sorted(
-        Sorter(Witnesses(views, _motion(centre)), bounds, 1 - limit, _without_noise(stack, rows)[2], centre),
+        compared.sorter(everybody, bounds, _without_noise(stack, rows)[2]),
         rows,
         np.zeros(0, dtype=np.int64),
         float(leaks.mean()),
@@ -269,27 +252,58 @@ def sort_given(
 
 def _most(stack: Stack, appearance: Appearance, sample: int, extractor: Extractor | None) -> int:
     """How many witnesses there may be."""
-    values = make_views(stack, np.arange(1), appearance, extractor)[0].numel()
-    return max(2, min(sample, (_WITNESS_VALUES if extractor is None else _FEATURE_VALUES) // values))
+    first = np.arange(1)
+    if extractor is None:
+        return max(2, min(sample, _WITNESS_VALUES // make_views(stack, first, appearance)[0].numel()))
+    return max(2, min(sample, _FEATURE_VALUES // feature_views(stack, first, extractor, max(stack.frame))[0].numel()))
 
 
-def _compared(
-    stack: Stack, rows: np.ndarray, appearance: Appearance, extractor: Extractor | None
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, float]:
-    """Views of some images; of features, what they show on average, which is taken away; the nearest of each once
-    aligned (S, k), S for nobody; how far it is from its nearest (S,); and what is too far."""
+@dataclass(frozen=True)
+class _Compared:
+    """Images of a sample beside each other.
+
+    views (S, C, h, w); of features, less `centre`, what they show on average, and seen in pictures of size `fine`.
+    graph: the nearest of each once aligned. near (S,): how far it is from its nearest. limit: what is too far.
+    """
+
+    views: torch.Tensor
+    neighbours: torch.Tensor
+    near: torch.Tensor
+    limit: float
+    centre: torch.Tensor | None = None
+    fine: int = 0
+
+    def graph(self, rows: torch.Tensor) -> Graph:
+        """Of some of the images and the neighbours (S, k) among them; S is nobody."""
+        place = torch.full((len(self.views) + 1,), -1, dtype=torch.long)  # the last is nobody
+        place[rows] = torch.arange(len(rows))
+        known = place[self.neighbours[rows]]
+        return Graph.of_neighbours(known, torch.ones(known.shape) if self.centre is None else rank_strength(known))
+
+    def sorter(self, rows: torch.Tensor, bounds: torch.Tensor, coherent: float) -> Sorter:
+        """With these images as witnesses."""
+        witnesses = Witnesses(self.views[rows].contiguous(), _motion(self.centre))
+        return Sorter(witnesses, bounds, 1 - self.limit, coherent, self.centre, self.fine)
+
+
+def _compared(stack: Stack, rows: np.ndarray, appearance: Appearance, extractor: Extractor | None) -> _Compared:
     parts = np.array_split(rows, -(-len(rows) // _AT_ONCE))
-    views = torch.cat([make_views(stack, part, appearance, extractor) for part in parts])
-    centre = None if extractor is None else views.mean(0)
-    if centre is not None:
-        views -= centre
+    centre, fine = None, 0
+    if extractor is None:
+        views = torch.cat([make_views(stack, part, appearance) for part in parts])
+    else:
+        fine = fine_size(stack, extractor)
+        views = torch.cat([feature_views(stack, part, extractor, fine) for part in parts])
+        seen = views[:, -1:]
+        centre = (views[:, :-1] * seen).sum(0) / seen.sum(0).clamp(min=1e-6)
+        views = less(views, centre)
     same = centre is not None and float(views.abs().max()) < 1e-6
     if len(rows) < 2 or same:
         nobody = torch.full((len(rows), 1), len(rows))
-        return views, centre, nobody, torch.zeros(len(rows), dtype=torch.float64), FOREIGN_LEAST
+        return _Compared(views, nobody, torch.zeros(len(rows), dtype=torch.float64), FOREIGN_LEAST, centre, fine)
     neighbours, likeness = _neighbours(Witnesses(views, _motion(centre)))
     near = 1 - likeness[:, :_NEAR].double().mean(1)
-    return views, centre, neighbours, near, max(FOREIGN_TIMES * float(near.median()), FOREIGN_LEAST)
+    return _Compared(views, neighbours, near, max(FOREIGN_TIMES * float(near.median()), FOREIGN_LEAST), centre, fine)
 
 
 def _without_noise(stack: Stack, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
@@ -308,7 +322,8 @@ def _without_noise(stack: Stack, rows: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def _neighbours(witnesses: Witnesses) -> tuple[torch.Tensor, torch.Tensor]:
     """(S, k) the nearest of every witness once aligned, nearest first, and their likeness."""
     n = len(witnesses)
-    count = min(_NEIGHBOURS[1], max(_NEIGHBOURS[0], n // _PER_NEIGHBOUR), n - 1)
+    usual = n // _PER_NEIGHBOUR if witnesses.motion else n  # of features all ten, the nearer count more
+    count = min(_NEIGHBOURS[1], max(_NEIGHBOURS[0], usual), n - 1)
 
     def of(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         views = witnesses.views[part]
@@ -341,26 +356,46 @@ def _groups(
 
 
 def choice(
-    count: int, curve: Sequence[tuple[int, float]], leaks: Sequence[float], *, given: bool = False
+    count: int,
+    curve: Sequence[tuple[int, float]],
+    leaks: Sequence[float],
+    *,
+    given: bool = False,
+    features: bool = False,
 ) -> dict[str, Any]:
-    """How the number of groups was found, in a sentence and in numbers."""
+    """How the number of groups was found, in a sentence and in numbers; features: by `count_kinds`."""
     if not curve:
         kinds = "1 group" if count == 1 else f"{count} groups"
         how = "given" if given else "asked"
         sentence = f"{kinds}, as {how}: up to {max(leaks):.1%} of the nearest neighbours of a group are in another one."
         return {"sentence": sentence, "n_groups": count, "leaks": list(leaks)}
-    leak = dict(curve)
+    leak, limit = dict(curve), NO_KINDS if features else LEAK
     later = [value for number, value in curve if number > count]
     here, after = leak.get(count, 0.0), min(later, default=1.0)
-    sure = here <= SURE_LEAK * LEAK and after >= LEAK / SURE_LEAK
+    sure = here <= SURE_LEAK * limit and after >= limit / SURE_LEAK
     words = "clear" if sure else "close"
     kinds = "1 group" if count == 1 else f"{count} groups"
-    sentence = (
-        f"{kinds}: up to {here:.1%} of the nearest neighbours of a group are in another one; with more groups it would "
-        f"be {after:.1%} or more (the limit is {LEAK:.0%}). The choice is {words}."
-    )
-    numbers = {"n_groups": count, "sure": sure, "limit": LEAK, "leaks": list(leaks)}
-    return {"sentence": sentence, **numbers, "curve": [list(one) for one in curve]}
+    if features:
+        last = f"the last cut leaks {here:.0%} of what it would if there were no kinds; " if count > 1 else ""
+        sentence = f"{kinds}: {last}one more would leak {after:.0%} of it (the limit is {limit:.0%})."
+        name = "leak of the next cut, as a share of that of a set without kinds"
+    else:
+        sentence = (
+            f"{kinds}: up to {here:.1%} of the nearest neighbours of a group are in another one; with more groups it "
+            f"would be {after:.1%} or more (the limit is {limit:.0%})."
+        )
+        name = "share of neighbours in another group"
+    numbers = {"n_groups": count, "sure": sure, "limit": limit, "leaks": list(leaks)}
+    shown = {"curve": [list(one) for one in curve], "curve_name": name}
+    return {"sentence": f"{sentence} The choice is {words}.", **numbers, **shown}
+
+
+def advice(chosen: dict[str, Any], kind: str) -> dict[str, str]:
+    """What to try where edges of photographs tell no groups apart; empty where they do, and for objects."""
+    clear = chosen["n_groups"] > 1 and max(chosen["leaks"]) <= LEAK
+    if kind != "photo" or clear:
+        return {}
+    return {"advice": "edges tell no clear groups apart in these photographs; a network may: --features lite0"}
 
 
 def placing(
@@ -391,7 +426,8 @@ def placing(
         views = torch.empty(len(rows), *sorter.centre.shape)
         views[known] = sorter.witnesses.views[witness[known]]
         if not known.all():
-            views[~known] = make_views(stack, rows[~known], appearance, extractor) - sorter.centre
+            assert extractor is not None
+            views[~known] = less(feature_views(stack, rows[~known], extractor, sorter.fine), sorter.centre)
         return views
 
     with few_threads(sorter.witnesses.size) as threads, torch.no_grad():

@@ -118,8 +118,8 @@ while True:
     cv2.accumulateSquare(aligned, squares)
 writer.release()
 mean = total / len(poses)
-cv2.imwrite(target + "-mean.png", mean)
-cv2.imwrite(target + "-variance.png", squares / len(poses) - mean**2)
+cv2.imwrite(target + "-mean.png", np.rint(mean).astype(np.uint8))
+cv2.imwrite(target + "-variance.png", np.clip(squares / len(poses) - mean**2, 0, 255).astype(np.uint8))
 np.save(target + ".npy", poses)
 print(time.monotonic() - began)
 """

@@ -172,6 +172,8 @@ class Recipe:
             return settle(self.stack, guide, settings, quiet)
         done = Settled(state.poses.clone(), state.scores.clone(), torch.zeros(n))
         rows = np.flatnonzero(state.scores < ALL_MATCH) if _most_match(state.scores) else np.arange(n)
+        if not len(rows):  # in the second round all may match
+            return done
         first = rows
         if len(rows) >= 1.5 * _TRIED:
             first = rows[np.unique(np.linspace(0, len(rows) - 1, _TRIED).astype(int))]

@@ -178,7 +178,7 @@ SURE_LEAK = 0.75
 NO_KINDS = 0.6
 """A cut by features of a network counts where it leaks less than this share of what it would in a set without kinds.
 Birds of two species and two kinds of things of PF-WILLOW: 0.42 and less; one kind: jays 0.83, cars 0.86, motorbikes
-0.88, but goldfinches 0.48 and woodpeckers 0.50, by how they sit. Chosen on these, without any faces."""
+0.88, but goldfinches 0.48 and woodpeckers 0.50, by how they sit. It is the middle of these."""
 LEAST_GROUP = 5
 """Images in a group that is found, not asked for, at least."""
 FOREIGN_TIMES = 3.0

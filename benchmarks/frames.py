@@ -114,7 +114,7 @@ def with_congeal(images: ImageSource, matrices: np.ndarray, folder: Path, kernel
             images,
             found,
             start,
-            DisplayRange(black=0, white=255, channels=3),
+            DisplayRange(black=0, white=255, channels=3, ranges={"uint8": (0, 255)}),
             weigh=True,
             write_aligned=True,
             output_format="auto",

@@ -39,7 +39,8 @@ from congeal.transforms import Transforms
 Size = tuple[int, int]
 
 START_PICTURES = ("mean_before.png", "variance_before.png")  # under .work
-GROUP_BYTES = 64_000_000  # of large pictures that go into the statistics at a time …
+GROUP_BYTES = 64_000_000  # of large pictures that wait to go into the statistics together …
+ENOUGH_BYTES, ENOUGH_IMAGES = 8_000_000, 8  # … fewer where these will do: while they go there, nothing is fetched …
 GROUP_IMAGES = 256  # … and of small ones at most so many
 BAND_ROWS = 16  # of a picture that become grey levels at a time
 NOTES = 5  # version of what is noted
@@ -340,8 +341,8 @@ def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:
     """
     if chunk_size(source) > 1:
         return 1
-    one = 1 if display.eight_bit else 4
-    return max(1, min(GROUP_IMAGES, GROUP_BYTES // (size[0] * size[1] * (display.channels * one + 4))))
+    one = size[0] * size[1] * (display.channels if display.eight_bit else 4 * display.channels + 4)
+    return max(1, min(GROUP_IMAGES, GROUP_BYTES // one, max(ENOUGH_IMAGES, ENOUGH_BYTES // one)))
 
 
 def write_again(writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling) -> None:

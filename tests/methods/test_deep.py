@@ -486,11 +486,12 @@ def test_a_large_set_is_aligned_in_one_pass_that_resumes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tolerance: float
 ) -> None:
     monkeypatch.setattr("congeal.solvers.streaming.CHUNK_VALUES", 28 * 28 * 5)  # four parts of 20 images
-    options = TRAINED | {"steps": 30, "fit_sample": 30, "refreshes": 5, "tolerance": tolerance}
+    options = TRAINED | {"steps": 12, "batch_size": 16, "refine_steps": 8, "refreshes": 5, "tolerance": tolerance}
+    options["fit_sample"] = 30
     source = open_named("digits:3").limit(80)
     whole = DeepCongealing(**options).fit(source)
     steps = sum("loss" in row for row in whole.history_)
-    assert (0 < steps < 30) == (tolerance == 1.0)
+    assert (0 < steps < 12) == (tolerance == 1.0)
     assert whole.quality_.apsnr_after > whole.quality_.apsnr_before + 3
     assert not whole.quality_.collapsed
     with pytest.raises(KeyboardInterrupt):
@@ -511,7 +512,7 @@ def test_a_large_set_is_aligned_in_one_pass_that_resumes(
 
 def test_a_set_that_is_being_settled_goes_on_after_a_kill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("congeal.solvers.streaming.CHUNK_VALUES", 28 * 28 * 2)  # four parts of 8 images
-    options, source = TRAINED | {"steps": 10, "restarts": 0}, open_named("digits:3").limit(32)
+    options, source = TRAINED | {"steps": 4, "refine_steps": 4, "restarts": 0}, open_named("digits:3").limit(32)
     whole = DeepCongealing(**options).fit(source)
     killed = _KilledWhileAligning(tmp_path / "c.pt")
     killed.what = "settled"

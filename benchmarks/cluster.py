@@ -460,6 +460,7 @@ def storage(options: argparse.Namespace, folder: Path) -> None:
 
 
 PER_TAR = 5_000
+MADE = 20_000  # images that are made; further tars are the same ones again, under other names
 
 
 def make_tars(options: argparse.Namespace, folder: Path) -> Path:
@@ -473,7 +474,7 @@ def make_tars(options: argparse.Namespace, folder: Path) -> Path:
     from congeal.images.encode import png_bytes
 
     folder.mkdir()
-    source = open_images(options.source.format(n=options.n))
+    source = open_images(options.source.format(n=min(MADE, options.n)))
     for first in range(0, len(source), PER_TAR):
         rows = np.arange(first, min(len(source), first + PER_TAR))
         with tarfile.open(folder / f"part-{first // PER_TAR:05d}.tar", "w") as tar:
@@ -481,8 +482,10 @@ def make_tars(options: argparse.Namespace, folder: Path) -> Path:
                 member, data = tarfile.TarInfo(f"{source.id(int(row))}.png"), png_bytes(image)
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
+    for number in range(len(source) // PER_TAR, options.n // PER_TAR):
+        os.link(folder / f"part-{number % (MADE // PER_TAR):05d}.tar", folder / f"part-{number:05d}.tar")
     size = sum(path.stat().st_size for path in folder.iterdir())
-    print(f"tars: {size / len(source):.0f} bytes an image")
+    print(f"tars: {size / options.n:.0f} bytes an image", flush=True)
     return folder
 
 
@@ -499,7 +502,8 @@ class Bucket:
         own |= {"AWS_SECRET_ACCESS_KEY": "nothing", "AWS_DEFAULT_REGION": "us-east-1"}
         os.environ.update({**own, "XDG_CACHE_HOME": str(folder / "cache")})
         begin = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        self.process = subprocess.Popen(begin, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        on_disk = {**os.environ, "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": "1000000"}  # tars are not held in memory
+        self.process = subprocess.Popen(begin, env=on_disk, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         import s3fs
 
         for _ in range(200):

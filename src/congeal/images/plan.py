@@ -224,5 +224,5 @@ def _zoom(headers: dict[int, Header], initial: np.ndarray, stack: Size, frame: S
             continue
         stack_from_source = place((header.height, header.width), stack).matrix
         stack_from_frame = stack_from_source @ np.linalg.inv(initial[i]) @ aligned_from_frame
-        zooms.append(1 / max(scale_at_centre(stack_from_frame, frame), 1e-6))
+        zooms.append(1 / max(float(scale_at_centre(stack_from_frame, frame)), 1e-6))
     return float(np.median(zooms)) if zooms else 1.0

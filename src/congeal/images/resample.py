@@ -69,7 +69,7 @@ def warp_pixels(
     grey = pixels.ndim == 2
     image = pixels[..., None] if grey else pixels
     matrix = np.asarray(source_from_aligned, dtype=np.float64)
-    shrink = scale_at_centre(matrix, size)
+    shrink = float(scale_at_centre(matrix, size))
     if shrink > _PREFILTER_FROM[sampling.interpolation] and image.dtype != bool:
         reduced = (max(1, round(image.shape[0] / shrink)), max(1, round(image.shape[1] / shrink)))
         placement = Placement(reduced[1] / image.shape[1], reduced[0] / image.shape[0], 0.0, 0.0)
@@ -251,9 +251,15 @@ def warp_image(image: Image, source_from_aligned: np.ndarray, size: Size, sampli
     return Image(image.id, warp_pixels(image.pixels, source_from_aligned, size, sampling), mask)
 
 
-def scale_at_centre(matrix: np.ndarray, size: Size) -> float:
-    """Source pixels per output pixel (length, not area) in the middle of the output, for source_from_output."""
+def needs_filter(source_from_output: np.ndarray, size: Size, sampling: Sampling) -> np.ndarray:
+    """(B,) whether a picture is so much smaller than its source that it is filtered first, for (B, 3, 3)."""
+    return np.asarray(scale_at_centre(source_from_output, size) > _PREFILTER_FROM[sampling.interpolation])
+
+
+def scale_at_centre(source_from_output: np.ndarray, size: Size) -> np.ndarray:
+    """(…) source pixels per output pixel (length, not area) in the middle of the output, for (…, 3, 3)."""
+    matrix = np.asarray(source_from_output, dtype=np.float64)
     x, y = (size[1] - 1) / 2, (size[0] - 1) / 2
-    depth = matrix[2] @ (x, y, 1)
+    depth = matrix[..., 2, :] @ (x, y, 1.0)
     # det of the Jacobian of a homography at a point is det(M) / depth³.
-    return float(np.sqrt(abs(np.linalg.det(matrix)) / max(abs(depth) ** 3, 1e-12)))
+    return np.asarray(np.sqrt(np.abs(np.linalg.det(matrix)) / np.maximum(np.abs(depth) ** 3, 1e-12)))

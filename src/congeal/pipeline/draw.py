@@ -6,12 +6,13 @@ Threads do this for several of them side by side; what they made is handed out i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, groupby, pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from congeal.files import write_bytes
 from congeal.geometry.cover import Cover, cover_of, covered
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
-from congeal.images.resample import SOFT, Sampling, is_plain_resize, shrink, warp_masks
+from congeal.images.resample import SOFT, Sampling, is_plain_resize, needs_filter, shrink, warp_masks
 from congeal.images.threads import in_order, usable_cores
 from congeal.images.writers import takes_parts
 from congeal.pipeline.display import DisplayRange, png
@@ -28,9 +29,9 @@ from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 Size = tuple[int, int]
-Result = TypeVar("Result")
 
 CHUNK_VALUES = 1_000_000  # pixel values read at a time
+FEW_VALUES = 150_000  # … of files: fewer would spend their time on overhead, more would leave threads without work
 THREAD_VALUES = 128_000_000  # pixel values of the images all threads work on: beyond that there are fewer threads
 THUMBNAIL = 256  # longer side of the pictures that the report enlarges
 SAMPLES = ".work/samples"  # where the small pictures of a run are
@@ -38,10 +39,15 @@ SAMPLES = ".work/samples"  # where the small pictures of a run are
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of one size: pixels (B,H,W,C), masks (B,H,W) or None."""
+    """Images of one size: pixels (B,H,W,C), masks (B,H,W) or None; n_rotated: how many of them EXIF had turned.
+
+    shrinks: whether each goes through the filter for shrinking, if it needs that; a batch of an array does not.
+    """
 
     pixels: np.ndarray
     masks: np.ndarray | None
+    n_rotated: int = 0
+    shrinks: bool = True
 
     @property
     def size(self) -> Size:
@@ -52,16 +58,20 @@ class Batch:
         """These rows of the batch; all of them are the batch itself."""
         if len(rows) == len(self.pixels):
             return self
-        return Batch(self.pixels[rows], None if self.masks is None else self.masks[rows])
+        return replace(self, pixels=self.pixels[rows], masks=None if self.masks is None else self.masks[rows])
 
     def sample(self, source_from_output: np.ndarray, size: Size, sampling: Sampling) -> Batch:
-        """The same images through (B,3,3), at `size`. One image goes through the filter for shrinking as well."""
+        """The same images through (B,3,3), at `size`."""
         masks = None
         if self.masks is not None:
             masks = warp_masks(self.masks, source_from_output, size, sampling.interpolation)
         if len(self.pixels) == 1:
             return Batch(warp_pixels(self.pixels[0], source_from_output[0], size, sampling)[None], masks)
-        return Batch(warp_pixel_batch(self.pixels, source_from_output, size, sampling), masks)
+        pixels = warp_pixel_batch(self.pixels, source_from_output, size, sampling)
+        if self.shrinks:
+            for k in np.flatnonzero(needs_filter(source_from_output, size, sampling)):
+                pixels[k] = warp_pixels(self.pixels[k], source_from_output[k], size, sampling)
+        return Batch(pixels, masks)
 
 
 class View(NamedTuple):
@@ -113,12 +123,13 @@ class Drawing:
     writer: Writer | None
     sampling: Sampling
 
-    def draw(self, rows: np.ndarray) -> Drawn:
+    def draw(self, rows: np.ndarray) -> list[Drawn]:
         """Read, sample, write and view these images; in any thread."""
-        try:
-            images, n_rotated = read_batch(self.source, rows)
-        except UnreadableImage as error:
-            reason = f"it was read once, but not again for writing: {error}"
+        return [self._drawn(some, images) for some, images in read_batches(self.source, rows)]
+
+    def _drawn(self, rows: np.ndarray, images: Batch | UnreadableImage) -> Drawn:
+        if isinstance(images, UnreadableImage):
+            reason = f"it was read once, but not again for writing: {images}"
             return Drawn(len(rows), lost=Skipped(self.source.id(int(rows[0])), reason))
         source_from_aligned = invert(self.found.matrices[rows])
         aligned = images.sample(source_from_aligned, self.size, self.sampling)
@@ -130,7 +141,7 @@ class Drawing:
         self._write_thumbnails("after", rows[shown], aligned.pixels[shown])
         before = self._draw_start(rows, images, shown)
         group = None if self.found.group is None else self.found.group[rows]
-        return Drawn(len(rows), after, before, None, n_rotated, write, group)
+        return Drawn(len(rows), after, before, None, images.n_rotated, write, group)
 
     def _draw_start(self, rows: np.ndarray, images: Batch, shown: np.ndarray) -> View | None:
         """The images where they started, all of them or those that the report shows."""
@@ -175,15 +186,16 @@ class Drawing:
 
 def write_some(
     source: ImageSource, found: Transforms, size: Size, writer: Writer, sampling: Sampling, rows: np.ndarray
-) -> Drawn:
+) -> list[Drawn]:
     """Read, sample and write these images, and nothing else; in any thread."""
-    try:
-        images, _ = read_batch(source, rows)
-    except UnreadableImage:
-        return Drawn(len(rows))
-    source_from_aligned = invert(found.matrices[rows])
-    aligned = images.sample(source_from_aligned, size, sampling)
-    return Drawn(len(rows), write=begin_writing(writer, source, rows, aligned, source_from_aligned, sampling))
+    written = []
+    for some, images in read_batches(source, rows):
+        if not isinstance(images, UnreadableImage):
+            source_from_aligned = invert(found.matrices[some])
+            aligned = images.sample(source_from_aligned, size, sampling)
+            write = begin_writing(writer, source, some, aligned, source_from_aligned, sampling)
+            written.append(Drawn(len(some), write=write))
+    return written
 
 
 def begin_writing(
@@ -217,7 +229,7 @@ def write_parts(
         for part in source.part_rows([row]):
             if source.parts is None or writer.done(int(part)):
                 continue
-            images, _ = read_batch(source.parts, np.array([part]))
+            images = read_batch(source.parts, np.array([part]))
             drawn = images.sample(matrix[None], size, sampling)
             writer.begin_new(np.array([part]), drawn.pixels, drawn.masks)()
 
@@ -226,42 +238,94 @@ def nothing_left() -> None:
     """What is left to do where all is done."""
 
 
-def read_batch(source: ImageSource, rows: np.ndarray) -> tuple[Batch, int]:
-    """Images of one size, and how many of them EXIF had turned."""
+def read_batch(source: ImageSource, rows: np.ndarray) -> Batch:
+    """Images of one size; of files, one image."""
     if source.shape is not None:
-        return Batch(source.batch(rows), source.masks(rows) if source.has_masks else None), 0
+        return Batch(source.batch(rows), source.masks(rows) if source.has_masks else None, shrinks=False)
     image = source.read(int(rows[0]))
-    return Batch(image.pixels[None], None if image.mask is None else image.mask[None]), int(image.orientation != 1)
+    return Batch(image.pixels[None], None if image.mask is None else image.mask[None], int(image.orientation != 1))
+
+
+def read_batches(source: ImageSource, rows: np.ndarray) -> Iterator[tuple[np.ndarray, Batch | UnreadableImage]]:
+    """Rows that are drawn together, and their images; a row that cannot be read, and why.
+
+    Images in files that are alike and follow one another go together: small ones drawn alone spend their time on
+    overhead.
+    """
+    if source.shape is not None:
+        yield rows, read_batch(source, rows)
+        return
+    read = [(row, _read_one(source, row)) for row in rows]
+    for _, alike in groupby(read, key=lambda one: _kind(*one)):
+        where, images = zip(*alike, strict=True)
+        yield np.array(where), images[0] if len(images) == 1 else _together(images)
+
+
+def _read_one(source: ImageSource, row: np.int64) -> Batch | UnreadableImage:
+    try:
+        return read_batch(source, np.array([row]))
+    except UnreadableImage as error:
+        return error
+
+
+def _kind(row: np.int64, image: Batch | UnreadableImage) -> tuple[Any, ...]:
+    """The same for images that can be drawn together."""
+    if isinstance(image, UnreadableImage) or image.masks is not None:
+        return (int(row),)
+    return image.pixels.shape, image.pixels.dtype
+
+
+def _together(images: Sequence[Any]) -> Batch:
+    return Batch(np.concatenate([one.pixels for one in images]), None, sum(one.n_rotated for one in images))
 
 
 def chunk_size(source: ImageSource) -> int:
-    """How many images are drawn at a time: many small ones of one size, else one."""
+    """How many images of an array are drawn at a time; one, if it is not one."""
     return 1 if source.shape is None else max(1, CHUNK_VALUES // int(np.prod(source.shape)))
+
+
+def pieces(source: ImageSource, found: Transforms, rows: np.ndarray, together: int) -> Iterator[np.ndarray]:
+    """Rows that are read at a time: many of an array; of files a few small ones of one size.
+
+    together: images that are taken in at a time; no piece has some of one such group and some of the next.
+    """
+    if source.shape is not None:
+        step = chunk_size(source)
+        yield from (rows[at : at + step] for at in range(0, len(rows), step))
+        return
+    framed = math.prod(found.aligned_size or (1, 1))
+    for at in range(0, len(rows), together):
+        group = rows[at : at + together]
+        sizes = found.source_sizes[group].astype(np.int64)
+        edges = [0, *(np.flatnonzero((sizes[1:] != sizes[:-1]).any(1)) + 1).tolist(), len(group)]
+        for first, stop in pairwise(edges):
+            few = max(1, FEW_VALUES // (3 * max(framed, int(sizes[first].prod()), 1)))
+            yield from (group[k : min(k + few, stop)] for k in range(first, stop, few))
 
 
 @contextmanager
 def side_by_side(
-    draw: Callable[[np.ndarray], Result],
+    draw: Callable[[np.ndarray], list[Drawn]],
     source: ImageSource,
     found: Transforms,
     rows: np.ndarray,
     runs: Iterable[tuple[int, int]] | None = None,
-) -> Iterator[Iterable[Result]]:
+    together: int = CHUNK_VALUES,
+) -> Iterator[Iterable[Drawn]]:
     """draw(some rows), in order, of all of them: several at a time, each with one thread inside its operations.
 
-    runs: (first, stop) of parts of the rows that are not mixed.
+    runs: (first, stop) of parts of the rows that are not mixed. together: see `pieces`.
     """
     runs = [(0, len(rows))] if runs is None else list(runs)
     if not len(rows) or not runs:
         yield ()
         return
-    step = chunk_size(source)
-    chunks = (rows[at : min(at + step, stop)] for first, stop in runs for at in range(first, stop, step))
+    chunks = (piece for first, stop in runs for piece in pieces(source, found, rows[first:stop], together))
     largest = 3 * int(found.source_sizes[rows[runs[0][0] :]].astype(np.int64).prod(1).max())
     threads = min(usable_cores(), max(1, THREAD_VALUES // max(1, largest)))
     usual = torch.get_num_threads()
     try:
         with closing(in_order(draw, chunks, threads, begin=partial(torch.set_num_threads, 1))) as results:
-            yield results
+            yield chain.from_iterable(results)
     finally:
         torch.set_num_threads(usual)  # threads to come would have what the last one asked for

@@ -305,14 +305,14 @@ def draw_shards(
     left = [(max(first, result.position), stop) for first, stop in shards if stop > result.position]
     ends = {stop for _, stop in left}
     at = result.position
-    with side_by_side(drawing.draw, source, found, rows, left) as all_drawn:
+    with side_by_side(drawing.draw, source, found, rows, left, together) as all_drawn:
         for drawn in all_drawn:
             if drawn.write is not None:
                 drawn.write()
             progress.update(drawn.n_rows)
             waiting.append(drawn)
             at += drawn.n_rows
-            if len(waiting) == together or at in ends:
+            if sum(one.n_rows for one in waiting) >= together or at in ends:
                 result.take(waiting)
                 waiting = []
                 if at in ends:
@@ -334,7 +334,7 @@ def cut_rows(
 
 
 def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:
-    """How many chunks go into the statistics together.
+    """How many images go into the statistics together; 1 where they come in chunks, each of which is a group.
 
     It depends on nothing but sizes and types: sums of other groups would differ in their last digits, and a resumed
     pass has to come to the same bytes.

@@ -156,7 +156,7 @@ def make_room(
     there = writer.has_room
     for i in rows:
         try:
-            images, _ = read_batch(source, np.array([i]))
+            images = read_batch(source, np.array([i]))
         except Exception:  # another one tells as much
             continue
         return writer.make_room(images.sample(invert(found.matrices[[i]]), size, SOFT).pixels), not there

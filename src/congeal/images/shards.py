@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ from congeal.errors import CongealError
 from congeal.images.decode import EXTENSIONS, check_bytes, decode, probe
 from congeal.images.source import Header, Image, ImageSource, UnreadableImage, unique_ids
 from congeal.transforms.ids import Ids
+
+_BLOCK = 512  # bytes: what everything in a tar is a multiple of
+_NOTHING = bytes(_BLOCK)  # what follows the last member
 
 
 class ShardSource(ImageSource):
@@ -102,12 +106,16 @@ def _member(member: tarfile.TarInfo) -> _Member:
         reason = "is stored in the tar as a sparse file: unpack it"
     elif not member.isfile():
         reason = "is a named pipe or device inside the tar, not a file"
-    else:
-        try:
-            check_bytes(member.size)
-        except UnreadableImage as error:
-            reason = str(error)
-    return _Member(member.offset_data, member.size, reason)
+    return _Member(member.offset_data, member.size, reason) if reason else _fitting(member.offset_data, member.size)
+
+
+def _fitting(offset: int, size: int) -> _Member:
+    """A file that is not too large."""
+    try:
+        check_bytes(size)
+    except UnreadableImage as error:
+        return _Member(offset, size, str(error))
+    return _Member(offset, size)
 
 
 def open_shards(paths: Sequence[Path], *, name: str) -> ShardSource:
@@ -127,15 +135,13 @@ def _scan(path: Path) -> dict[str, _Member]:
     """The first image of every sample in a tar file by its key, in file order."""
     found: dict[str, _Member] = {}
     try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header, a kilobyte each
-                name = PurePosixPath(member.name)
-                if member.isdir() or name.name.startswith(".") or name.suffix.lower() not in EXTENSIONS:
-                    continue
-                key, one = str(name.parent / name.name.split(".")[0]), _member(member)
-                if key not in found or (found[key].reason and not one.reason):
-                    found[key] = one
+        for called, one in _plain_members(path) or _members(path):
+            name = PurePosixPath(called)
+            if name.name.startswith(".") or name.suffix.lower() not in EXTENSIONS:
+                continue
+            key = str(name.parent / name.name.split(".")[0])
+            if key not in found or (found[key].reason and not one.reason):
+                found[key] = one
     except FileNotFoundError as error:
         raise CongealError(f"no such file: {path}") from error
     except (tarfile.TarError, OSError, ValueError) as error:
@@ -143,3 +149,44 @@ def _scan(path: Path) -> dict[str, _Member]:
             f"{path} is not a complete, uncompressed tar file ({error}): unpack or copy it again"
         ) from error
     return found
+
+
+def _members(path: Path) -> Iterator[tuple[str, _Member]]:
+    """Names and places of all members that are not folders."""
+    with tarfile.open(path, "r:") as tar:
+        for member in tar:
+            tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header, a kilobyte each
+            if not member.isdir():
+                yield member.name, _member(member)
+
+
+def _plain_members(path: Path) -> list[tuple[str, _Member]] | None:
+    """What `_members` gives of a whole tar with nothing in it but files with short names, in a third of the time.
+
+    None for any other, which the standard library knows all about: one header that is not as simple as that is enough.
+    """
+    found = []
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        at = file.seek(0)
+        while True:
+            header = file.read(_BLOCK)
+            if header == _NOTHING:
+                return found
+            size = _plain_size(header)
+            if size is None or at + _BLOCK + size > end:
+                return None
+            name = header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
+            found.append((name, _fitting(at + _BLOCK, size)))
+            at = file.seek(at + _BLOCK + -(-size // _BLOCK) * _BLOCK)
+
+
+def _plain_size(header: bytes) -> int | None:
+    """The size of a file of which this is the header; None for headers of anything else, and for damaged ones."""
+    if len(header) < _BLOCK or header[156] not in b"0\0" or header[345] or b"/\0" in header[:101]:
+        return None
+    try:
+        told, size = (int(header[part].rstrip(b"\0 "), 8) for part in (slice(148, 156), slice(124, 136)))
+    except ValueError:
+        return None
+    return size if size >= 0 and told == sum(header) - sum(header[148:156]) + 8 * ord(" ") else None

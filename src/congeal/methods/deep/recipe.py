@@ -203,7 +203,10 @@ class Recipe:
             return state, guide
         poses, scores = state.poses.clone(), state.scores.clone()
         poses[rows[better]], scores[rows[better]] = found.poses[better], found.scores[better]
-        state, guide = self._refined(replace(state, poses=poses, scores=scores), guide)
+        state = replace(state, poses=poses, scores=scores)
+        if int(better.sum()) <= _A_FEW * len(scores):  # they are at their places, and the mean of all hardly changes
+            return state, guide
+        state, guide = self._refined(state, guide)
         with few_threads(self.stack.frame):
             return state.scored(sample), guide
 

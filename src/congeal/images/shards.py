@@ -165,7 +165,7 @@ def _plain_members(path: Path) -> list[tuple[str, _Member]] | None:
 
     None for any other, which the standard library knows all about: one header that is not as simple as that is enough.
     """
-    found = []
+    found = list[tuple[str, _Member]]()
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         at = file.seek(0)

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import congeal
+from congeal.images.resample import SHARP
 from congeal.pipeline import draw
 from congeal.pipeline.draw import Batch, pieces, read_batches
 
@@ -39,7 +40,7 @@ def written(run: Path) -> dict[str, bytes]:
 def test_drawn_together_and_drawn_alone_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, canvas: str
 ) -> None:
-    sizes = [(20, 24)] * 20 + [(24, 20)] * 3 + [(20, 24)] * 8 + [(60, 72)] * 4  # the last ones are shrunk
+    sizes = [(20, 24)] * 20 + [(24, 20)] * 3 + [(20, 24)] * 8 + [(60, 72)] * 4
     source = make_files(tmp_path / "files", sizes)
     how = {"method": "lsc", "motion": "affine", "size": 16, "canvas": canvas, "quiet": True}
     congeal.align(source, tmp_path / "together", **how)
@@ -47,6 +48,18 @@ def test_drawn_together_and_drawn_alone_are_the_same(
     congeal.align(source, tmp_path / "alone", **how)
     assert written(tmp_path / "together") == written(tmp_path / "alone")
     assert len(written(tmp_path / "alone")) >= len(sizes)
+
+
+def test_images_that_are_shrunk_are_filtered_in_a_batch_as_well() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 60, 72, 1), dtype=np.uint8)
+    source_from_output = np.stack([np.diag([2.0, 2.0, 1.0]), np.eye(3), np.eye(3)])
+    source_from_output[1, 0, 2] = 0.3
+    together = Batch(pixels, None).sample(source_from_output, (30, 36), SHARP).pixels
+    each = zip(pixels[:, None], source_from_output[:, None], strict=True)
+    alone = np.concatenate([Batch(one, None).sample(matrix, (30, 36), SHARP).pixels for one, matrix in each])
+    assert np.array_equal(together, alone)
+    unfiltered = Batch(pixels, None, shrinks=False).sample(source_from_output, (30, 36), SHARP).pixels
+    assert [np.array_equal(*two) for two in zip(together, unfiltered, strict=True)] == [False, True, True]
 
 
 def test_what_is_read_at_a_time(tmp_path: Path) -> None:

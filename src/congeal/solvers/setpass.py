@@ -258,10 +258,11 @@ class _Share:
             other_ink = float(shown[~counted].sum())
             part, shown = part[counted.numpy()], shown[counted]
             weights = None if weights is None else weights[counted]
-        flat, image = shown.flatten(), shown.sum(0)
+        image = shown.sum(0)
         share = cls(
             count=_number(len(part)),
-            squares=_number(float(flat @ flat)),
+            # Image by image: a product of all values at once depends on how many threads share it.
+            squares=_number(float(shown.square().flatten(1).sum(1).sum())),
             ink=_number(float(image.sum())),
             other_ink=_number(other_ink),
             image=image if weights is None else (shown * weights).sum(0),

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from congeal import open_images
+from congeal import LSC, open_images
 from congeal.datasets import open_named
 from congeal.geometry import from_normalised, matrix_from_parameters, normalise, rescale, warp
 from congeal.images import Stack, prepare
 from congeal.methods.measure import Measurement, measure
+from congeal.methods.second_look import placed_again
 from congeal.metrics import Evidence, Quality, advise, judge
 from congeal.metrics.chance import doubles
 from congeal.metrics.contrast import local_contrast
@@ -214,6 +215,18 @@ def test_foreign_images_are_found_by_absolute_evidence() -> None:
     assert crowd.least_if_bent > crowd.least
 
 
+def test_a_second_look_tells_what_was_bent_to_fit_from_what_was_wrecked() -> None:
+    pattern = local_contrast(random_pictures(1, 32, seed=1))[0]
+    noise = 0.3 * torch.randn(2, 24, 32, 32, generator=torch.Generator().manual_seed(0))
+    first, second = pattern + noise[0], pattern + noise[1]
+    second[20:22] = 4 * noise[1, 20:22]  # alike only because they were bent: not where they lie by rights
+    first[22] = 0.4 * pattern[0] + noise[0, 22]  # placed badly; where it lies by rights it is like the others
+    crowd = Crowd(first, None)
+    assert (crowd.near[20:22] >= crowd.least).all()
+    crowd.look_again(second, None)
+    np.testing.assert_array_equal(crowd.near >= crowd.least, ~np.isin(np.arange(24), (20, 21)))
+
+
 def test_sharpness_of_the_mean() -> None:
     picture = random_pictures(1)
     same, apart = Sharpness(), Sharpness()
@@ -363,6 +376,33 @@ def test_objects_that_lost_their_ink(part: int, verdict: str) -> None:
     found = judged(threes, moved).quality
     assert found.verdict == verdict
     assert found.collapsed
+
+
+def test_objects_bent_to_look_alike_are_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = open_named("digits:3").batch(np.arange(40))[..., 0].copy()
+    others = [number for number in range(10) if number != 3]
+    for k in range(12):
+        images[28 + k] = open_named(f"digits:{others[k % 9]}").batch(np.arange(k, k + 1))[0, ..., 0]
+    stack = prepare(open_images(images), size=64)
+    found = LSC(random_state=0).fit(images).stack_from_frame_
+    flagged = measure(stack, found, "object").status != STATUSES.index("ok")
+    assert flagged[28:].sum() >= 11
+    assert flagged[:28].sum() <= 2
+    monkeypatch.setattr("congeal.methods.measure.placed_again", lambda *_: None)
+    once = measure(stack, found, "object").status != STATUSES.index("ok")
+    assert flagged[28:].sum() > once[28:].sum() or flagged[:28].sum() < once[:28].sum()
+
+
+def test_images_placed_again_lie_where_most_lie() -> None:
+    threes = open_named("digits:3").batch(np.arange(30))[..., 0]
+    stack = prepare(open_images(threes), size=64)
+    found = stack.start.astype(np.float32).copy()
+    found[5] = found[5] @ np.diag([3.0, 0.4, 1.0]).astype(np.float32)  # wrecked
+    near = np.where(np.arange(30) == 5, 0.0, 1.0)
+    again = placed_again(stack, found, near)
+    assert again is not None
+    assert np.abs(again - stack.start).max() < 3, "held by poses that hardly moved"
+    assert placed_again(stack, np.full_like(found, np.nan), near) is None
 
 
 def test_large_sets_are_judged_by_a_sample_and_every_image_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from congeal.images.sharded import LEAST_SHARDS
 from congeal.mapped import room, runs
 from congeal.methods.glimpses import make_preview
 from congeal.methods.neighbours import among_neighbours
+from congeal.methods.second_look import placed_again
 from congeal.metrics import Evidence, PixelMeter, Quality, blank, geometric_mean, scales
 from congeal.metrics.contrast import local_contrast
 from congeal.metrics.foreign import Crowd
@@ -318,6 +319,8 @@ def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: Feature
     last = _likeness(contrast, counts)
     rise = (last - first)[np.isfinite(last - first)]
     crowd = Crowd(contrast, counts)
+    if kind == "object" and sight is None and len(sample) == n and n > 1:
+        _look_again(stack, stack_from_frame, crowd)
     member = torch.as_tensor(crowd.near >= crowd.least)
     if member.sum() < 2:
         member = torch.ones(len(sample), dtype=torch.bool)
@@ -350,6 +353,13 @@ def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: Feature
         rows = np.concatenate(shard)
         near[rows], score[rows], flat[rows] = one["near"], one["score"], one["flat"]
     return _Alike(numbers, score, near, crowd.least, crowd.least_if_bent, flat)
+
+
+def _look_again(stack: Stack, stack_from_frame: np.ndarray, crowd: Crowd) -> None:
+    """Tell the crowd of objects how like it they are where they lie if they move no farther than most of them."""
+    again = placed_again(stack, stack_from_frame, crowd.near)
+    if again is not None:
+        crowd.look_again(*_Views(stack, again, "object").of(np.arange(len(stack))))
 
 
 @dataclass

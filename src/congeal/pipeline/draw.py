@@ -67,10 +67,13 @@ class Batch:
             masks = warp_masks(self.masks, source_from_output, size, sampling.interpolation)
         if len(self.pixels) == 1:
             return Batch(warp_pixels(self.pixels[0], source_from_output[0], size, sampling)[None], masks)
-        pixels = warp_pixel_batch(self.pixels, source_from_output, size, sampling)
-        if self.shrinks:
-            for k in np.flatnonzero(needs_filter(source_from_output, size, sampling)):
-                pixels[k] = warp_pixels(self.pixels[k], source_from_output[k], size, sampling)
+        filtered = needs_filter(source_from_output, size, sampling) & self.shrinks
+        if not filtered.any():
+            return Batch(warp_pixel_batch(self.pixels, source_from_output, size, sampling), masks)
+        pixels = np.empty((len(self.pixels), *size, self.pixels.shape[-1]), self.pixels.dtype)
+        pixels[~filtered] = warp_pixel_batch(self.pixels[~filtered], source_from_output[~filtered], size, sampling)
+        for k in np.flatnonzero(filtered):
+            pixels[k] = warp_pixels(self.pixels[k], source_from_output[k], size, sampling)
         return Batch(pixels, masks)
 
 

@@ -5,7 +5,10 @@
     python benchmarks/cluster.py simulate  [--shards 10000] [--seconds 0.3] [--worker-counts 2 8 32 64]  sleeping tasks
     python benchmarks/cluster.py driver    [--sizes 20000 100000] [--on dask:local:1]      CPU time of the driver
     python benchmarks/cluster.py memory    [--sizes 100000 1000000]                        of the driver, tiny pictures
-    python benchmarks/cluster.py storage   [--n 20000] [--places disk s3]                  a disk, and a bucket of moto
+    python benchmarks/cluster.py storage   [--n 20000] [--places disk s3] [--folder DIR]   a disk, and a bucket of moto
+
+With --folder everything lies there, and the same command again goes on with a run that was stopped, for as long as the
+process that plays the bucket lives; what is there when all is done is removed.
 
 Run it on a quiet machine. Ratios are within one call. Each worker has one thread.
 """
@@ -63,7 +66,7 @@ class Spent(NamedTuple):
 
 def timed(arguments: list[str], cores: int | None = None) -> Spent:
     """Run a command to its end. cores: so many that it and all it starts may use; threads go by that."""
-    began, usual = time.monotonic(), os.sched_getaffinity(0)
+    began, usual, others = time.monotonic(), os.sched_getaffinity(0), children()
     environment = {name: value for name, value in os.environ.items() if name not in ONE_THREAD}
     if cores is None:
         environment |= ONE_THREAD
@@ -75,9 +78,26 @@ def timed(arguments: list[str], cores: int | None = None) -> Spent:
         peak, busy = max(peak, peak_memory(process.pid)), cpu_of(process.pid)
         ended, status, usage = os.wait4(process.pid, os.WNOHANG)
         time.sleep(0 if ended else 0.05)
+    seconds = time.monotonic() - began
     if status:
         raise SystemExit(f"{' '.join(arguments)} ended with {status}")
-    return Spent(time.monotonic() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, peak, busy)
+    usages = [usage, *(os.wait4(pid, 0)[2] for pid in children() - others)]
+    cpu = sum(one.ru_utime + one.ru_stime for one in usages)
+    return Spent(seconds, cpu, max(one.ru_maxrss for one in usages) / 1024, peak, busy)
+
+
+def adopt_orphans() -> None:
+    """Processes whose parent has ended become children of this one: workers come from a process that outlives the
+    driver for a moment, and only a parent is told what they took."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def children() -> set[int]:
+    """Processes that this one is the parent of."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for task in tasks for pid in task.read_text().split()}
 
 
 def peak_memory(process: int) -> float:
@@ -437,26 +457,35 @@ def storage(options: argparse.Namespace, folder: Path) -> None:
     server = Bucket(folder)
     try:
         server.fill(tars)
-        print(f"\n{options.n:,} images of {options.source}, in tars of {PER_TAR:,}\n")
-        print(
-            "| from, to | seconds | ratio | CPU seconds | driver, MB | largest process, MB | transforms |\n"
-            "|---|---|---|---|---|---|---|"
-        )
-        first = None
-        places = {"disk": (str(tars), str(folder / "run")), "s3": ("s3://set/tars", "s3://set/run")}
-        for where in options.places:
-            source, output = places[where]
-            arguments = ["align", source, "-o", output, "--size", "28", "--quiet", *options.extra]
-            spent = timed([sys.executable, "-m", "congeal.cli", *arguments, "--on", options.on[-1]])
-            first = first or spent.seconds
-            table = "transforms.csv" if options.n <= 200_000 else "transforms.npz"
-            found = server.read(f"run/{table}") if where == "s3" else (folder / "run" / table).read_bytes()
-            what = hashlib.sha256(found).hexdigest()[:16]
-            memory = f"{spent.driver:.0f} | {spent.memory:.0f}"
-            ratio = f"{spent.seconds:.1f} | {spent.seconds / first:.2f}"
-            print(f"| {where} | {ratio} | {spent.cpu:.1f} | {memory} | {what} |", flush=True)
-    finally:
-        server.close()
+        tell_places(options, folder, tars, server)
+    except BaseException:
+        if options.folder is None:
+            server.close()
+        raise
+    server.close()
+
+
+def tell_places(options: argparse.Namespace, folder: Path, tars: Path, server: Bucket) -> None:
+    """A row for each place. Of a run that goes on, seconds are those since then."""
+    print(f"\n{options.n:,} images of {options.source}, in tars of {PER_TAR:,}\n")
+    print(
+        "| from, to | seconds | ratio | CPU seconds | driver, MB | largest process, MB | transforms |\n"
+        "|---|---|---|---|---|---|---|"
+    )
+    first = None
+    places = {"disk": (str(tars), str(folder / "run")), "s3": ("s3://set/tars", "s3://set/run")}
+    for where in options.places:
+        source, output = places[where]
+        arguments = ["align", source, "-o", output, "--size", "28", *options.extra]
+        on = ["--on", options.on[-1], *([] if options.folder else ["--quiet"])]
+        spent = timed([sys.executable, "-m", "congeal.cli", *arguments, *on])
+        first = first or spent.seconds
+        table = "transforms.csv" if options.n <= 200_000 else "transforms.npz"
+        found = server.read(f"run/{table}") if where == "s3" else (folder / "run" / table).read_bytes()
+        what = hashlib.sha256(found).hexdigest()[:16]
+        memory = f"{spent.driver:.0f} | {spent.memory:.0f}"
+        ratio = f"{spent.seconds:.1f} | {spent.seconds / first:.2f}"
+        print(f"| {where} | {ratio} | {spent.cpu:.1f} | {memory} | {what} |", flush=True)
 
 
 PER_TAR = 5_000
@@ -473,6 +502,10 @@ def make_tars(options: argparse.Namespace, folder: Path) -> Path:
     from congeal import open_images
     from congeal.images.encode import png_bytes
 
+    if folder.exists():
+        return folder
+    made, folder = folder, folder.with_name("half")
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     source = open_images(options.source.format(n=min(MADE, options.n)))
     for first in range(0, len(source), PER_TAR):
@@ -486,46 +519,69 @@ def make_tars(options: argparse.Namespace, folder: Path) -> Path:
         os.link(folder / f"part-{number % (MADE // PER_TAR):05d}.tar", folder / f"part-{number:05d}.tar")
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"tars: {size / options.n:.0f} bytes an image", flush=True)
-    return folder
+    return folder.rename(made)
 
 
 class Bucket:
-    """A bucket called `set`, played by moto in a process of its own."""
+    """A bucket called `set`, played by moto in a process of its own, which outlives this one if that is killed.
+
+    Another call with the same folder finds it again.
+    """
 
     def __init__(self, folder: Path) -> None:
+        import s3fs
+
+        note = folder / "moto.json"
+        known = json.loads(note.read_text()) if note.exists() else None
+        there = known is not None and b"moto.server" in command_line(known["pid"])
+        self.pid, port = (known["pid"], known["port"]) if known is not None and there else self._start(folder)
+        own = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "nobody"}
+        own |= {"AWS_SECRET_ACCESS_KEY": "nothing", "AWS_DEFAULT_REGION": "us-east-1"}
+        os.environ.update({**own, "XDG_CACHE_HOME": str(folder / "cache")})
+        for _ in range(200):
+            try:
+                self.system = s3fs.S3FileSystem(skip_instance_cache=True)
+                self.system.makedirs("set", exist_ok=True)
+                break
+            except Exception:  # not there yet
+                time.sleep(0.2)
+        else:
+            raise SystemExit("moto's server did not start")
+        note.write_text(json.dumps({"pid": self.pid, "port": port}))
+
+    def _start(self, folder: Path) -> tuple[int, int]:
         import socket
 
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        own = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "nobody"}
-        own |= {"AWS_SECRET_ACCESS_KEY": "nothing", "AWS_DEFAULT_REGION": "us-east-1"}
-        os.environ.update({**own, "XDG_CACHE_HOME": str(folder / "cache")})
+        (folder / "bucket").mkdir(exist_ok=True)
         begin = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        on_disk = {**os.environ, "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": "1000000"}  # tars are not held in memory
-        self.process = subprocess.Popen(begin, env=on_disk, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        import s3fs
-
-        for _ in range(200):
-            try:
-                self.system = s3fs.S3FileSystem(skip_instance_cache=True)
-                self.system.makedirs("set", exist_ok=True)
-                return
-            except Exception:  # not there yet
-                time.sleep(0.2)
-        raise SystemExit("moto's server did not start")
+        # Tars are not held in memory but in files without a name.
+        on_disk = {**os.environ, "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": "100000", "TMPDIR": str(folder / "bucket")}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(begin, env=on_disk, start_new_session=True, **quiet).pid, port
 
     def fill(self, tars: Path) -> None:
+        there = self.system.find("set/tars")
         for path in sorted(tars.iterdir()):
-            self.system.put_file(str(path), f"set/tars/{path.name}")
+            if f"set/tars/{path.name}" not in there:
+                self.system.put_file(str(path), f"set/tars/{path.name}")
 
     def read(self, name: str) -> bytes:
         self.system.invalidate_cache()
         return bytes(self.system.cat_file(f"set/{name}"))
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def command_line(pid: int) -> bytes:
+    """Of another process; nothing if there is none."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def main() -> None:
@@ -546,9 +602,16 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--worker-counts", type=int, nargs="+", default=[2, 8, 32, 64])
+    parser.add_argument("--folder", type=Path, help="where everything lies, so that the same command goes on")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="congeal-cluster-") as folder:
-        globals()[options.what](options, Path(folder))
+    adopt_orphans()
+    if options.folder is None:
+        with tempfile.TemporaryDirectory(prefix="congeal-cluster-") as folder:
+            globals()[options.what](options, Path(folder))
+    else:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        globals()[options.what](options, options.folder.resolve())
+        shutil.rmtree(options.folder)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from same import assert_same
 
 from congeal import align
 from congeal.distributed.engine import open_engine, starting
+from congeal.distributed.nursery import begin_nursery
 from congeal.errors import CongealError
 from congeal.opening import open_images
 
@@ -160,26 +161,30 @@ def test_worker_driver_and_scheduler_are_killed(tmp_path: Path) -> None:
     assert not (tmp_path / "killed" / ".work" / "shards").exists()
 
 
-def children() -> set[int]:
-    """Processes of this one that have not ended."""
-    found = set()
+def descendants() -> set[int]:
+    """Processes of this one, and theirs, that have not ended."""
+    parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state, parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
         except OSError:
             continue
-        if int(parent) == os.getpid() and state != "Z":
-            found.add(int(folder.name))
+        if state != "Z":
+            parents[int(folder.name)] = int(parent)
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
     return found
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads processes from /proc")
 def test_a_cluster_that_nobody_took_is_ended() -> None:
-    before = children()
+    with starting("dask:local:1"):  # the process that workers come from stays
+        pass
+    before = descendants()
     with starting("dask:local:1") as executor:
         assert str(executor) == "dask:local:1"
-    left = {pid for pid in children() - before if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
-    assert left == set()
+    assert descendants() - before == set()
 
 
 def test_the_driver_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +199,18 @@ def test_the_driver_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(usual)
+
+
+@pytest.mark.parametrize("on", ["dask:local:1", "processes:1"])
+def test_workers_see_what_was_set_since_their_nursery_began(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_nursery("distributed")
+    monkeypatch.setenv("CONGEAL_SET_LATER", "yes")
+    engine = open_engine(on)
+    try:
+        assert engine.submit(os.getenv, "CONGEAL_SET_LATER").result(60) == "yes"
+        assert engine.submit(os.getenv, "OMP_NUM_THREADS").result(60) == "1"
+    finally:
+        engine.close()
 
 
 def test_only_a_cluster_of_this_machine_is_started_ahead() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from congeal.distributed.broadcast import broadcast, key_of, receive
 from congeal.distributed.crew import Crew, open_crew
+from congeal.distributed.engine import Given
 from congeal.distributed.exchange import Exchange
 from congeal.distributed.task import TryAgain, result_name
 from congeal.errors import CongealError, RunFailed
@@ -59,8 +60,6 @@ def squares(crew: Crew, work: Any, n: int = 6) -> list[int]:
 
 
 def crew_of(pool: Executor, folder: Path) -> Crew:
-    from congeal.distributed.engine import Given
-
     return Crew(Given(pool), Exchange(str(folder / "exchange")))
 
 
@@ -91,6 +90,50 @@ def test_what_is_done_is_not_done_again_unless_it_is_damaged(tmp_path: Path, poo
     assert {name for name in whole if whole[name] != again[name]} == {result_name(4)}
 
 
+class Deaf(Executor):
+    """Takes tasks and forgets them, as a scheduler does that is restarted, until it is replaced by one that works."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.works = False
+
+    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        self.heard.append(arguments)
+        if self.works:
+            done.set_result(function(*arguments))
+        return done
+
+
+class Restarted(Given):
+    """An engine that notices."""
+
+    def sound(self) -> bool:
+        return bool(self._executor.works)  # type: ignore[attr-defined]
+
+    def recover(self) -> None:
+        self._executor.works = True  # type: ignore[attr-defined]
+
+
+def test_a_stage_is_begun_at_once_and_outlives_the_scheduler_beside_another(tmp_path: Path) -> None:
+    deaf = Deaf()
+    crew = Crew(Restarted(deaf), Exchange(str(tmp_path / "exchange")))
+    one, other = (crew.map(name, key_of(name), Squares(tmp_path), list(range(6)), [1] * 6) for name in ("one", "other"))
+    assert len(deaf.heard) == 2 * crew.room  # nobody has asked for a result yet
+    assert [int(result["square"]) for result in other] == [0, 1, 4, 9, 16, 25]
+    assert [int(result["square"]) for result in one] == [0, 1, 4, 9, 16, 25]
+
+
+def test_what_nobody_asks_for_is_cancelled_in_the_end(tmp_path: Path) -> None:
+    deaf = Deaf()
+    crew = Crew(Given(deaf), Exchange(str(tmp_path / "exchange")))
+    crew.map("squares", key_of(6), Squares(tmp_path), list(range(6)), [1] * 6)
+    under_way = [future for sent in crew._begun for future in sent.under_way]
+    crew.close()
+    assert len(under_way) == crew.room
+    assert all(future.cancelled() for future in under_way)
+
+
 @pytest.mark.parametrize(
     ("trouble", "sentence"),
     [("full", r"the disk is full: .* \(on worker .*process \d+\)"), ("always", "shard 2 failed 3 times.*Zero")],
@@ -116,8 +159,6 @@ def test_a_worker_that_does_not_see_the_files_says_so(tmp_path: Path, pool: Proc
 
         def __str__(self) -> str:
             return str(tmp_path / "not" / "shared")
-
-    from congeal.distributed.engine import Given
 
     crew = Crew(Given(pool), Elsewhere(str(tmp_path / "exchange")))
     with pytest.raises(RunFailed, match=r"cannot read .*which the driver wrote.*on a disk that all workers see"):

@@ -57,6 +57,7 @@ class Crew:
         self.timings: list[dict[str, Any]] = []
         self._workers, self._counted = engine.workers, time.monotonic()
         self._warming: list[Future[None]] = []
+        self._begun: set[_Sent] = set()
 
     def warm(self, *modules: str) -> None:
         """Let workers import what they will need while the driver has something else to do; nobody waits for it."""
@@ -73,7 +74,7 @@ class Crew:
         keep: bool = True,
         show: bool = True,
     ) -> Iterator[Result]:
-        """work(item) of every item, done by workers, in order.
+        """work(item) of every item, done by workers, in order. The first are under way when this returns.
 
         Parameters
         ----------
@@ -94,9 +95,16 @@ class Crew:
         """
         folder = f"{stage.replace(' ', '-')}-{key}"
         sent = _Sent(self, broadcast(self.exchange, folder, work), items)
-        total = sum(images)
-        with Progress(total, stage, quiet=self.quiet or not show) as progress, sent.cancelling():
-            for number in range(len(items)):
+        self._begun.add(sent)
+        sent.send()
+        return self._results(sent, stage, key, images, folder=None if keep else folder, show=show)
+
+    def _results(
+        self, sent: _Sent, stage: str, key: str, images: Sequence[int], *, folder: str | None, show: bool
+    ) -> Iterator[Result]:
+        """The results of a stage in order. folder: what is removed in the end."""
+        with Progress(sum(images), stage, quiet=self.quiet or not show) as progress, sent.cancelling():
+            for number in range(len(images)):
                 result = sent.result(number, lambda: progress.update(0, **self._facts()))
                 about = json.loads(str(result.pop("about")))
                 row = {"stage": stage, "pass": key[:8], "shard": number, "images": images[number], **about}
@@ -104,7 +112,7 @@ class Crew:
                 progress.update(images[number], **self._facts())
                 yield result
                 let_go()
-        if not keep:
+        if folder is not None:
             self.exchange.remove(folder)
 
     def knows(self, stage: str, key: str) -> bool:
@@ -130,8 +138,22 @@ class Crew:
         """How many tasks may be under way: enough that no worker waits for the driver."""
         return 2 * max(1, self._workers) + 2
 
+    def recover(self) -> None:
+        """Be ready for tasks again; those of all stages that have begun go out once more."""
+        for sent in self._begun:
+            sent.lose()
+        self.engine.recover()
+        for sent in self._begun:
+            sent.look()
+
+    def ended(self, sent: _Sent) -> None:
+        """A stage is over."""
+        self._begun.discard(sent)
+
     def close(self) -> None:
         """End the engine."""
+        for sent in tuple(self._begun):  # whose results nobody came to ask for
+            sent.cancel()
         self.engine.close()
 
 
@@ -151,10 +173,10 @@ class _Sent:
         """The result of a shard, when it is there; meanwhile the others go on."""
         while True:
             while number not in self.done:
-                self._send()
+                self.send()
                 self._wait()
                 tick()
-            self._send()
+            self.send()
             name = f"{self.order.folder}/{result_name(number)}"
             try:
                 return unpack(self.crew.exchange.read(name))
@@ -165,7 +187,8 @@ class _Sent:
                 if self.tries[number] > 2 * TRIES:
                     raise RunFailed(f"{self.crew.exchange}/{name} is damaged again and again") from None
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """As many as there is room for."""
         while self.waiting and len(self.under_way) < self.crew.room:
             number = self.waiting.popleft()
             arguments = (self.order, number, self.items[number], self.tries[number] + 1)
@@ -176,14 +199,20 @@ class _Sent:
         for future in finished:
             self._take(future, self.under_way.pop(future))
         if not self.crew.engine.sound():
-            for future, number in self.under_way.items():
-                future.cancel()
-                self._again(number, self.lost)
-            self.under_way.clear()
-            self.crew.engine.recover()
-            there = self.crew.exchange.names(self.order.folder)
-            self.done |= {number for number in self.waiting if result_name(number) in there}
-            self.waiting = deque(number for number in self.waiting if number not in self.done)
+            self.crew.recover()
+
+    def lose(self) -> None:
+        """Nothing that is under way will come back."""
+        for future, number in self.under_way.items():
+            future.cancel()
+            self._again(number, self.lost)
+        self.under_way.clear()
+
+    def look(self) -> None:
+        """What is there by now need not go out again."""
+        there = self.crew.exchange.names(self.order.folder)
+        self.done |= {number for number in self.waiting if result_name(number) in there}
+        self.waiting = deque(number for number in self.waiting if number not in self.done)
 
     def _take(self, future: Future[None], number: int) -> None:
         error = CancelledError() if future.cancelled() else future.exception()
@@ -221,8 +250,13 @@ class _Sent:
         try:
             yield
         finally:
-            for future in self.under_way:
-                future.cancel()
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Tasks that have not begun are not begun any more."""
+        for future in self.under_way:
+            future.cancel()
+        self.crew.ended(self)
 
 
 def _without_package(error: BaseException | None) -> bool:

@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any
 
+from congeal.distributed.nursery import begin_nursery, environment, start_method
 from congeal.errors import CongealError, RunFailed, first_line, require
 
 log = logging.getLogger("congeal")
@@ -55,7 +56,8 @@ class Dask:
         distributed = require("distributed", "cluster")
         from dask import config
 
-        with config.set(LOCAL):
+        begin_nursery("distributed")
+        with config.set({**LOCAL, "distributed.worker.multiprocessing-method": start_method()}):
             cluster = distributed.LocalCluster(
                 n_workers=count,
                 threads_per_worker=1,
@@ -64,6 +66,7 @@ class Dask:
                 dashboard_address="127.0.0.1:0",
                 worker_dashboard_address=None,
                 silence_logs=logging.ERROR,
+                env=environment(),
             )
         return cls(distributed.Client(cluster, set_as_default=False), cluster)
 

@@ -12,10 +12,9 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future,
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from congeal.distributed.nursery import ONE_THREAD, begin_nursery
 from congeal.errors import CongealError, require
 
-# Numerical libraries read these when they are first loaded: a process has one core's worth of work.
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 FORMS = "processes:N, dask:local:N, dask:tcp://HOST:PORT or dask:FILE.json"
 MOST_WORKERS = 4096
 
@@ -111,11 +110,14 @@ class Starting:
 
 @contextmanager
 def starting(on: str | None) -> Iterator[Any]:
-    """What to give as executor: a cluster of this machine is started meanwhile, anything else when it is needed."""
-    if on is None or not on.startswith("dask:local"):
+    """What to give as executor: workers of this machine are started meanwhile, anything else when it is needed."""
+    local = on is not None and on.startswith("dask:local")
+    if local or (on is not None and on.startswith("processes:")):
+        check_engine(on)
+        begin_nursery(*["distributed"] * local)  # before anything is imported here, which takes seconds
+    if not local or on is None:
         yield on
         return
-    check_engine(on)
     require("distributed", "cluster")  # here: two threads that import at once may get in each other's way
     begun = Starting(on)
     try:

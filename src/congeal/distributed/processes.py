@@ -10,7 +10,8 @@ from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from multiprocessing import connection
 from typing import Any
 
-from congeal.distributed.engine import ONE_THREAD, is_broken
+from congeal.distributed.engine import is_broken
+from congeal.distributed.nursery import begin_nursery, environment, one_thread_each, start_method
 
 
 class Processes:
@@ -21,21 +22,18 @@ class Processes:
         self._pool = self._made()
 
     def _made(self) -> ProcessPoolExecutor:
-        # Not forked: a copy of a process with threads, which torch has, may hang.
-        return ProcessPoolExecutor(self.workers, multiprocessing.get_context("spawn"), initializer=begin)
+        begin_nursery()
+        context = multiprocessing.get_context(start_method())
+        return ProcessPoolExecutor(self.workers, context, initializer=begin, initargs=(environment(),))
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run it in one of the processes."""
-        usual = {name: os.environ.get(name) for name in ONE_THREAD}
-        os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # processes start as tasks arrive
-        try:
-            return self._pool.submit(function, *arguments)
-        except BrokenExecutor:
-            self.recover()
-            return self._pool.submit(function, *arguments)
-        finally:
-            for name, value in usual.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        with one_thread_each():  # processes start as tasks arrive
+            try:
+                return self._pool.submit(function, *arguments)
+            except BrokenExecutor:
+                self.recover()
+                return self._pool.submit(function, *arguments)
 
     def lost(self, error: BaseException) -> bool:
         """The pool is broken: a process was ended, and with it the tasks of all."""
@@ -62,8 +60,9 @@ def nothing() -> None:
     """A task that shows whether the pool is broken."""
 
 
-def begin() -> None:
+def begin(environment: dict[str, str]) -> None:
     """In each process: end when the driver does, however it does."""
+    os.environ.update(environment)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

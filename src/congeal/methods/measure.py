@@ -97,11 +97,12 @@ def measure(
     with torch.no_grad(), Progress(2 * len(stack), "measuring", quiet=quiet or crew is not None) as progress:
         key = "" if crew is None else key_of(stack_from_frame, stack.kept, stack.start, stack.size, stack.frame, kind)
         over = _Over(crew, key, progress)
-        pixels = _pixels(stack, stack_from_frame, kind, over)
+        looked_at = _PixelPass(stack, stack_from_frame, kind, over)  # by others, while the sample is compared here
         if ordered:
             alike = _in_sequence(stack, stack_from_frame, kind, over)
         else:
             alike = _alike(stack, stack_from_frame, kind, sight, over)
+        pixels = looked_at.result()
     # What is around an object is empty: the frame may go anywhere there, but a match that needs it must be a good one.
     bent = wild(pixels.frame_scale)
     lost = (pixels.lost & (not ordered)) | (bent if kind == "photo" else wild(pixels.scale))
@@ -154,36 +155,49 @@ class _Over:
     def __call__(
         self, stage: str, work: Callable[[Any], dict[str, np.ndarray]], items: Sequence[Any], counts: Sequence[int]
     ) -> Iterator[dict[str, np.ndarray]]:
+        """What work says of every item; of others' work the first is under way when this returns."""
         if self._crew is not None:
-            yield from self._crew.map(stage, key_of(self._key, items), work, items, counts)
-            return
+            return self._crew.map(stage, key_of(self._key, items), work, items, counts)
+        return self._here(work, items, counts)
+
+    def _here(
+        self, work: Callable[[Any], dict[str, np.ndarray]], items: Sequence[Any], counts: Sequence[int]
+    ) -> Iterator[dict[str, np.ndarray]]:
         for item, count in zip(items, counts, strict=True):
             yield work(item)
             self.progress.update(count)
 
 
-def _pixels(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) -> _Pixels:
-    appearance, area = plain_appearance(kind), pixel_area(stack)
-    meter = PixelMeter(aligned_area=1 / area)
-    look = _PixelLook(stack, stack_from_frame, kind, area)
-    together = shards(chunks(stack), _light(stack), least=LEAST_SHARDS)
-    items = [[(int(part[0]), int(part[-1]) + 1) for part in shard] for shard in together]
-    seen = {name: room((len(stack),), dtype) for name, dtype in _PER_IMAGE.items()}
-    counts = [item[-1][1] - item[0][0] for item in items]
-    outside_before = 0.0
-    for item, one in zip(items, over("measuring pixels", look, items, counts), strict=True):
-        for name, values in seen.items():
-            values[item[0][0] : item[-1][1]] = one.pop(name)
-        outside_before += float(one.pop("outside_before"))
-        meter.merge(PixelMeter().restore(one))
-    ink, source_ink, outside, scale, frame_scale = seen.values()
-    numbers = meter.numbers() | {"out_of_frame_before": outside_before / len(stack)}
-    means = (meter.before.mean, meter.after.mean)
-    if not appearance.holds_ink:
-        nothing = np.zeros(len(stack), dtype=bool)
-        return _Pixels(numbers, scale, frame_scale, outside, outside > LOST_OUTSIDE, nothing, means)
-    lost = ink * np.float32(area) < LOST_INK * source_ink
-    return _Pixels(numbers, scale, frame_scale, outside, lost, blank(source_ink), means)
+class _PixelPass:
+    """The look at all pixels, begun; `result` waits for its end."""
+
+    def __init__(self, stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) -> None:
+        self._stack, self._kind, self._area = stack, kind, pixel_area(stack)
+        look = _PixelLook(stack, stack_from_frame, kind, self._area)
+        together = shards(chunks(stack), _light(stack), least=LEAST_SHARDS)
+        self._items = [[(int(part[0]), int(part[-1]) + 1) for part in shard] for shard in together]
+        counts = [item[-1][1] - item[0][0] for item in self._items]
+        self._done = over("measuring pixels", look, self._items, counts)
+
+    def result(self) -> _Pixels:
+        """All shards together."""
+        stack, appearance, area = self._stack, plain_appearance(self._kind), self._area
+        meter = PixelMeter(aligned_area=1 / area)
+        seen = {name: room((len(stack),), dtype) for name, dtype in _PER_IMAGE.items()}
+        outside_before = 0.0
+        for item, one in zip(self._items, self._done, strict=True):
+            for name, values in seen.items():
+                values[item[0][0] : item[-1][1]] = one.pop(name)
+            outside_before += float(one.pop("outside_before"))
+            meter.merge(PixelMeter().restore(one))
+        ink, source_ink, outside, scale, frame_scale = seen.values()
+        numbers = meter.numbers() | {"out_of_frame_before": outside_before / len(stack)}
+        means = (meter.before.mean, meter.after.mean)
+        if not appearance.holds_ink:
+            nothing = np.zeros(len(stack), dtype=bool)
+            return _Pixels(numbers, scale, frame_scale, outside, outside > LOST_OUTSIDE, nothing, means)
+        lost = ink * np.float32(area) < LOST_INK * source_ink
+        return _Pixels(numbers, scale, frame_scale, outside, lost, blank(source_ink), means)
 
 
 def _light(stack: Stack) -> int:

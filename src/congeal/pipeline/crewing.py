@@ -10,13 +10,13 @@ from typing import Any
 
 from congeal.distributed import Crew, open_crew
 from congeal.distributed.crew import TABLE
+from congeal.distributed.nursery import WORK
 from congeal.images import ImageSource
 from congeal.opening import open_images, shared_images
 from congeal.runs.folder import RunFolder
 
 RESULTS = "shards"  # under .work: what workers leave
 TIMINGS = "shards.csv"
-WORK = ("congeal.methods.deep.congealing", "congeal.pipeline.spread")  # where the work of most tasks is written
 
 
 def open_for(executor: Any, source: Any, limit: int | None, z: str | None = None) -> ImageSource:

@@ -10,7 +10,8 @@ from congeal.images import ImageSource
 from congeal.mapped import finite_rows
 from congeal.pipeline.render import missing_rows, write_again, writer_of
 from congeal.pipeline.result import Result
-from congeal.pipeline.stages import Answer, finish, write_transforms
+from congeal.pipeline.stages import Answer, finish
+from congeal.pipeline.tables import write_transforms
 from congeal.pipeline.wanted import sampling_of
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import TABLES

@@ -14,7 +14,6 @@ decoded once (see `congeal.images.remembered`); a larger one each time, which is
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +42,7 @@ from congeal.pipeline.render import START_PICTURES, Rendered, render_originals
 from congeal.pipeline.result import Result
 from congeal.pipeline.spread import render_by_crew
 from congeal.pipeline.starts import note_faces
+from congeal.pipeline.tables import write_transforms
 from congeal.pipeline.wanted import sampling_of
 from congeal.report import write_report
 from congeal.runs.checkpoint import History
@@ -61,7 +61,6 @@ PICTURES = ("mean.png", "variance.png", "aligned/names.csv")
 HOW = ("motion", "motion_asked", "levels", "trained", "decisions")
 GROUP_FACTS = ("groups", "group_cost", "group_labels")  # of a pile that was sorted
 LIKENESS = ("likeness_before", "likeness_after", "improved_share")  # first among the numbers of metrics.json
-MOST_CSV_ROWS = 200_000  # beyond that "auto" writes an NPZ, which is read and written in a fraction of the time
 
 
 @dataclass
@@ -195,23 +194,6 @@ def keep_answer(
         versions=versions(),
     )
     return Answer(found, start.matrices)
-
-
-def write_transforms(run: RunFolder, found: Transforms) -> Path:
-    """transforms.csv, .npz or .parquet, and the same as .work/found.npz, which later stages read; gives the table."""
-    kind = run.config.get("transforms_format", "auto")
-    if kind == "auto":
-        kind = "npz" if len(found) > MOST_CSV_ROWS else "csv"
-    table, own = run / f"transforms.{kind}", run.work / "found.npz"
-    found.save(table)
-    own.unlink(missing_ok=True)
-    try:
-        if kind != "npz":
-            raise OSError
-        os.link(table, own)  # one file under two names
-    except OSError:  # another format, or a file system without links
-        found.save(own)
-    return table
 
 
 def versions() -> dict[str, str]:

@@ -9,10 +9,11 @@ Files from before there were error bars lack the column `uncertainty_px`, and ar
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
@@ -49,9 +50,16 @@ def save(transforms: Transforms, path: str | os.PathLike[str]) -> None:
     """Write .csv, .json, .npz or .parquet, all or nothing."""
     target = Path(path)
     write = _format(target, _WRITERS)
+    with _writing(target) as file:
+        write(transforms, file)
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[IO[bytes]]:
+    """A file that appears when all of it is there; what goes wrong becomes one sentence."""
     try:
         with replacing(target) as file:
-            write(transforms, file)
+            yield file
     except OSError as error:
         raise CongealError(f"cannot write '{target}': {error.strerror or error}") from error
     except UnicodeEncodeError as error:
@@ -191,10 +199,28 @@ def _joined(parts: list[dict[str, Any]], aligned_size: Any = None) -> Transforms
 
 
 def _write_csv(t: Transforms, file: IO[bytes]) -> None:
-    writer = CsvWriter(file)
-    writer.writerow(names_of(t))
+    CsvWriter(file).writerow(names_of(t))
     for part in _parts(t):
-        writer.writerows(zip(*_columns(part).values(), strict=True))
+        _write_lines(part, file)
+
+
+def _write_lines(t: Transforms, file: IO[bytes]) -> None:
+    CsvWriter(file).writerows(zip(*_columns(t).values(), strict=True))
+
+
+def csv_lines(t: Transforms) -> bytes:
+    """The lines of some rows, without the header: what `save` would write."""
+    lines = io.BytesIO()
+    for part in _parts(t):
+        _write_lines(part, lines)
+    return lines.getvalue()
+
+
+def save_lines(t: Transforms, lines: Iterable[bytes], path: str | os.PathLike[str]) -> None:
+    """The .csv file that `save` would write, from the lines of all its rows."""
+    with _writing(Path(path)) as file:
+        CsvWriter(file).writerow(names_of(t))
+        file.writelines(lines)
 
 
 def _read_csv(path: Path, step: int) -> Transforms:

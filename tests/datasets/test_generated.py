@@ -78,6 +78,7 @@ def test_infimnist_numbers_follow_the_scheme(mnist: Path) -> None:
     assert numbers.min() >= 70000
     assert (np.diff(numbers) > 0).all()
     assert (labels[(numbers - 10000) % 60000] == 7).all()
+    assert source.ids() == [source.id(i) for i in range(2000)]
 
 
 def test_infimnist_image_by_hand(mnist: Path) -> None:

@@ -9,6 +9,7 @@ of them shows in the answer.
 | engine.py     | the seam: who runs tasks, and what `--on` may say                                  |
 | processes.py  | an engine: processes of this machine                                               |
 | dask.py       | an engine: Dask, here or on a cluster                                              |
+| nursery.py    | the process that workers of this machine are forked from                           |
 | exchange.py   | the files that driver and workers share, on a disk or in object storage            |
 | broadcast.py  | what all tasks of a stage need, by file                                            |
 | task.py       | one task, as a worker does it                                                      |

@@ -18,7 +18,7 @@ from same import assert_same
 
 from congeal import align
 from congeal.distributed.engine import open_engine, starting
-from congeal.distributed.nursery import begin_nursery
+from congeal.distributed.nursery import begin_nursery, start_method
 from congeal.errors import CongealError
 from congeal.opening import open_images
 
@@ -211,6 +211,15 @@ def test_workers_see_what_was_set_since_their_nursery_began(on: str, monkeypatch
         assert engine.submit(os.getenv, "OMP_NUM_THREADS").result(60) == "1"
     finally:
         engine.close()
+
+
+def test_a_fork_does_not_use_the_nursery_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_nursery()
+    usual = start_method()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert start_method() == "spawn"
+    monkeypatch.undo()
+    assert start_method() == usual
 
 
 def test_only_a_cluster_of_this_machine_is_started_ahead() -> None:

@@ -18,9 +18,13 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 WORK = ("congeal.methods.deep.congealing", "congeal.pipeline.spread")
 
 
+_owners: set[int] = set()  # processes that have begun one: this one, or what it was forked from
+
+
 def start_method() -> str:
-    """How processes are started. Elsewhere system libraries do not survive being forked, or there is no fork."""
-    return "forkserver" if sys.platform == "linux" else "spawn"
+    """How processes are started. Elsewhere system libraries do not survive being forked, or there is no fork; and a
+    process that was itself forked cannot use its parent's nursery."""
+    return "forkserver" if sys.platform == "linux" and _owners.issubset({os.getpid()}) else "spawn"
 
 
 def begin_nursery(*modules: str) -> None:
@@ -32,6 +36,7 @@ def begin_nursery(*modules: str) -> None:
         return
     from multiprocessing import forkserver
 
+    _owners.add(os.getpid())
     multiprocessing.get_context("forkserver").set_forkserver_preload([*modules, *WORK])
     with one_thread_each():
         forkserver.ensure_running()

@@ -8,6 +8,7 @@ import torch
 from known_warps import digits
 
 from congeal.geometry import MOTIONS, from_normalised, matrix_from_parameters, mean_matrix, n_parameters, warp
+from congeal.metrics.limits import REFINED_ENERGY
 from congeal.solvers.gauge import Gauge, on_motion, within_motion
 from congeal.solvers.streaming import total_ink
 
@@ -78,3 +79,11 @@ def test_poses_are_put_on_the_motion_relative_to_their_start(motion: str) -> Non
     assert np.abs(found - (exact / exact[:, 2:, 2:]).numpy()).max() < 1e-4
     off = torch.linalg.inv(start) @ torch.as_tensor(found).double()
     torch.testing.assert_close(within_motion(off, motion, FRAME), off / off[:, 2:, 2:], atol=1e-6, rtol=0)
+
+
+def test_refined_objects_end_at_one_size() -> None:
+    for ink in (90.0, 95.8, 99.0, 130.0):  # of the set as it would be without any zoom
+        gauge = Gauge(torch.eye(3).repeat(8, 1, 1), FRAME, "homography", source_ink=100.0, band=REFINED_ENERGY)
+        for _ in range(20):
+            gauge.follow_ink(ink / gauge.zoom**2)
+        assert ink / gauge.zoom**2 / 100 == pytest.approx(0.95, abs=1e-6), "decibels depend on it"

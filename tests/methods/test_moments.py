@@ -10,9 +10,9 @@ from known_warps import digits
 
 from congeal.geometry import warp
 from congeal.geometry.matrix import invert
-from congeal.methods.deep.settle import Bars, Guide, Settler, SettleSettings
+from congeal.methods.deep.settle import Bars, Guide, Settler, SettleSettings, _BestOfTries
 from congeal.solvers.appearance import ObjectPixels
-from congeal.solvers.matching import Views
+from congeal.solvers.matching import Matcher, Views
 from congeal.solvers.moments import evenly_turned, ink_moments, poses_by_ink
 
 ONLY = torch.zeros(1)
@@ -78,3 +78,15 @@ def test_without_a_net_and_without_tries_an_object_is_found_far_from_its_start(t
     guide = Guide("homography", None, template[0], ObjectPixels(), Bars(0.9, 0.8), None)
     _, score, _ = Settler(guide, settings).settle(Views(shown), torch.eye(3)[None])
     assert float(score) > 0.98
+
+
+def test_turns_that_end_at_one_pose_are_one_try() -> None:
+    template = blob()
+    settings = SettleSettings(passes=1, restarts=4, refine=True, random_state=0)
+    start = torch.eye(3)[None]
+    best = _BestOfTries(Matcher(template[0], ObjectPixels()), settings, Views(template), start)
+    thrice = start.repeat(3, 1, 1)
+    best.offer(torch.tensor([0]), Views(template.repeat(3, 1, 1, 1)), thrice[None], one_try=True)
+    assert best.agreeing.tolist() == [1], "or no other try would be made"
+    best.offer(torch.tensor([0]), Views(template.repeat(3, 1, 1, 1)), thrice[None])
+    assert best.agreeing.tolist() == [4]

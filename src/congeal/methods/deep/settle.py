@@ -244,7 +244,7 @@ class Settler:
         doubtful = views.take(unsure)
         best.offer(unsure, doubtful, self._home(doubtful, start[unsure], start[unsure])[:, None])
         if self.by_ink:
-            best.offer(unsure, *self._by_ink(doubtful, start[unsure]))
+            best.offer(unsure, *self._by_ink(doubtful, start[unsure]), one_try=True)
             straight = best.scores.clone()
         place = torch.zeros(len(views), dtype=torch.long)
         place[unsure] = torch.arange(len(unsure))  # where an image is among the doubtful, which are softened by now
@@ -303,8 +303,11 @@ class _BestOfTries:
         """Rows that match badly and may do better."""
         return torch.nonzero((self.scores < bar) & (self.agreeing < self.settings.enough))[:, 0]
 
-    def offer(self, rows: torch.Tensor, views: Views, poses: torch.Tensor) -> None:
-        """Candidate poses (R, T, 3, 3) for some rows, and the views (R·T) they are of: keep what is better."""
+    def offer(self, rows: torch.Tensor, views: Views, poses: torch.Tensor, *, one_try: bool = False) -> None:
+        """Candidate poses (R, T, 3, 3) for some rows, and the views (R·T) they are of: keep what is better.
+
+        one_try: they began near each other, so that all of them agree says no more than one of them.
+        """
         if not len(rows):
             return
         start = self.start[rows].repeat_interleave(poses.shape[1], 0)
@@ -313,7 +316,8 @@ class _BestOfTries:
         before, top = self.scores[rows], torch.maximum(self.scores[rows], best)
         near = top - self.settings.same
         still = torch.where(before > near, self.agreeing[rows], 0)
-        self.agreeing[rows] = still + ((scores > near[:, None]) & (scores > 0)).sum(1)
+        agree = ((scores > near[:, None]) & (scores > 0)).sum(1)
+        self.agreeing[rows] = still + (agree.clamp(max=1) if one_try else agree)
         better = best > before
         self.poses[rows[better]] = poses[torch.arange(len(rows)), which][better]
         self.scores[rows] = top

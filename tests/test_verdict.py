@@ -223,8 +223,20 @@ def test_a_second_look_tells_what_was_bent_to_fit_from_what_was_wrecked() -> Non
     first[22] = 0.4 * pattern[0] + noise[0, 22]  # placed badly; where it lies by rights it is like the others
     crowd = Crowd(first, None)
     assert (crowd.near[20:22] >= crowd.least).all()
-    crowd.look_again(second, None)
+    crowd.look_again(second, None, second[:, None])
     np.testing.assert_array_equal(crowd.near >= crowd.least, ~np.isin(np.arange(24), (20, 21)))
+
+
+def test_an_object_that_lacks_a_piece_of_the_others_is_foreign_however_like_them_it_is() -> None:
+    alike = local_contrast(random_pictures(1, 28, seed=1))[0]
+    pictures = alike + 0.3 * torch.randn(16, 28, 28, generator=torch.Generator().manual_seed(0))
+    edges = torch.zeros(16, 1, 28, 28)
+    edges[:, :, 4:20, 12:15] = 1
+    edges[:15, :, 4:7, 15:25] = 1  # the last one has no arm …
+    edges[3, :, 18:20, 5:12] = 1  # … and one has a foot that nobody else has
+    crowd = Crowd(pictures, None)
+    crowd.look_again(pictures, None, edges)
+    np.testing.assert_array_equal(crowd.near >= crowd.least, np.arange(16) < 15)
 
 
 def test_sharpness_of_the_mean() -> None:

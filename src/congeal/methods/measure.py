@@ -37,6 +37,7 @@ from congeal.metrics.limits import (
     LOST_INK,
     LOST_OUTSIDE,
     PAIRED_IMAGES,
+    PIECES_SIDE,
     SAMPLE_IMAGES,
     SAMPLE_VALUES,
 )
@@ -44,7 +45,9 @@ from congeal.metrics.sharpness import Sharpness
 from congeal.metrics.wild import frame_scales, wild
 from congeal.progress import Progress
 from congeal.solvers.appearance import Appearance, plain_appearance
+from congeal.solvers.filters import gradient
 from congeal.solvers.gauge import can_scale
+from congeal.solvers.matching import shrunk
 from congeal.solvers.sight import FeatureSight
 from congeal.solvers.streaming import CHUNK_VALUES, chunks, pixel_area, shards, stack_values
 from congeal.transforms import STATUSES
@@ -373,7 +376,19 @@ def _look_again(stack: Stack, stack_from_frame: np.ndarray, crowd: Crowd) -> Non
     """Tell the crowd of objects how like it they are where they lie if they move no farther than most of them."""
     again = placed_again(stack, stack_from_frame, crowd.near)
     if again is not None:
-        crowd.look_again(*_Views(stack, again, "object").of(np.arange(len(stack))))
+        crowd.look_again(*_Views(stack, again, "object").of(np.arange(len(stack))), _edges(stack, again))
+
+
+def _edges(stack: Stack, stack_from_frame: np.ndarray) -> torch.Tensor:
+    """(n,2C,h,w) gradients of objects as the frame shows them, small enough to be compared piece by piece."""
+    appearance, shrink = plain_appearance("object"), max(1, round(max(stack.frame) / PIECES_SIDE))
+    parts = []
+    for part in chunks(stack):
+        shown, weights = _shown(
+            stack.images(part), stack.masks(part), _matrices(stack_from_frame[part]), stack, appearance
+        )
+        parts.append(torch.cat(gradient(shrunk(shown if weights is None else shown * weights, shrink)), 1))
+    return torch.cat(parts)
 
 
 @dataclass

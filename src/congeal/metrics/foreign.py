@@ -6,6 +6,8 @@ Foreign is what is like them by much less than is usual, or by no more than nois
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,7 +23,13 @@ from congeal.metrics.limits import (
     NEAREST,
     NEAREST_AGAIN,
     PAIRED_IMAGES,
+    PIECES_IMAGES,
+    PIECES_LEFT,
 )
+from congeal.metrics.pieces import missing
+
+_Held = tuple[Matrix, NDArray[np.int64]]
+"""How like others images are (N,M), and which images (M,) those others are."""
 
 
 class Crowd:
@@ -48,7 +56,7 @@ class Crowd:
         self._rows = np.unique(np.linspace(0, len(contrast) - 1, min(len(contrast), PAIRED_IMAGES)).round().astype(int))
         self._contrast, self._counts = contrast[self._rows], None if counts is None else counts[self._rows]
         self._all = contrast, counts
-        self.near = self._alike(contrast, counts)
+        self.near = _nearest(self._likeness(contrast, counts))
         made, reached = doubles(contrast, counts)
         self.chance_likeness = float(reached.mean())
         noise = _nearest(pair_likeness(made, None, (self._contrast, None)))
@@ -59,29 +67,35 @@ class Crowd:
         self.least = max(relative, self._least_of_all)
         self.least_if_bent = max(self.least, BENT_SHARE * usual)
 
-    def look_again(self, contrast: torch.Tensor, counts: torch.Tensor | None) -> None:
+    def look_again(self, contrast: torch.Tensor, counts: torch.Tensor | None, edges: torch.Tensor) -> None:
         """Judge the images that the crowd was made of by a second look too: the same images in poses held by the set.
 
-        contrast, counts: (N,h,w) as there. `near` becomes the mean of both looks, each against what is usual in it, and
-        `least` the limit on that. A pose that makes no sense needs no limit of its own then.
+        contrast, counts: (N,h,w) as there; edges (N,C,h,w), as of `missing`. `near` becomes what an image reaches of
+        what is usual: of likeness in both looks, and of having the pieces that the others have. Who reaches enough is
+        a member, and all are then held against the members alone. `least` is the limit on that. A pose that makes no
+        sense needs no limit of its own then.
         """
-        looks = [self._alike(*pictures, NEAREST_AGAIN) for pictures in (self._all, (contrast, counts))]
-        usual = [max(float(np.quantile(look, CENTRE)), 1e-9) for look in looks]
+        some = np.unique(np.linspace(0, len(self._rows) - 1, min(len(self._rows), PIECES_IMAGES)).round().astype(int))
+        present = -missing(edges[self._rows[some]], edges)
+        present[self._rows[some], np.arange(len(some))] = -np.inf
+        looks = [(self._likeness(*pictures), self._rows) for pictures in (self._all, (contrast, counts))]
         chance = self.near < self._least_of_all
-        self.near = np.where(chance, -1.0, np.mean([look / much for look, much in zip(looks, usual, strict=True)], 0))
+        reached = _reached(looks, (present, self._rows[some]), None)
+        member = (reached >= MATCH_AGAIN) & ~chance
+        if member[self._rows[some]].sum() > 1:
+            reached = _reached(looks, (present, self._rows[some]), member)
+        self.near = np.where(chance, -1.0, reached)
         self.least = self.least_if_bent = MATCH_AGAIN
 
     def nearness(self, contrast: torch.Tensor, counts: torch.Tensor | None) -> NDArray[np.float64]:
         """(B,) mean likeness of other images (B,h,w) to the quarter of the crowd that they are most like."""
         return _nearest(pair_likeness(contrast, counts, (self._contrast, self._counts)))
 
-    def _alike(
-        self, contrast: torch.Tensor, counts: torch.Tensor | None, share: float = NEAREST
-    ) -> NDArray[np.float64]:
-        """(N,) nearness of the images the crowd was made of; none is its own neighbour."""
+    def _likeness(self, contrast: torch.Tensor, counts: torch.Tensor | None) -> Matrix:
+        """(N,m) likeness of the images the crowd was made of to the crowd; none is its own neighbour."""
         alike = pair_likeness(contrast, counts, (self._contrast, self._counts))
         alike[self._rows, np.arange(len(self._rows))] = -np.inf
-        return _nearest(alike, share)
+        return alike
 
 
 def _nearest(alike: Matrix, share: float = NEAREST) -> NDArray[np.float64]:
@@ -91,3 +105,14 @@ def _nearest(alike: Matrix, share: float = NEAREST) -> NDArray[np.float64]:
         return np.ones(len(alike))
     k = max(1, round(share * (m - 1)))
     return np.partition(alike, m - k, axis=1)[:, m - k :].mean(1)
+
+
+def _reached(looks: Sequence[_Held], pieces: _Held, member: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    """(N,) what each image reaches of what is usual, held against the members; None: all are, or may be."""
+    quantile = CENTRE if member is None else 0.5
+    among = [values if member is None else values[:, member[columns]] for values, columns in (*looks, pieces)]
+    counted = slice(None) if member is None else member
+    *likeness, present = (_nearest(values, NEAREST_AGAIN) for values in among)
+    shares = [near / max(float(np.quantile(near[counted], quantile)), 1e-9) for near in likeness]
+    gone = PIECES_LEFT - present
+    return np.asarray((np.mean(shares, 0) + float(np.quantile(gone[counted], 1 - quantile)) / gone) / 2)

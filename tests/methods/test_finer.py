@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +19,15 @@ from congeal.images import stack as stacks
 from congeal.methods.base import Method
 from congeal.methods.deep import finer
 from congeal.metrics import corner_error
+from congeal.solvers import sharpen
+from congeal.solvers.appearance import PhotoEdges
 from congeal.solvers.tiles import Tiles
-from congeal.solvers.values import Valued
-from congeal.solvers.votes import LevelSums, Poll
+from congeal.solvers.values import Valued, sharpen_values
+from congeal.solvers.votes import Level, LevelSums, Poll
 
 SIDE = 96
 FRAME = (SIDE, SIDE)
+NO_LEVEL = Level(Tiles(FRAME, 16, torch.zeros(0, 2)), *torch.zeros(3, 0), floor=0.0)
 
 
 def apart(found: np.ndarray, others: np.ndarray) -> float:
@@ -138,12 +142,86 @@ def test_plain_values_that_contradict_or_know_less_are_not_taken(
     def misled(_: object, poses: torch.Tensor, *__: object) -> Valued:
         shift = torch.eye(3, dtype=torch.float64)
         shift[0, 2] = 3.0 if wrong == "poses" else 0.0
-        return Valued(poses @ shift, torch.full((len(poses),), 1e-3 if wrong == "poses" else 9.0))
+        return Valued(
+            poses @ shift, torch.full((len(poses),), 1e-3 if wrong == "poses" else 9.0, dtype=torch.float64), NO_LEVEL
+        )
 
     monkeypatch.setattr(finer, "sharpen_values", misled)
     found = DeepCongealing(size=32, motion="similarity").fit(copies[0][:6])
     assert corner_error(found.transforms_.matrices, copies[1][:6], FRAME).max() < 0.1
     assert "plain values" not in found.decisions_["resolution"]["sentence"]
+
+
+LARGE = 256
+
+
+@pytest.fixture(scope="module")
+def large_copies() -> tuple[np.ndarray, np.ndarray]:
+    """Eight similarities of a photograph: images, truth."""
+    return photograph_copies("similarity", LARGE, 8)
+
+
+@pytest.fixture(scope="module")
+def by_values(large_copies: tuple[np.ndarray, np.ndarray]) -> Method:
+    """Fitted on the first six of them, which would also be looked at in pictures of 180 pixels."""
+    return DeepCongealing(size=20, motion="similarity").fit(large_copies[0][:6])
+
+
+def test_plain_values_make_levels_between_unnecessary(
+    by_values: Method, large_copies: tuple[np.ndarray, np.ndarray]
+) -> None:
+    assert by_values.levels_ == (20, 60, LARGE)
+    assert {row["size"] for row in by_values.history_} == {60}
+    assert corner_error(by_values.transforms_.matrices, large_copies[1][:6], (LARGE, LARGE)).max() < 0.03
+
+
+def test_one_image_that_contradicts_is_enough_to_look_at_levels_between(
+    large_copies: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def misled(*given: Any) -> Valued:
+        found = sharpen_values(*given)
+        found.poses[0, 0, 2] += 5
+        return found
+
+    monkeypatch.setattr(finer, "sharpen_values", misled)
+    found = DeepCongealing(size=20, motion="similarity").fit(large_copies[0][:6])
+    assert found.levels_[:3] == (20, 60, 180)
+    assert corner_error(found.transforms_.matrices, large_copies[1][:6], (LARGE, LARGE)).max() < 0.1
+
+
+def test_new_images_end_on_plain_values_too(
+    by_values: Method, large_copies: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    images, truth = large_copies
+    new = align_new(by_values, images[6:]).transforms
+    together = np.concatenate([by_values.transforms_.matrices, new.matrices])
+    assert corner_error(together, truth, (LARGE, LARGE))[6:].max() < 0.04
+    assert new.uncertainty_px.max() < 0.03
+    alone = align_new(by_values, images[7:]).transforms
+    assert apart(alone.matrices, new.matrices[1:]) < 1e-5
+    by_values.save(tmp_path / "model.safetensors")
+    assert align_new(congeal.load(tmp_path / "model.safetensors"), images[6:]).transforms == new
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_tiles_cut_out_of_a_picture_show_what_the_picture_shows(
+    large_copies: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch, dtype: type
+) -> None:
+    grey = large_copies[0][:2].astype(dtype)
+    images = np.stack([grey, grey // 2, 255 - grey], -1)
+    stack = stacks.prepare(congeal.open_images(images), size=LARGE)
+    shift = torch.tensor([[0.99, 0.03, -7.3], [-0.02, 1.01, 9.6], [1e-5, 2e-5, 1]], dtype=torch.float64)
+    poses, tiles = (
+        shift.repeat(2, 1, 1),
+        Tiles((LARGE, LARGE), 16, torch.tensor([[0, 0], [64, 80], [239, 120], [239, 239]])),
+    )
+    part = np.arange(2)
+    whole, seen_whole = sharpen.Details(stack, PhotoEdges(), plain=True).on_tiles(part, poses, tiles)
+    monkeypatch.setattr(sharpen, "CHUNK_VALUES", 1)
+    cut, seen_cut = sharpen.Details(stack, PhotoEdges(), plain=True).on_tiles(part, poses, tiles)
+    assert torch.equal(seen_whole, seen_cut)
+    assert 0 < seen_cut.sum() < seen_cut.numel()
+    torch.testing.assert_close(cut, whole * seen_whole[..., None, None], atol=2e-4, rtol=0)
 
 
 # ---- new images

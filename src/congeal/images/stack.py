@@ -239,6 +239,16 @@ class Stack:
         low = torch.from_numpy(black)[:, None, None, None]
         return images.sub_(low).div_(torch.from_numpy(white - black)[:, None, None, None]).clamp_(0, 1)
 
+    def squares(self, index: int, corner: np.ndarray, side: int) -> torch.Tensor:
+        """(T, C, side, side) of what `images` gives at one position, without the rest of the image being touched.
+
+        corner (T, 2): the pixels (x, y) at the top left of each square, all of which is inside the image.
+        """
+        windows = np.lib.stride_tricks.sliding_window_view(self.unscaled([index])[0], (side, side), axis=(1, 2))
+        black, white = self.black_and_white([index])
+        values = windows[:, corner[:, 1], corner[:, 0]].astype(np.float32, order="C")
+        return _unit(torch.from_numpy(values), float(black[0]), float(white[0])).transpose(0, 1)
+
     def unscaled(self, indices: Indices | slice) -> np.ndarray:
         """(B, C, H, W) the same images in the values and units of their source; perhaps a view, not to be changed."""
         rows = self._rows(indices)

@@ -15,14 +15,15 @@ from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge, mean_motion
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.streaming import CHUNK_VALUES, stack_values
-from congeal.solvers.threads import in_order
+from congeal.solvers.threads import in_order, side_by_side
 from congeal.solvers.tiles import MOST_TILES, Tiles, tile_side
 from congeal.solvers.votes import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelSums, Poll, Votes
 
 PASSES = 6
 """At most, over a set at one level; two to four are usual."""
 _LOOKED_AT = 8  # images from which tiles are chosen …
-_LOOKED_AT_PLAIN = 3  # … and of plain values, which are compared in the largest pictures only
+_LOOKED_AT_PLAIN = 3  # … and of plain values, which are compared in the largest pictures only …
+_APART = 2  # … on every second pixel along each axis, if they are large
 _KEPT_BYTES = 512 << 20  # of pictures that are kept between passes
 _RUN_PIXELS = 4 << 20  # of pictures that are looked at together
 _REMEMBERED = 64 << 20  # bytes of what tiles show, up to which all images are looked at before any is moved
@@ -38,12 +39,15 @@ Look = tuple[np.ndarray, tuple[torch.Tensor, torch.Tensor]]
 class Details:
     """What is compared of a stack's images at its resolution, run by run.
 
-    keep: kept between passes while there is room. plain: grey values, whatever the appearance compares.
+    keep: kept between passes while there is room. plain: grey values, whatever the appearance compares; tiles are cut
+    out of large pictures, and the rest of these is left alone.
     """
 
     def __init__(self, stack: Stack, appearance: Appearance, *, keep: bool = True, plain: bool = False) -> None:
         self.stack, self.appearance, self.parts, self.plain = stack, appearance, _runs(stack), plain
-        self._room = keep and 4 * len(stack) * stack.size[0] * stack.size[1] <= _KEPT_BYTES
+        pixels = stack.size[0] * stack.size[1]
+        self._cuts = plain and not appearance.empty_ground and pixels > CHUNK_VALUES
+        self._room = keep and not self._cuts and 4 * len(stack) * pixels <= _KEPT_BYTES
         self._kept: dict[int, torch.Tensor] = {}
 
     def of(self, part: np.ndarray) -> torch.Tensor:
@@ -66,35 +70,65 @@ class Details:
     def look(self, poses: torch.Tensor, tiles: Tiles) -> Iterable[Look]:
         """Every run, and what tiles show of it: see `on_tiles`. Of large pictures several runs are looked at side by
         side, as an operation on one is too small to be shared by threads."""
-        seen = in_order(lambda part: self.on_tiles(part, poses[part], tiles), self.parts, torch.get_num_threads())
+        seen = in_order(lambda part: self.on_tiles(part, poses[part], tiles), self.parts, side_by_side())
         return zip(self.parts, seen, strict=True)
 
     def on_tiles(self, part: np.ndarray, poses: torch.Tensor, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
         """What tiles show of a run of images, (B, T, side + 2, side + 2), and which of them they cover, (B, T)."""
         shape = (len(part), len(tiles), tiles.side + 2, tiles.side + 2)
-        values, masks = sample_points(self.of(part), poses, tiles.points, tiles.frame), self.stack.masks(part)
         if self.appearance.empty_ground:  # beyond the edge there is nothing, and that is seen
-            values *= points_inside(poses, tiles.points, self.stack.size, tiles.frame)
             covered = torch.ones(shape[:2], dtype=torch.bool)
         else:
             covered = points_inside(poses, tiles.rim, self.stack.size, tiles.frame).view(*shape[:2], 4).all(2)
+        if self._cuts:
+            each = zip(part.tolist(), poses, covered, strict=True)
+            values = torch.stack([self._cut_out(*one, tiles) for one in each])
+        else:
+            values = sample_points(self.of(part), poses, tiles.points, tiles.frame)
+        if self.appearance.empty_ground:
+            values *= points_inside(poses, tiles.points, self.stack.size, tiles.frame)
+        masks = self.stack.masks(part)
         if masks is not None:
             meant = sample_points(masks, poses, tiles.points, tiles.frame) > 0.5
             covered &= meant.view(*shape[:2], -1).all(2)
         return values.view(shape), covered.float()
 
+    def _cut_out(self, i: int, pose: torch.Tensor, covered: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+        """(T, (side + 2)²) grey values of one image on the tiles that it covers, from squares around these alone; 0 on
+        the others."""
+        values = torch.zeros(len(tiles), (tiles.side + 2) ** 2)
+        if not covered.any():
+            return values
+        (height, width), rim = self.stack.size, map_points(pose.double(), tiles.rim.view(-1, 4, 2)[covered].double())
+        low = rim.amin(1).floor()
+        side = int((rim.amax(1).ceil() - low).max()) + 1
+        if len(low) * side**2 > height * width:  # that would be more than the whole picture
+            points = tiles.points.view(len(tiles), -1, 2)[covered].flatten(0, 1)
+            values[covered] = sample_points(self._made([i]), pose[None], points, tiles.frame).view(len(low), -1)
+            return values
+        corner = torch.minimum(low, torch.tensor([width - side, height - side]))
+        squares = self.stack.squares(i, corner.long().numpy(), side).mean(1, keepdim=True)
+        square_from_tile = _shift(-corner) @ pose.double() @ _shift(tiles.corner[covered].double())
+        one_tile = tiles.side + 2, tiles.side + 2
+        values[covered] = sample_points(squares, square_from_tile, tiles.offsets, one_tile)
+        return values
+
     def tiles(self, poses: torch.Tensor, keep: torch.Tensor, most: int = MOST_TILES) -> Tiles:
         """Where to compare the stack at the poses it has, from a few of the images that match."""
         if self._room and not self._kept:  # all will be looked at: made side by side
-            for _ in in_order(self.of, self.parts, torch.get_num_threads()):
+            for _ in in_order(self.of, self.parts, side_by_side()):
                 pass
         rows, few = torch.nonzero(keep)[:, 0], _LOOKED_AT_PLAIN if self.plain else _LOOKED_AT
         some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), few)).long()].tolist()
-        seen = torch.cat([warp(self._one(i), poses[[i]].float(), self.stack.frame) for i in some])
+        frame = self.stack.frame
+        apart = _APART if self._cuts and tile_side(frame) % _APART == 0 else 1
+        shown = frame[0] // apart, frame[1] // apart
+        from_shown = torch.diag(torch.tensor([apart, apart, 1.0], dtype=poses.dtype))
+        seen = torch.cat([warp(self._one(i), (poses[[i]] @ from_shown).float(), shown) for i in some])
         if self.plain:  # images differ in exposure, which is not what they disagree in
             deviation, mean = torch.std_mean(seen, (1, 2, 3), keepdim=True)
             seen = seen.sub_(mean).div_(deviation.clamp(min=1e-6))
-        return Tiles.choose(seen, most)
+        return Tiles.choose(seen, most, frame=frame, apart=apart)
 
     def _one(self, i: int) -> torch.Tensor:
         """(1, 1, H, W) of one image, from its run if that is kept anyway."""
@@ -118,6 +152,13 @@ class Details:
         for part, (seen, covered) in looks:
             sums.add(seen[keep[part]], covered[keep[part]])
         return sums.level()
+
+
+def _shift(by: torch.Tensor) -> torch.Tensor:
+    """(n, 3, 3) translations by (n, 2)."""
+    shift = torch.eye(3, dtype=by.dtype).repeat(len(by), 1, 1)
+    shift[:, :2, 2] = by
+    return shift
 
 
 def _runs(stack: Stack) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ than working, threads with a part of the set each do not.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock, local
@@ -43,6 +43,10 @@ class _Usual:
             torch.set_num_threads(1)
             return self.number
 
+    def here(self) -> int:
+        with self.lock:
+            return self.number if getattr(self.own, "depth", 0) else torch.get_num_threads()
+
     def leave(self) -> None:
         with self.lock:
             self.asking -= 1
@@ -74,9 +78,14 @@ def few_threads(frame: Size) -> Iterator[int]:
         yield side_by_side
 
 
+def side_by_side() -> int:
+    """How many threads may work side by side, be it inside `one_thread`."""
+    return _USUAL.here()
+
+
 def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
     """work(item) of every item, in their order. Items are read here, a few ahead of what is yielded."""
-    if threads < 2:
+    if threads < 2 or (isinstance(items, Sized) and len(items) < 2):
         yield from map(work, items)
         return
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:

@@ -34,16 +34,21 @@ class Tiles:
     corner: torch.Tensor
 
     @classmethod
-    def choose(cls, pictures: torch.Tensor, most: int = MOST_TILES) -> Tiles:
-        """Of aligned pictures (B, 1, h, w) of one thing: squares where their mean has structure and they agree."""
-        frame = (pictures.shape[-2], pictures.shape[-1])
+    def choose(
+        cls, pictures: torch.Tensor, most: int = MOST_TILES, *, frame: Size | None = None, apart: int = 1
+    ) -> Tiles:
+        """Of aligned pictures (B, 1, h, w) of one thing: squares where their mean has structure and they agree.
+
+        frame: its size, if they show only some pixels of it, along each axis so far apart: a divisor of `tile_side`.
+        """
+        frame = frame or (pictures.shape[-2], pictures.shape[-1])
         side = tile_side(frame)
         mean = pictures.mean(0, keepdim=True) if len(pictures) > 1 else pictures
         dx, dy = gradient(mean)
-        structure = avg_pool2d(dx.square() + dy.square(), side)[0, 0]
+        structure = avg_pool2d(dx.square() + dy.square(), side // apart)[0, 0]
         noise = torch.zeros_like(structure)
         if len(pictures) > 1:  # `var` along the first axis takes ten times as long
-            noise = avg_pool2d((pictures - mean).square_().mean(0), side)[0]
+            noise = avg_pool2d((pictures - mean).square_().mean(0), side // apart)[0]
         worth = structure / (noise + _LEAST_NOISE * noise.mean() + 1e-9)
         rows, columns = torch.meshgrid(*(torch.arange(n) for n in worth.shape), indexing="ij")
         # Pooling leaves out what does not fill a square; the squares are set in the middle.
@@ -64,10 +69,14 @@ class Tiles:
     @cached_property
     def points(self) -> torch.Tensor:
         """(T · (side + 2)², 2) their pixels (x, y), with one more on every side, from which slopes are taken."""
+        return (self.corner[:, None] + self.offsets).flatten(0, 1).float()
+
+    @cached_property
+    def offsets(self) -> torch.Tensor:
+        """((side + 2)², 2) the same of one tile, from its corner on."""
         steps = torch.arange(-1, self.side + 1)
         y, x = torch.meshgrid(steps, steps, indexing="ij")
-        offsets = torch.stack([x.flatten(), y.flatten()], 1)
-        return (self.corner[:, None] + offsets).flatten(0, 1).float()
+        return torch.stack([x.flatten(), y.flatten()], 1)
 
     @cached_property
     def rim(self) -> torch.Tensor:

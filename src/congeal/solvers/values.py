@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from congeal.geometry.matrix import corners
@@ -22,8 +23,9 @@ from congeal.solvers.gauge import Gauge
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.sharpen import Details, without_sampling_bias
 from congeal.solvers.tiles import Tiles
-from congeal.solvers.votes import DAMPING, LEAST_TILES, corner_spread, robust_weight, shown_enough, some_noise
+from congeal.solvers.votes import DAMPING, LEAST_TILES, Level, corner_spread, robust_weight, shown_enough, some_noise
 
+_PASSES = 2  # over a new image; a set has two of its own
 _SOME = 4  # the first pass only has to come near: one of so many tiles will do, as it will to know the template
 _LIGHT = 2  # numbers of light in a block: offset and gain
 _ROUNDS = 4  # of solving for the steps of all images, each with the template as the others' steps leave it
@@ -42,10 +44,13 @@ class Valued:
         stack_from_frame.
     error : (n,) tensor
         Standard error of a corner's position, in frame pixels; NaN if too few tiles are covered.
+    level : Level
+        What they were compared with in the end.
     """
 
     poses: torch.Tensor
     error: torch.Tensor
+    level: Level
 
 
 @torch.no_grad()
@@ -64,8 +69,26 @@ def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: tor
         light = _own_light(here.inner(seen), covered) if light is None else light
         step = _step(here, seen, covered, keep, light, newton)
         found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light
-    found = gauge.fix(without_sampling_bias(found, tiles, step.roughness, motion), None, keep)
-    return Valued(found, step.error)
+    found = gauge.fix(without_sampling_bias(found, tiles, step.level.roughness, motion), None, keep)
+    return Valued(found, step.error, step.level)
+
+
+@torch.no_grad()
+def values_alone(
+    details: Details, part: np.ndarray, poses: torch.Tensor, level: Level, motion: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A run of new images, each alone, towards plain values of others: poses, and their errors in frame pixels."""
+    newton, nobody = GaussNewton(motion, details.stack.frame, damping=DAMPING), torch.zeros(1, dtype=torch.bool)
+    found, error = poses.double().clone(), torch.empty(len(part), dtype=torch.float64)
+    for i in range(len(part)):
+        one, light = slice(i, i + 1), None
+        for _ in range(_PASSES):
+            seen, covered = details.on_tiles(part[one], found[one], level.tiles)
+            light = _own_light(level.tiles.inner(seen), covered) if light is None else light
+            step = _step(level.tiles, seen, covered, nobody, light, newton, level)
+            found[one], light = newton.compose(found[one], step.delta), step.light
+        error[one] = step.error
+    return without_sampling_bias(found, level.tiles, level.roughness, motion), error
 
 
 def _own_light(inner: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
@@ -78,12 +101,12 @@ def _own_light(inner: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Step:
-    """A step (n, k), its error (n,), light (n, 2) as it is now, and the template's roughness (2,)."""
+    """A step (n, k), its error (n,), light (n, 2) as it is now, and what the images were compared with."""
 
     delta: torch.Tensor
     error: torch.Tensor
     light: torch.Tensor
-    roughness: torch.Tensor
+    level: Level
 
 
 def _step(
@@ -93,15 +116,22 @@ def _step(
     keep: torch.Tensor,
     light: torch.Tensor,
     newton: GaussNewton,
+    level: Level | None = None,
 ) -> _Step:
-    """From what tiles show of all images (n, T, side + 2, side + 2), which is changed, and which they cover (n, T)."""
+    """From what tiles show of all images (n, T, side + 2, side + 2), which is changed, and which they cover (n, T).
+
+    level: what others have made, if images are not to be compared with each other.
+    """
     seen.sub_(light[:, 0, None, None, None]).div_(light[:, 1, None, None, None])
     own = covered * keep[:, None]
-    count = own.sum(0)
-    template = torch.einsum("nt,ntij->tij", own, seen) / count.clamp(min=1)[:, None, None]
-    shown = shown_enough(count, int(keep.sum()))
+    if level is None or level.plain is None:
+        count = own.sum(0)
+        template = torch.einsum("nt,ntij->tij", own, seen) / count.clamp(min=1)[:, None, None]
+        shown = shown_enough(count, int(keep.sum()))
+        common = _common(seen[keep], own[keep] * shown)
+    else:
+        template, count, shown, common = level.template, level.count, level.count > 0, level.plain
     covered, own, count = (covered * shown).double(), own.double(), count.double()
-    halves = _Halves(seen[keep], (own[keep] * shown).float())
     basis = _basis(tiles, template, newton.motion)
     gram = (basis.transpose(1, 2) @ basis).double()
     # An image must not be its own witness: it is compared with the mean of the others.
@@ -114,14 +144,14 @@ def _step(
     there = blocks @ by_block  # light of a tile: that of its block
     explained = (there * (2 * pull[..., :_LIGHT] - (light_gram @ there[..., None])[..., 0])).sum(2)
     away = (residual.square().sum(2).double() - explained).clamp(min=0) / residual.shape[2]
-    noise = some_noise((away * own).sum(0) / count.clamp(min=1), shown)
+    noise = some_noise((away * own).sum(0) / count.clamp(min=1), shown) if level is None else level.noise.double()
     weight = covered * robust_weight(noise, away)
 
     curvature = _in_blocks(blocks, weight, gram)
     light_curvature, both = curvature[..., :_LIGHT, :_LIGHT], curvature[..., _LIGHT:, :_LIGHT]
     lit = _solved(light_curvature, both.transpose(-1, -2))  # how a block's light follows the motion
     free = curvature[..., _LIGHT:, _LIGHT:] - both @ lit  # curvature of the motion where light is fitted too
-    inverse = newton.damped_inverse(free.sum(1)) / halves.share
+    inverse = newton.damped_inverse(free.sum(1)) / common[0]
     seen_in = covered @ blocks  # (n, blocks) tiles
     share_of = seen_in / seen_in.sum(1, keepdim=True).clamp(min=1)
     changes = torch.zeros(len(seen), gram.shape[1], dtype=torch.float64)
@@ -138,7 +168,7 @@ def _step(
         pull = pull + (gram @ ((along - change[:, None]) * alone[..., None])[..., None])[..., 0]
     left = votes - (free @ delta[:, None, :, None])[..., 0]
     corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, newton.motion).flatten(1)
-    floor = _SAMPLED * float(halves.roughness.mean())
+    floor = _SAMPLED * float(common[1:].mean())
     error = corner_spread(left, inverse, (seen_in > 0).sum(1), corner, floor)
     known = covered.sum(1) >= LEAST_TILES
     offset, gain = light.unbind(1)
@@ -147,30 +177,26 @@ def _step(
         torch.where(known[:, None], changes[:, _LIGHT:], 0.0),
         torch.where(known, error, torch.nan),
         torch.stack([offset + gain * more, gain * (1 + factor)], 1),
-        halves.roughness,
+        Level(tiles, template, noise.float(), (count * shown).float(), floor, common),
     )
 
 
-class _Halves:
-    """What the means of both halves of a set have in common: what they do not is noise.
+def _common(seen: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """What the means of both halves of a set have in common, as `Level.plain`: what they do not is noise.
 
     seen (n, T, side + 2, side + 2); own (n, T): which of it counts.
     """
-
-    def __init__(self, seen: torch.Tensor, own: torch.Tensor) -> None:
-        halves = [(seen[half], own[half]) for half in (slice(0, None, 2), slice(1, None, 2))]
-        counts = [counted.sum(0) for _, counted in halves]
-        used = torch.nonzero((counts[0] > 0) & (counts[1] > 0))[::_SOME, 0]  # of so many pixels a part will do
-        means = [
-            torch.einsum("nt,ntij->tij", counted[:, used], half[:, used]) / count[used, None, None]
-            for (half, counted), count in zip(halves, counts, strict=True)
-        ]
-        common, bends = ((of(means[0]) * of(means[1])).sum((1, 2, 3), dtype=torch.float64) for of in (_slopes, _bends))
-        slopes = _slopes((means[0] + means[1]) / 2).square().sum(dtype=torch.float64)
-        self.share = (common.sum() / slopes.clamp(min=1e-12)).clamp(min=_LEAST_COMMON)
-        """Of the squared slopes of the mean of all images, those that are not noise."""
-        self.roughness = (bends / common.clamp(min=1e-12)).clamp(min=0)
-        """(2,) as that of a `Level`."""
+    halves = [(seen[half], own[half]) for half in (slice(0, None, 2), slice(1, None, 2))]
+    counts = [counted.sum(0) for _, counted in halves]
+    used = torch.nonzero((counts[0] > 0) & (counts[1] > 0))[::_SOME, 0]  # of so many pixels a part will do
+    means = [
+        torch.einsum("nt,ntij->tij", counted[:, used], half[:, used]) / count[used, None, None]
+        for (half, counted), count in zip(halves, counts, strict=True)
+    ]
+    common, bends = ((of(means[0]) * of(means[1])).sum((1, 2, 3), dtype=torch.float64) for of in (_slopes, _bends))
+    slopes = _slopes((means[0] + means[1]) / 2).square().sum(dtype=torch.float64)
+    share = (common.sum() / slopes.clamp(min=1e-12)).clamp(min=_LEAST_COMMON)
+    return torch.cat([share[None], (bends / common.clamp(min=1e-12)).clamp(min=0)])
 
 
 def _slopes(mean: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,9 @@ class Level:
         How many images each tile was made of; 0 where too few show it to be a witness.
     floor : float
         The error that no pose can be without, in pixels along an axis.
+    plain : (3,) tensor or None
+        If it is made of plain values (`values.py`): the share of its squared slopes that is not noise, and the mean
+        square frequency of what is not, along x and y.
     """
 
     tiles: Tiles
@@ -51,6 +54,7 @@ class Level:
     noise: torch.Tensor
     count: torch.Tensor
     floor: float
+    plain: torch.Tensor | None = None
 
     @property
     def frame(self) -> Size:
@@ -60,6 +64,8 @@ class Level:
     @property
     def roughness(self) -> torch.Tensor:
         """(2,) mean square frequency of the template's slopes along x and y, in (radians per pixel)²."""
+        if self.plain is not None:
+            return self.plain[1:]
         middle, all_of_it = slice(1, -1), self.template.double()[self.count > 0]
         before, here, after = slice(None, -2), all_of_it[:, middle, middle], slice(2, None)
         left, right = all_of_it[:, middle, before], all_of_it[:, middle, after]

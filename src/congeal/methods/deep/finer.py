@@ -29,8 +29,8 @@ from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import corner_motion
 from congeal.solvers.sharpen import PASSES, STILL, Details, Sharpened, sharpen, sharpen_alone
 from congeal.solvers.streaming import chunks, stack_values
-from congeal.solvers.threads import few_threads
-from congeal.solvers.values import sharpen_values
+from congeal.solvers.threads import one_thread
+from congeal.solvers.values import sharpen_values, values_alone
 from congeal.solvers.votes import Level
 
 _FINE_ENOUGH = 0.02  # pixels of the originals: a pose this sure is sure enough for every use
@@ -40,9 +40,10 @@ _ALL_TILES, _POLISH = 1024, 1  # tiles and passes of the last look: few tiles br
 _NEAR = 0.05  # pixels of corner motion at which a level has settled if a finer look follows, which settles the rest
 _MOST_LOOKED_AT = 24_000  # tiles of all images together in the last look on plain values, so that it costs little …
 _LEAST_LOOKED_AT = 128  # … and of one image: larger sets do without
-_MOST_PIXELS = 32_000_000  # of all originals together that it is taken at; of more, at the size of the last level
+_MOST_PIXELS = 64_000_000  # of all originals together that it is taken at; of more, at the size of the last level
+_IN_REACH = 0.25  # pixels of the originals: poses that are so sure by a smaller level go on on plain values at once
 _CONTRADICTED = 5.0  # standard errors of a pose by local contrast that plain values may move a corner by, …
-_MOST = 0.8  # … of these images at least
+_MOST = 0.8  # … of these images at least; of all, if levels of local contrast are left out for them
 _LESS_ALIKE = 0.02  # likeness that an image may lose to a finer level before it is put back
 
 
@@ -116,15 +117,16 @@ def go_finer(
     made of one of the larger stacks.
     """
     native, base = stack.native_size, max(stack.frame)
-    climb, by_values = _Climb(stack, poses.double(), min(native, finest or native)), _value_tiles(stack, appearance) > 0
+    climb = _Climb(stack, poses.double(), min(native, finest or native))
+    values_follow = _value_tiles(stack, appearance) > 0
     sizes = [size for size in finer_sizes(base, climb.finest) if stack.has_room_at(size)]
     for size in sizes:
         larger = stack.at(size)
         if larger is stack:  # not to be had
             break
         entry = climb.at(larger)
-        still = partial(_still, inf if by_values else 0.0 if size == sizes[-1] else native / size)
-        with few_threads(larger.frame):
+        still = partial(_still, inf if values_follow else 0.0 if size == sizes[-1] else native / size)
+        with one_thread():  # runs of images side by side
             details = known if known is not None and known.stack is larger else Details(larger, appearance)
             done = sharpen(details, entry, motion, keep, still=still, on_pass=partial(_note, job, size))
         unsure = float(done.error[keep].nanmedian())
@@ -136,9 +138,15 @@ def go_finer(
         climb.take(done, details)
         if unsure * native / size <= _FINE_ENOUGH or not known_better:
             break
+        # Pictures between these and the originals would only lead there. Local contrast of the originals themselves is
+        # worth its time: it knows nearly as much as plain values, and errs in other ways.
+        if size not in sizes[-2:] and unsure * climb.finest / size <= _IN_REACH and _has_time(climb, climb.finest):
+            by_values = _on_values(climb, motion, keep, all_agree=True)
+            if by_values is not None:
+                return by_values
     if climb.levels:
         return _polished(climb, motion, keep, job)
-    with few_threads(stack.frame):
+    with one_thread():
 
         def judged(_: float, likeness: float) -> None:
             job.note(size=base, likeness=likeness)  # nothing is moved
@@ -157,7 +165,7 @@ def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer
     by_values = _on_values(climb, motion, keep)
     if by_values is not None:
         return by_values
-    with few_threads(larger.frame):
+    with one_thread():
         unsure = float(done.error[keep].nanmedian())
         # More tiles lower what noise adds to the error, not what sampling does.
         helps = 2 * done.level.floor < unsure < _SHARP
@@ -174,34 +182,52 @@ def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer
     return _finish(climb, larger, done, why)
 
 
-def _on_values(climb: _Climb, motion: str, keep: torch.Tensor) -> Finer | None:
+def _on_values(climb: _Climb, motion: str, keep: torch.Tensor, *, all_agree: bool = False) -> Finer | None:
     """Poses on plain values and those on local contrast, weighed by their variances; None where plain values know less
-    or contradict local contrast, which no light misleads."""
+    or contradict local contrast, which no light misleads. all_agree: they take the place of levels that are left out,
+    for new images too, and may contradict it in no image."""
     assert climb.last is not None
     done, details = climb.last
     stack, larger, most = climb.stack, details.stack, _value_tiles(climb.stack, details.appearance)
     if not most or float(done.error[keep].nanmedian()) > _SHARP:
         return None
-    finest = stack.at(climb.finest) if len(stack) * climb.finest**2 <= _MOST_PIXELS else larger
+    finest = stack.at(climb.finest) if _has_time(climb, climb.finest) else larger
     finest = larger if finest is stack else finest
     values, entry = Details(finest, details.appearance, plain=True), climb.at(finest)
     found = sharpen_values(values, entry, motion, keep, values.tiles(entry, keep, most=most))
     theirs = done.error * max(finest.frame) / max(larger.frame)
-    agree = keep & (corner_motion(entry, found.poses, finest.frame) / _zoom(entry, finest) < _CONTRADICTED * theirs)
+    poses, error, agree = _weighed(entry, theirs, found.poses, torch.where(keep, found.error, torch.nan), finest)
     surer = float(found.error[keep].nanmedian()) <= float(theirs[keep].nanmedian())
-    if not surer or float(agree[keep].double().mean()) < _MOST:
+    if not surer or float(agree[keep].double().mean()) < (1.0 if all_agree else _MOST):
         return None
-    weight = torch.where(agree, theirs**2 / (theirs**2 + found.error**2), 0.0)
-    error = torch.where(agree, torch.lerp(theirs, found.error, weight), theirs)  # as large as if both erred alike
-    poses = torch.lerp(normalise(entry), normalise(found.poses), weight[:, None, None])
-    climb.poses = poses_at(torch.where(agree[:, None, None], poses, entry), finest, stack)
+    climb.poses = poses_at(poses, finest, stack)
     sure = float(error[keep].nanmedian()) * stack.native_size / max(finest.frame)
     sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
     done_at = (
         f"Worked at {max(stack.frame)} pixels, then {sizes}, at last on plain values of {max(finest.frame)} pixels"
     )
     why = f"{done_at}: poses are known to {sure:.2g} pixels of the originals."
-    return Finer(climb.poses, _in_stack(error, climb, finest).float(), tuple(climb.levels), done.level, why)
+    levels = (*climb.levels, found.level) if all_agree else tuple(climb.levels)
+    return Finer(climb.poses, _in_stack(error, climb, finest).float(), levels, levels[-1], why)
+
+
+def _weighed(
+    entry: torch.Tensor, theirs: torch.Tensor, found: torch.Tensor, error: torch.Tensor, stack: Stack
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Poses by local contrast (entry, and `theirs`, their errors) and by plain values together; their errors; and where
+    both agree. Where they do not, or plain values know nothing, it is as local contrast says."""
+    agree = corner_motion(entry, found, stack.frame) / _zoom(entry, stack) < _CONTRADICTED * theirs
+    agree &= error.isfinite()
+    weight = torch.where(agree, theirs**2 / (theirs**2 + error**2), 0.0)
+    both = torch.lerp(normalise(entry), normalise(found), weight[:, None, None])
+    # As large as if both erred alike.
+    error = torch.where(agree, torch.lerp(theirs, error, weight), theirs)
+    return torch.where(agree[:, None, None], both, entry), error, agree
+
+
+def _has_time(climb: _Climb, size: int) -> bool:
+    """Whether the stack may be looked at in pictures of this size once more, for plain values."""
+    return len(climb.stack) * size**2 <= _MOST_PIXELS
 
 
 def _value_tiles(stack: Stack, appearance: Appearance) -> int:
@@ -255,7 +281,7 @@ def finer_alone(
     alone = _Alone(stack, larger, steps, appearance, motion, poses.numpy())
 
     def work(parts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, ...]]:
-        with few_threads(larger[-1].frame):
+        with one_thread():
             yield from map(alone, parts)
 
     spread = Spread(alone, alone.key(), stack_values(larger[-1])) if job.crew is not None else None
@@ -276,13 +302,21 @@ class _Alone:
 
     @cached_property
     def _details(self) -> list[Details]:
-        return [Details(one, self.appearance, keep=False) for one in self.larger]
+        plain = [level.plain is not None for level, _ in self.steps]
+        both = zip(self.larger, plain, strict=True)
+        return [Details(stack, self.appearance, keep=False, plain=values) for stack, values in both]
 
     def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:
-        here, unsure = torch.from_numpy(self.poses[part]).double(), torch.empty(0)
+        here, unsure, before = torch.from_numpy(self.poses[part]).double(), torch.empty(0), self.stack.frame
         for detail, (level, passes) in zip(self._details, self.steps, strict=True):
             entry = poses_at(here, self.stack, detail.stack)
-            there, unsure = sharpen_alone(detail, part, entry, level, self.motion, passes)
+            if level.plain is None:
+                there, unsure = sharpen_alone(detail, part, entry, level, self.motion, passes)
+            else:
+                theirs = unsure * max(detail.stack.frame) / max(before)
+                found = values_alone(detail, part, entry, level, self.motion)
+                there, unsure, _ = _weighed(entry, theirs, *found, detail.stack)
+            before = level.frame
             here = poses_at(there, detail.stack, self.stack)
         scale = _zoom(there, detail.stack) * max(self.stack.size) / max(detail.stack.size)
         return here, (unsure * scale).float()
@@ -293,8 +327,8 @@ class _Alone:
             (level.tiles.frame, level.tiles.side, level.tiles.corner, level.template, level.noise, level.count, passes)
             for level, passes in self.steps
         ]
-        floors = [level.floor for level, _ in self.steps]
-        return key_of("finer", levels, floors, self.appearance.kind, self.motion, self.poses, self.stack.kept)
+        more = [(level.floor, level.plain) for level, _ in self.steps]
+        return key_of("finer", levels, more, self.appearance.kind, self.motion, self.poses, self.stack.kept)
 
 
 def poses_at(poses: torch.Tensor, stack: Stack, other: Stack) -> torch.Tensor:

@@ -31,6 +31,8 @@ def guide_tensors(guide: Guide) -> dict[str, torch.Tensor]:
             f"level{number}.count": level.count,
             f"level{number}.floor": torch.tensor(level.floor, dtype=torch.float64),
         }
+        if level.plain is not None:
+            tensors[f"level{number}.plain"] = level.plain
     return tensors
 
 
@@ -46,7 +48,7 @@ def guide_from_tensors(
         height, width, side, moves = tensors[f"{name}.about"].tolist()
         tiles = Tiles((height, width), side, tensors[f"{name}.corner"])
         template, noise, count, floor = (tensors[f"{name}.{part}"] for part in ("template", "noise", "count", "floor"))
-        levels.append(Level(tiles, template, noise, count, float(floor)))
+        levels.append(Level(tiles, template, noise, count, float(floor), tensors.get(f"{name}.plain")))
     return Guide(
         motion,
         aligner,

@@ -37,7 +37,7 @@ from congeal.methods.job import Job
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.motions import MotionChoice, choose_motion, restricted
 from congeal.solvers.sharpen import Details
-from congeal.solvers.threads import few_threads
+from congeal.solvers.threads import few_threads, one_thread
 
 Settings = TypeVar("Settings", TrainSettings, SettleSettings, RefineSettings)
 
@@ -296,7 +296,7 @@ class Recipe:
         larger = some.at(next(iter(finer_sizes(max(stack.frame), stack.native_size)), 0))
         details = Details(larger, self.appearance)
         self.details = details if some is stack else None
-        with few_threads(larger.frame):
+        with one_thread():  # a few tiles of a few images are soon looked at
             poses, everyone = poses_at(state.poses[rows], stack, larger), torch.ones(len(rows), dtype=torch.bool)
             return choose_motion(details, poses, torch.as_tensor(larger.start), everyone)
 

@@ -15,6 +15,7 @@ from congeal.cli import main
 from congeal.images import prepare
 from congeal.images.arrays import ArraySource
 from congeal.methods.groups.features import count_kinds, feature_views, fine_size, less
+from congeal.methods.groups.unsteady import Changes, shaken
 from congeal.solvers.extractors import open_extractor
 
 
@@ -120,7 +121,46 @@ def test_mirror_images_look_the_same_and_the_shape_of_a_picture_does_not_count(n
     assert torch.allclose(seen(pictures[:, :, ::-1].copy()), views, atol=1e-5)
     half = views.clone()
     half[:, -1, :, :2] = 0
-    assert (less(half, torch.ones(3, 4, 4))[..., :2] == 0).all(), "where there is no image, nothing is compared"
+    assert (less(half, torch.ones(3, 4, 4), None)[..., :2] == 0).all(), "where there is no image, nothing is compared"
+
+
+def test_light_that_a_network_sees_counts_less_than_what_it_shows(tmp_path: Path) -> None:
+    class Light(_Hue):
+        def forward(self, picture: torch.Tensor) -> torch.Tensor:
+            cells = torch.nn.functional.avg_pool2d(picture, 16)
+            bright = cells.mean(1, keepdim=True)
+            return torch.cat([4 * (bright - 0.4), cells - bright, torch.full_like(bright, 0.5)], 1)
+
+    torch.jit.script(Light()).save(str(tmp_path / "light.pt"))
+    pictures, truth = discs(24, 5)
+    light = np.random.default_rng(5).permutation(np.linspace(0.4, 1.2, len(pictures)))
+    lit = (pictures * light[:, None, None, None]).clip(0, 255).astype(np.uint8)
+    assert same(CongealGroups(n_groups=2, features=str(tmp_path / "light.pt")).sort(lit), truth) > 0.9
+
+
+def test_features_are_divided_by_what_shaking_changes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    changes = Changes()
+    for _ in range(40):
+        again = torch.randn(5, 2, 4, 4, generator=generator) * torch.tensor([3.0, 1.0])[:, None, None]
+        changes.add(torch.cat([again, torch.ones(5, 1, 4, 4)], 1))
+    steady = changes.steady()
+    assert float(steady[1, 1] / steady[0, 0]) == pytest.approx(((9 + 0.5) / (1 + 0.5)) ** 0.5, rel=0.05)
+    nothing = Changes()
+    nothing.add(torch.ones(5, 3, 4, 4))
+    assert (nothing.steady() == torch.eye(2)).all(), "a network that sees the same in everything"
+
+
+def test_a_shaken_picture_is_the_same_picture() -> None:
+    picture = torch.as_tensor(discs(1, 6)[0][0]).movedim(-1, 0) / 255
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        again, inside = shaken(picture, torch.ones(48, 48), generator)
+        assert again.shape == picture.shape
+        assert 0 <= float(again.min()) <= float(again.max()) <= 1
+        assert 0.6 < float(inside.mean()) <= 1, "what came from beyond the edge is no image"
+        middle = again[:, 16:32, 16:32].flatten(1).mean(1)
+        assert int(middle.argmax()) == int(picture[:, 16:32, 16:32].flatten(1).mean(1).argmax())
 
 
 def test_photographs_that_edges_do_not_tell_apart_are_told_of_features() -> None:

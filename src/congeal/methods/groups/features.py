@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
 from congeal.images import Stack
+from congeal.methods.groups.unsteady import SHAKEN, TIMES, Changes, shaken
 from congeal.metrics.limits import LEAST_GROUP, NO_KINDS
 from congeal.solvers.cuts import Graph, cut
 from congeal.solvers.extractors import Extractor
@@ -46,11 +47,29 @@ def feature_views(stack: Stack, rows: np.ndarray, extractor: Extractor, fine: in
     views = []
     with torch.inference_mode(False), torch.no_grad():
         for i in range(len(rows)):
-            picture, inside = seeing.picture(i, 0)
-            total, seen = _in_cells(extractor.maps(picture), inside)
-            mirrored, its = _in_cells(extractor.maps(picture.flip(-1)), inside.flip(-1))
-            views.append(torch.cat([(total + mirrored) / (seen + its).clamp(min=1e-6), (seen + its) / 2]))
+            views.append(_seen_both_ways(*seeing.picture(i, 0), extractor))
     return torch.stack(views)
+
+
+def steadied(stack: Stack, rows: np.ndarray, extractor: Extractor, fine: int) -> torch.Tensor:
+    """(C, C) what features of a set are multiplied by, so that what light and pose change counts less."""
+    some = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SHAKEN)).round().astype(int))]
+    few = stack.some(some)
+    seeing = Seeing(few, few.start, Window.whole(stack.frame), extractor, fine)
+    changes, generator = Changes(), torch.Generator().manual_seed(0)
+    with torch.inference_mode(False), torch.no_grad():
+        for i in range(len(some)):
+            picture, inside = seeing.picture(i, 0)
+            again = (shaken(picture, inside, generator) for _ in range(TIMES))
+            changes.add(torch.stack([_seen_both_ways(*one, extractor) for one in again]))
+    return changes.steady()
+
+
+def _seen_both_ways(picture: torch.Tensor, inside: torch.Tensor, extractor: Extractor) -> torch.Tensor:
+    """(C + 1, 4, 4) of one picture."""
+    total, seen = _in_cells(extractor.maps(picture), inside)
+    mirrored, its = _in_cells(extractor.maps(picture.flip(-1)), inside.flip(-1))
+    return torch.cat([(total + mirrored) / (seen + its).clamp(min=1e-6), (seen + its) / 2])
 
 
 def _in_cells(maps: torch.Tensor, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,12 +78,13 @@ def _in_cells(maps: torch.Tensor, inside: torch.Tensor) -> tuple[torch.Tensor, t
     return adaptive_avg_pool2d(maps * seen, CELLS), adaptive_avg_pool2d(seen, CELLS)
 
 
-def less(views: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
-    """(B, C, 4, 4) features less what all images show, (C, 4, 4).
+def less(views: torch.Tensor, centre: torch.Tensor, steady: torch.Tensor | None) -> torch.Tensor:
+    """(B, C, 4, 4) features less what all images show, (C, 4, 4), and multiplied by `steady` (C, C).
 
     A cell without image is like that of all others: the shape of a picture is none of the features of what it shows.
     """
-    return (views[:, :-1] - centre) * views[:, -1:]
+    away = (views[:, :-1] - centre) * views[:, -1:]
+    return away if steady is None else torch.einsum("ck,bkhw->bchw", steady, away)
 
 
 def rank_strength(neighbours: torch.Tensor) -> torch.Tensor:

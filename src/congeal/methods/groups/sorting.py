@@ -20,7 +20,14 @@ from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
 from congeal.errors import CongealError
 from congeal.geometry import warp
 from congeal.images import Stack
-from congeal.methods.groups.features import count_kinds, feature_views, fine_size, less, rank_strength
+from congeal.methods.groups.features import (
+    count_kinds,
+    feature_views,
+    fine_size,
+    less,
+    rank_strength,
+    steadied,
+)
 from congeal.metrics.coherence import coherence, least_coherence
 from congeal.metrics.limits import (
     FOREIGN_LEAST,
@@ -63,7 +70,7 @@ class Sorter:
     witnesses : views (S, C, h, w), those of a group side by side. bounds (K + 1,): where each group's begin and end.
     limit: an image that is less like its nearest witnesses belongs nowhere. coherence: nor does one with less of it.
     centre (C, h, w): what features show on average, if views are features. fine: the frame's longer side in the
-    pictures that features are seen in.
+    pictures that features are seen in. steady (C, C): what features less their centre are multiplied by, as `less`.
     """
 
     witnesses: Witnesses
@@ -72,6 +79,7 @@ class Sorter:
     coherence: float = 0.0
     centre: torch.Tensor | None = None
     fine: int = 0
+    steady: torch.Tensor | None = None
 
     @property
     def n_groups(self) -> int:
@@ -82,7 +90,8 @@ class Sorter:
         """As tensors, for a file."""
         numbers = torch.tensor([self.limit, self.coherence, self.fine], dtype=torch.float64)
         state = {"witnesses": self.witnesses.views, "bounds": self.bounds, "limit": numbers}
-        return state if self.centre is None else {**state, "centre": self.centre}
+        more = {"centre": self.centre, "steady": self.steady}
+        return state | {name: tensor for name, tensor in more.items() if tensor is not None}
 
     @classmethod
     def restore(cls, state: dict[str, torch.Tensor]) -> Sorter:
@@ -91,7 +100,7 @@ class Sorter:
         limit, coherent, fine = [*state["limit"].tolist(), 0.0, 0.0][:3]
         centre = state.get("centre")
         known = Witnesses(state["witnesses"], _motion(centre))
-        return cls(known, state["bounds"], limit, coherent, centre, int(fine))
+        return cls(known, state["bounds"], limit, coherent, centre, int(fine), state.get("steady"))
 
     def place(self, views: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Group, likeness to it and margin to the next best one, (B,) each, of images (B, C, h, w).
@@ -262,7 +271,7 @@ def _most(stack: Stack, appearance: Appearance, sample: int, extractor: Extracto
 class _Compared:
     """Images of a sample beside each other.
 
-    views (S, C, h, w); of features, less `centre`, what they show on average, and seen in pictures of size `fine`.
+    views (S, C, h, w); of features, seen in pictures of size `fine`, less `centre` and times `steady` as of `Sorter`.
     graph: the nearest of each once aligned. near (S,): how far it is from its nearest. limit: what is too far.
     """
 
@@ -272,6 +281,7 @@ class _Compared:
     limit: float
     centre: torch.Tensor | None = None
     fine: int = 0
+    steady: torch.Tensor | None = None
 
     def graph(self, rows: torch.Tensor) -> Graph:
         """Of some of the images and the neighbours (S, k) among them; S is nobody."""
@@ -283,12 +293,12 @@ class _Compared:
     def sorter(self, rows: torch.Tensor, bounds: torch.Tensor, coherent: float) -> Sorter:
         """With these images as witnesses."""
         witnesses = Witnesses(self.views[rows].contiguous(), _motion(self.centre))
-        return Sorter(witnesses, bounds, 1 - self.limit, coherent, self.centre, self.fine)
+        return Sorter(witnesses, bounds, 1 - self.limit, coherent, self.centre, self.fine, self.steady)
 
 
 def _compared(stack: Stack, rows: np.ndarray, appearance: Appearance, extractor: Extractor | None) -> _Compared:
     parts = np.array_split(rows, -(-len(rows) // _AT_ONCE))
-    centre, fine = None, 0
+    centre, fine, steady = None, 0, None
     if extractor is None:
         views = torch.cat([make_views(stack, part, appearance) for part in parts])
     else:
@@ -296,14 +306,17 @@ def _compared(stack: Stack, rows: np.ndarray, appearance: Appearance, extractor:
         views = torch.cat([feature_views(stack, part, extractor, fine) for part in parts])
         seen = views[:, -1:]
         centre = (views[:, :-1] * seen).sum(0) / seen.sum(0).clamp(min=1e-6)
-        views = less(views, centre)
+        steady = steadied(stack, rows, extractor, fine)
+        views = less(views, centre, steady)
     same = centre is not None and float(views.abs().max()) < 1e-6
     if len(rows) < 2 or same:
         nobody = torch.full((len(rows), 1), len(rows))
-        return _Compared(views, nobody, torch.zeros(len(rows), dtype=torch.float64), FOREIGN_LEAST, centre, fine)
+        near = torch.zeros(len(rows), dtype=torch.float64)
+        return _Compared(views, nobody, near, FOREIGN_LEAST, centre, fine, steady)
     neighbours, likeness = _neighbours(Witnesses(views, _motion(centre)))
     near = 1 - likeness[:, :_NEAR].double().mean(1)
-    return _Compared(views, neighbours, near, max(FOREIGN_TIMES * float(near.median()), FOREIGN_LEAST), centre, fine)
+    limit = max(FOREIGN_TIMES * float(near.median()), FOREIGN_LEAST)
+    return _Compared(views, neighbours, near, limit, centre, fine, steady)
 
 
 def _without_noise(stack: Stack, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
@@ -427,7 +440,9 @@ def placing(
         views[known] = sorter.witnesses.views[witness[known]]
         if not known.all():
             assert extractor is not None
-            views[~known] = less(feature_views(stack, rows[~known], extractor, sorter.fine), sorter.centre)
+            views[~known] = less(
+                feature_views(stack, rows[~known], extractor, sorter.fine), sorter.centre, sorter.steady
+            )
         return views
 
     with few_threads(sorter.witnesses.size) as threads, torch.no_grad():

@@ -55,6 +55,6 @@ class TableLines:
 def lines_by_crew(crew: Crew, found: Transforms) -> Iterator[bytes]:
     """The lines of all rows in order, which workers are at already."""
     items = [(first, min(len(found), first + ROWS)) for first in range(0, len(found), ROWS)]
-    key = key_of("table", found.matrices, found.score, found.uncertainty_px)
+    key = key_of("table", found.matrices, found.score, found.uncertainty_px, found.status)
     done = crew.map(STAGE, key, TableLines(found), items, [stop - first for first, stop in items], keep=False)
     return (one["lines"].tobytes() for one in done)

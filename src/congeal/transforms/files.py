@@ -199,20 +199,20 @@ def _joined(parts: list[dict[str, Any]], aligned_size: Any = None) -> Transforms
 
 
 def _write_csv(t: Transforms, file: IO[bytes]) -> None:
-    CsvWriter(file).writerow(names_of(t))
+    writer = CsvWriter(file)
+    writer.writerow(names_of(t))
+    _write_lines(t, writer)
+
+
+def _write_lines(t: Transforms, writer: CsvWriter) -> None:
     for part in _parts(t):
-        _write_lines(part, file)
-
-
-def _write_lines(t: Transforms, file: IO[bytes]) -> None:
-    CsvWriter(file).writerows(zip(*_columns(t).values(), strict=True))
+        writer.writerows(zip(*_columns(part).values(), strict=True))
 
 
 def csv_lines(t: Transforms) -> bytes:
     """The lines of some rows, without the header: what `save` would write."""
     lines = io.BytesIO()
-    for part in _parts(t):
-        _write_lines(part, lines)
+    _write_lines(t, CsvWriter(lines))
     return lines.getvalue()
 
 

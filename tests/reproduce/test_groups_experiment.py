@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from congeal.reproduce import groups
 from congeal.reproduce.groups import EXPERIMENT, drawn_digits
 from congeal.reproduce.plan import Options, Row
 
@@ -36,3 +38,16 @@ def test_the_draws_are_of_three_digits() -> None:
     draws = [tuple(drawn_digits(seed)) for seed in range(20)]
     assert all(len(set(digits)) == 3 for digits in draws)
     assert len(set(draws)) > 15
+
+
+def test_two_people_whose_boxes_differ_are_shown_at_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    finest = {"one": 116, "other": 115}
+
+    def faces(name: str, most: int, size: int) -> np.ndarray:
+        side = min(size, finest[name])
+        return np.zeros((most, side, side, 3), np.uint8)
+
+    monkeypatch.setattr(groups, "_faces", faces)
+    mixed = groups.two_people("one", "other", 3, groups.FEATURES)
+    assert mixed.shape == (115, 115, 3)
+    assert np.asarray(mixed.labels).tolist() == [0, 0, 0, 1, 1, 1]

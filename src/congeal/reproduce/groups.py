@@ -158,22 +158,24 @@ def _array(images: np.ndarray, labels: np.ndarray, name: str, kind: str) -> Arra
     return source
 
 
-def _faces(subject: str, most: int = FACES, features: str | None = None) -> np.ndarray:
-    """(n, s, s, 3) uint8: the faces of a person as their boxes show them."""
-    stack = prepare(open_named(f"lfw:{subject}").limit(most), size=FACE_SIZES[features])
+def _faces(subject: str, most: int, size: int) -> np.ndarray:
+    """(n, s, s, 3) uint8: the faces of a person as their boxes show them, at most of this size."""
+    stack = prepare(open_named(f"lfw:{subject}").limit(most), size=size)
     return (frames(stack, np.arange(len(stack))).movedim(1, -1).numpy() * 255).round().astype(np.uint8)
 
 
 def two_people(one: str, other: str, most: int, features: str | None = None) -> ImageSource:
     """Faces of two people."""
-    faces = [_faces(name, most, features) for name in (one, other)]
+    both = [(name, _faces(name, most, FACE_SIZES[features])) for name in (one, other)]
+    side = min(max(some.shape[1:3]) for _, some in both)  # boxes may be smaller than asked, and differ
+    faces = [some if max(some.shape[1:3]) == side else _faces(name, most, side) for name, some in both]
     labels = np.repeat([0, 1], [len(some) for some in faces])
     return _array(np.concatenate(faces), labels, f"{one} and {other}", "photo")
 
 
 def upside_down(subject: str, most: int) -> ImageSource:
     """Faces of one person, every second of them upside down."""
-    faces = _faces(subject, most)
+    faces = _faces(subject, most, FACE_SIZES[None])
     turned = np.arange(len(faces)) % 2 == 1
     faces[turned] = faces[turned, ::-1, ::-1]
     return _array(faces, turned.astype(int), f"{subject}, half upside down", "photo")
@@ -244,7 +246,7 @@ def _separating(make: Callable[[], ImageSource], seed: int, features: str | None
 
 def one_person(subject: str, features: str | None = None) -> ImageSource:
     """Faces of one person."""
-    faces = _faces(subject, features=features)
+    faces = _faces(subject, FACES, FACE_SIZES[features])
     return _array(faces, np.zeros(len(faces), dtype=int), subject, "photo")
 
 

@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 
 # The environment of the lowest versions is for tests/test_lowest.py.
 test: $(VENV)/.installed-dev $(LOWEST)/.installed browser
-	LOWEST=$(LOWEST) $(BIN)/python -m pytest -n 2 --dist worksteal
+	LOWEST=$(LOWEST) $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # More of the tests with the lowest version of every dependency than `make test` runs with them.
 LOWEST_TESTS := tests/images tests/test_run.py tests/test_transforms.py tests/test_export.py tests/test_cli.py \

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from killed import fork
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"(?P<before>[^\n]*)\n+```(?P<language>[a-z]*)[^\n]*\n(?P<code>.*?)\n```", re.DOTALL)
 SHELLS = ("sh", "bash", "shell", "console")
+LONGEST = 300  # seconds of a block: one that hangs must not stop all tests
 SHELL_SIGNS = re.compile(r"[|&;<>$`*?\[\]{}()~!]")  # what only a shell understands
 
 
@@ -75,7 +77,7 @@ def run_page(page: Path, folder: Path) -> str:
         if (work := plain_work(block, args)) is not None:
             code, text = in_a_fork(work, folder)
         else:
-            done = subprocess.run(args, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+            done = subprocess.run(args, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST)
             code, text = done.returncode, done.stdout + done.stderr
         assert code == 0, f"{page.name} line {block.line}:\n{block.code}\n{text}"
         said += text
@@ -116,6 +118,8 @@ def in_a_fork(work: Callable[[], int], folder: Path) -> tuple[int, str]:
         process = fork()
         if process == 0:
             code = 1
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(LONGEST)
             try:
                 os.dup2(said.fileno(), 1)
                 os.dup2(said.fileno(), 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import sys
 from collections import Counter
@@ -423,6 +424,15 @@ def test_remembering_does_not_make_another_set() -> None:
     assert remember_decoded(Counted()).fingerprint() == Counted().fingerprint()
     array = open_images(blob(3))
     assert remember_decoded(array) is array
+
+
+def test_a_worker_does_not_remember_what_it_decodes() -> None:
+    """It reads an image once for each thing it has to do; a million small ones would stay in its memory for nothing."""
+    remembered = remember_decoded(Counted().limit(5))
+    sent = pickle.loads(pickle.dumps(remembered))
+    assert isinstance(sent.source, Counted), "not one that remembers"
+    assert [sent.id(i) for i in range(5)] == [remembered.id(i) for i in range(5)]
+    assert np.array_equal(sent.read(3).pixels, remembered.read(3).pixels)
 
 
 @pytest.mark.parametrize("killed", [True, False])

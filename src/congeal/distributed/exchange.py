@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError, first_line
-from congeal.files import replacing, write_bytes, writing
+from congeal.files import put_in_place, replacing, temporary_beside, write_bytes, writing
 
 
 class Exchange:
@@ -139,8 +139,22 @@ class RemoteExchange(Exchange):
         """A copy beside the worker."""
         kept = cache_folder() / hashlib.sha256(f"{self.folder}/{name}".encode()).hexdigest()[:32]
         if not kept.is_file():
-            write_bytes(kept, self.read(name))
+            self._fetch(name, kept)
         return kept
+
+    def _fetch(self, name: str, kept: Path) -> None:
+        """Copy an object piece by piece: poses of millions of images need not be in memory at once."""
+        half = temporary_beside(kept)
+        try:
+            with writing(kept):
+                self._system.get_file(f"{self._root}/{name}", str(half))
+            put_in_place(half, kept)
+        except (FileNotFoundError, CongealError):
+            raise
+        except Exception as error:
+            raise refusal(self.folder, error, "read") from error
+        finally:
+            half.unlink(missing_ok=True)
 
     def remove(self, below: str) -> None:
         """An object or a folder with all that is in it."""

@@ -17,7 +17,8 @@ from congeal.images.source import Header, Image, ImageSource, Subset
 from congeal.transforms.ids import Ids
 
 BUDGET = 128 << 20
-"""Bytes of decoded pixels and masks that may be kept: some 700 photographs of 250 × 250 in colour."""
+"""Bytes of decoded images that may be kept: some 700 photographs of 250 × 250 in colour."""
+_OBJECTS = 1000  # bytes that an image takes beside its pixels and mask: more than the pixels of a digit
 
 
 class RememberedSource(Subset):
@@ -30,7 +31,7 @@ class RememberedSource(Subset):
         self._lock = threading.Lock()  # the stack is decoded by several threads
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RememberedSource, (self.source, self._budget)  # another process remembers for itself
+        return _itself, (self.source,)  # another process reads an image once for each thing it has to do
 
     @property
     def fingerprint_name(self) -> str:
@@ -60,10 +61,15 @@ class RememberedSource(Subset):
     def _keep(self, i: int, image: Image) -> None:
         if self._images is None or i in self._images:
             return
-        self._held += image.pixels.nbytes + (0 if image.mask is None else image.mask.nbytes)
+        self._held += _OBJECTS + image.pixels.nbytes + (0 if image.mask is None else image.mask.nbytes)
         self._images[i] = image
         if self._held > self._budget:
             self._images = None
+
+
+def _itself(source: ImageSource) -> ImageSource:
+    """What becomes of a source that remembers when it is sent to another process."""
+    return source
 
 
 def remember_decoded(source: ImageSource) -> ImageSource:

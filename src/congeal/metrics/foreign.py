@@ -21,6 +21,7 @@ from congeal.metrics.limits import (
     FOREIGN_REACH,
     FOREIGN_WEIGHT,
     MATCH_AGAIN,
+    MATCH_IF_FEW,
     MATCH_SHARE,
     MEMBER,
     NEAREST,
@@ -30,6 +31,7 @@ from congeal.metrics.limits import (
     PIECES_LEFT,
     PIECES_WEIGHT,
     ROUNDS,
+    SEVERAL,
     SMALLEST_GROUP,
 )
 from congeal.metrics.pieces import missing
@@ -86,7 +88,7 @@ class Crowd:
         looks = [(self._likeness(*pictures), self._rows) for pictures in (self._all, (contrast, counts))]
         chance = self.near < self._least_of_all
         self.near = np.where(chance, -1.0, _belonging([*looks, (present, self._rows[some])], chance))
-        self.least = self.least_if_bent = MATCH_AGAIN
+        self.least = self.least_if_bent = MATCH_AGAIN if _several(self.near < MATCH_AGAIN) else MATCH_IF_FEW
 
     def nearness(self, contrast: torch.Tensor, counts: torch.Tensor | None) -> NDArray[np.float64]:
         """(B,) mean likeness of other images (B,h,w) to the quarter of the crowd that they are most like."""
@@ -123,10 +125,15 @@ def _belonging(held: Sequence[_Held], chance: NDArray[np.bool_]) -> NDArray[np.f
         near = _among(held, member)
         usual = [float(np.quantile(values[member], quantile)) for values in near]
         reached = _reached(near, usual)
-        if _fewest(held, foreign) >= SMALLEST_GROUP:
+        if _several(foreign) and _fewest(held, foreign) > 1:
             reached = reached - FOREIGN_WEIGHT * (_reached(_among(held, foreign), usual) - FOREIGN_REACH).clip(min=0)
         member, foreign, quantile = (reached >= MEMBER) & ~chance, (reached < MATCH_AGAIN) | chance, 0.5
     return reached
+
+
+def _several(foreign: NDArray[np.bool_]) -> bool:
+    """Whether a set has foreign images; else what looks like them are a few odd ones of its own."""
+    return bool(foreign.sum() >= max(SMALLEST_GROUP, SEVERAL * len(foreign)))
 
 
 def _fewest(held: Sequence[_Held], which: NDArray[np.bool_]) -> int:

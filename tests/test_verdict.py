@@ -239,6 +239,32 @@ def test_an_object_that_lacks_a_piece_of_the_others_is_foreign_however_like_them
     np.testing.assert_array_equal(crowd.near >= crowd.least, np.arange(16) < 15)
 
 
+def among_strangers(others: torch.Tensor, strangers: int, first: torch.Tensor) -> Crowd:
+    """A crowd of 24, looked at twice: a picture, then members, which show the first of the others, then strangers."""
+    own, noise = others[0], 0.3 * torch.randn(24, 28, 28, generator=torch.Generator().manual_seed(0))
+    pictures = own + noise
+    pictures[0] = first + noise[0]
+    pictures[24 - strangers :] = others[1 : 1 + strangers] + noise[24 - strangers :]
+    crowd = Crowd(pictures, None)
+    crowd.look_again(pictures, None, pictures[:, None])
+    return crowd
+
+
+def test_a_few_odd_images_are_not_foreign_unless_others_are() -> None:
+    pictures = local_contrast(random_pictures(5, 28, seed=1))[0]
+    odd = 0.62 * pictures[0] + 0.38 * pictures[4]
+    for strangers, foreign in ((0, []), (3, [0, 21, 22, 23])):
+        crowd = among_strangers(pictures, strangers, odd)
+        np.testing.assert_array_equal(np.flatnonzero(crowd.near < crowd.least), foreign)
+
+
+def test_what_is_like_the_foreign_ones_has_that_against_it() -> None:
+    pictures = local_contrast(random_pictures(5, 28, seed=1))[0]
+    like_a_stranger, like_nobody = (0.45 * pictures[0] + 0.55 * pictures[i] for i in (1, 4))
+    near = [among_strangers(pictures, 3, first).near[0] for first in (like_a_stranger, like_nobody)]
+    assert near[0] < near[1] - 0.02
+
+
 def test_sharpness_of_the_mean() -> None:
     picture = random_pictures(1)
     same, apart = Sharpness(), Sharpness()

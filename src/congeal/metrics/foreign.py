@@ -18,13 +18,21 @@ from congeal.metrics.limits import (
     BENT_SHARE,
     CENTRE,
     CHANCE_DEVIATIONS,
+    FOREIGN_REACH,
+    FOREIGN_WEIGHT,
     MATCH_AGAIN,
+    MATCH_IF_FEW,
     MATCH_SHARE,
+    MEMBER,
     NEAREST,
     NEAREST_AGAIN,
     PAIRED_IMAGES,
     PIECES_IMAGES,
     PIECES_LEFT,
+    PIECES_WEIGHT,
+    ROUNDS,
+    SEVERAL,
+    SMALLEST_GROUP,
 )
 from congeal.metrics.pieces import missing
 
@@ -71,21 +79,16 @@ class Crowd:
         """Judge the images that the crowd was made of by a second look too: the same images in poses held by the set.
 
         contrast, counts: (N,h,w) as there; edges (N,C,h,w), as of `missing`. `near` becomes what an image reaches of
-        what is usual: of likeness in both looks, and of having the pieces that the others have. Who reaches enough is
-        a member, and all are then held against the members alone. `least` is the limit on that. A pose that makes no
-        sense needs no limit of its own then.
+        what is usual among members: of likeness in both looks, and of having the pieces that the others have. `least`
+        is the limit on that. A pose that makes no sense needs no limit of its own then.
         """
         some = np.unique(np.linspace(0, len(self._rows) - 1, min(len(self._rows), PIECES_IMAGES)).round().astype(int))
         present = -missing(edges[self._rows[some]], edges)
         present[self._rows[some], np.arange(len(some))] = -np.inf
         looks = [(self._likeness(*pictures), self._rows) for pictures in (self._all, (contrast, counts))]
         chance = self.near < self._least_of_all
-        reached = _reached(looks, (present, self._rows[some]), None)
-        member = (reached >= MATCH_AGAIN) & ~chance
-        if member[self._rows[some]].sum() > 1:
-            reached = _reached(looks, (present, self._rows[some]), member)
-        self.near = np.where(chance, -1.0, reached)
-        self.least = self.least_if_bent = MATCH_AGAIN
+        self.near = np.where(chance, -1.0, _belonging([*looks, (present, self._rows[some])], chance))
+        self.least = self.least_if_bent = MATCH_AGAIN if _several(self.near < MATCH_AGAIN) else MATCH_IF_FEW
 
     def nearness(self, contrast: torch.Tensor, counts: torch.Tensor | None) -> NDArray[np.float64]:
         """(B,) mean likeness of other images (B,h,w) to the quarter of the crowd that they are most like."""
@@ -107,12 +110,44 @@ def _nearest(alike: Matrix, share: float = NEAREST) -> NDArray[np.float64]:
     return np.partition(alike, m - k, axis=1)[:, m - k :].mean(1)
 
 
-def _reached(looks: Sequence[_Held], pieces: _Held, member: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-    """(N,) what each image reaches of what is usual, held against the members; None: all are, or may be."""
-    quantile = CENTRE if member is None else 0.5
-    among = [values if member is None else values[:, member[columns]] for values, columns in (*looks, pieces)]
-    counted = slice(None) if member is None else member
-    *likeness, present = (_nearest(values, NEAREST_AGAIN) for values in among)
-    shares = [near / max(float(np.quantile(near[counted], quantile)), 1e-9) for near in likeness]
-    gone = PIECES_LEFT - present
-    return np.asarray((np.mean(shares, 0) + float(np.quantile(gone[counted], 1 - quantile)) / gone) / 2)
+def _belonging(held: Sequence[_Held], chance: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(N,) what each image reaches among members, less what speaks for the foreign ones.
+
+    held: likeness in each look, then pieces that are there. chance (N,): images that are no more than noise. All may be
+    members at first. Then those are that clearly reach enough, and clearly foreign ones, if they are several, count
+    against the images that are like them: among fives one eight may pass for a five, but not next to another eight.
+    """
+    member, foreign, quantile = np.ones_like(chance), np.zeros_like(chance), CENTRE
+    reached = np.ones(len(chance))
+    for _ in range(ROUNDS):
+        if _fewest(held, member) < 2:
+            break
+        near = _among(held, member)
+        usual = [float(np.quantile(values[member], quantile)) for values in near]
+        reached = _reached(near, usual)
+        if _several(foreign) and _fewest(held, foreign) > 1:
+            reached = reached - FOREIGN_WEIGHT * (_reached(_among(held, foreign), usual) - FOREIGN_REACH).clip(min=0)
+        member, foreign, quantile = (reached >= MEMBER) & ~chance, (reached < MATCH_AGAIN) | chance, 0.5
+    return reached
+
+
+def _several(foreign: NDArray[np.bool_]) -> bool:
+    """Whether a set has foreign images; else what looks like them are a few odd ones of its own."""
+    return bool(foreign.sum() >= max(SMALLEST_GROUP, SEVERAL * len(foreign)))
+
+
+def _fewest(held: Sequence[_Held], which: NDArray[np.bool_]) -> int:
+    """How many of some images the others are compared with, at least."""
+    return min(int(which[columns].sum()) for _, columns in held)
+
+
+def _among(held: Sequence[_Held], which: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
+    """For each way of comparing: (N,) how near each image is to the nearest of some images."""
+    return [_nearest(values[:, which[columns]], NEAREST_AGAIN) for values, columns in held]
+
+
+def _reached(near: Sequence[NDArray[np.float64]], usual: Sequence[float]) -> NDArray[np.float64]:
+    """(N,) what each image reaches of what is usual: of likeness, and of pieces that are there (the last)."""
+    likeness = np.mean([values / max(one, 1e-9) for values, one in zip(near[:-1], usual[:-1], strict=True)], 0)
+    present = (PIECES_LEFT - usual[-1]) / (PIECES_LEFT - near[-1])
+    return np.asarray((1 - PIECES_WEIGHT) * likeness + PIECES_WEIGHT * present)

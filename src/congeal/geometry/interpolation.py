@@ -27,7 +27,7 @@ INTERPOLATIONS: tuple[Interpolation, ...] = get_args(Interpolation)
 _STEPS = {"float32": 4, "float64": 5}  # of the filter: one more would change nothing in that precision
 _LINES = 128  # rows, and then columns, that are filtered at a time: they stay in the cache
 _LOBES = 3  # of the windowed sinc, to each side
-_SPLINE_PLANES = 8  # of numbers on the way to the values of a spline
+_PLANES = 8  # of numbers on the way to the values of a spline
 
 
 def spline_coefficients(values: np.ndarray, *, overwrite: bool = False) -> np.ndarray:
@@ -124,12 +124,11 @@ def interpolate(
     if kind in ("nearest", "bilinear"):
         return lookup(values, sampling_grid_in_units(unit.to(values.dtype), size), kind)
     height, width = values.shape[-2:]
-    room = Room() if room is None else room
-    # 3 for the places, and what the spline needs behind them.
-    planes = room.planes(3 + _SPLINE_PLANES, torch.Size((len(unit), *size)), values.dtype)
-    x, y, _ = project(to_pixels(unit, (height, width)).to(values.dtype), size, out=planes[:3].transpose(0, 1)).unbind(1)
-    x, y = x.clamp_(0, width - 1), y.clamp_(0, height - 1)
-    return _spline(values, x, y, planes[3:]) if kind == "bicubic" else _lanczos(values, x, y)
+    planes = (Room() if room is None else room).planes(_PLANES, torch.Size((len(unit), *size)), values.dtype)
+    x, y = project(to_pixels(unit, (height, width)).to(values.dtype), size, planes[1:4].transpose(0, 1))[:, :2].unbind(1)
+    x.clamp_(0, width - 1)
+    y.clamp_(0, height - 1)
+    return _spline(values, planes) if kind == "bicubic" else _lanczos(values, x, y)
 
 
 def spline_at(coefficients: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -140,40 +139,43 @@ def spline_at(coefficients: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> t
     """
     images = coefficients if coefficients.ndim == 3 else coefficients[None]
     height, width = images.shape[1:]
-    across, down = (place.reshape(len(images), 1, -1).clamp(0, end - 1) for place, end in ((x, width), (y, height)))
-    planes = images.new_empty((_SPLINE_PLANES, *across.shape))
-    return _spline(images[:, None], across, down, planes).view(x.shape)
+    planes = images.new_empty((_PLANES, len(images), 1, x.numel() // len(images)))
+    for plane, place, side in ((1, x, width), (2, y, height)):
+        torch.clamp(place.reshape(len(images), 1, -1), 0, side - 1, out=planes[plane])
+    return _spline(images[:, None], planes).view(x.shape)
 
 
-def _spline(coefficients: torch.Tensor, x: torch.Tensor, y: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
+def _spline(coefficients: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
     """Two neighbours weighted in their proportion are one bilinear look-up between them: 4 instead of 16.
 
-    Overwrites x and y, which lie inside the image, and `planes`, (8, *x.shape).
+    planes (8, B, h, w): the second and the third hold x and y, inside the images; all are overwritten.
     """
     height, width = coefficients.shape[-2:]
-    places, (near_x, near_y), spare = planes[:4], planes[4:6], planes[6:]
-    _pairs(x, width, places[:2], near_x, spare)  # left, right …
-    _pairs(y, height, places[2:], near_y, spare)  # … above, below: any of the first two with any of the others
-    pairs = slice(0, 3, 2), slice(1, 3), slice(0, 4, 3), slice(1, 4, 2)
-    corners = [lookup(coefficients, places[pair].permute(1, 2, 3, 0), "bilinear") for pair in pairs]
-    above, below = (torch.lerp(right, left, near_x[:, None], out=left) for left, right in (corners[:2], corners[2:]))
-    return torch.lerp(below, above, near_y[:, None], out=above)
+    left, right, below, spare, above, near_x, near_y, share = planes
+    _pairs(right, width, left, near_x, (spare, share))
+    _pairs(below, height, above, near_y, (spare, share))
+    rows = []
+    for pair in ((slice(0, 5, 4), slice(1, 5, 3)), (slice(0, 3, 2), slice(1, 3))):  # with what is above; below
+        here, there = (lookup(coefficients, planes[one].permute(1, 2, 3, 0), "bilinear") for one in pair)
+        rows.append(torch.lerp(there, here, near_x[:, None], out=here))
+    return torch.lerp(rows[1], rows[0], near_y[:, None], out=rows[0])
 
 
-def _pairs(place: torch.Tensor, length: int, between: torch.Tensor, near: torch.Tensor, spare: torch.Tensor) -> None:
+def _pairs(
+    place: torch.Tensor, length: int, before: torch.Tensor, near: torch.Tensor, spare: tuple[torch.Tensor, torch.Tensor]
+) -> None:
     """For places along an axis: what the two pixels before weigh together goes to `near`. Where to look between them
-    and between the two behind goes to `between` (2, ...), from -1 to 1. The kernel is 13/21 + |x|/14 - x² + |x|³/2 up
+    goes to `before`, and between the two behind to `place`, from -1 to 1. The kernel is 13/21 + |x|/14 - x² + |x|³/2 up
     to 1, and up to 2 (2 - |x|)³/6 + (2 - |x|)/42."""
     scale = 2 / length
     t, share = torch.frac(place, out=spare[0]), spare[1]
-    first = torch.add(_number(-0.5 * scale - 1, t.dtype), place.sub_(t), alpha=scale, out=place)
+    torch.add(_number(-0.5 * scale - 1, t.dtype), place.sub_(t), alpha=scale, out=place)
     _cubic(t, (1 / 3, -1 / 2, -19 / 42, 17 / 21), near)  # the inner and the outer one on the left
     _cubic(t, (1 / 2, -1, 1 / 14, 13 / 21), share)  # the inner one on the left
-    torch.addcdiv(first, share, near, value=scale, out=between[0])
+    torch.addcdiv(place, share, near, value=scale, out=before)
     torch.addcmul(_number(1 / 42, t.dtype), t, t, value=1 / 6, out=share).mul_(t)  # the outer one on the right
-    torch.addcdiv(
-        first.add_(2 * scale), share, torch.sub(_number(1, t.dtype), near, out=t), value=scale, out=between[1]
-    )
+    far = torch.sub(_number(1, t.dtype), near, out=t)
+    torch.addcdiv(place.add_(2 * scale), share, far, value=scale, out=place)
 
 
 def _cubic(t: torch.Tensor, factors: tuple[float, float, float, float], out: torch.Tensor) -> None:

@@ -116,7 +116,9 @@ def is_plain_resize(source_from_output: np.ndarray, source: Size, size: Size) ->
 def shrink(pixels: np.ndarray, size: Size) -> np.ndarray:
     """8-bit pixels (B, H, W, C) in a smaller size (h, w), every one of them counted: a triangle as wide as the step."""
     own = pixels if pixels.flags.writeable else pixels.copy()  # torch warns of memory it must not write to
-    small = functional.interpolate(torch.from_numpy(own).permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)
+    # Of an axis of length 1 the step may be anything to NumPy; torch would not see that channels come last.
+    images = torch.from_numpy(own[0])[None] if len(own) == 1 else torch.from_numpy(own)
+    small = functional.interpolate(images.permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)
     return np.ascontiguousarray(small.permute(0, 2, 3, 1).numpy())
 
 

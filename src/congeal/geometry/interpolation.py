@@ -125,9 +125,8 @@ def interpolate(
         return lookup(values, sampling_grid_in_units(unit.to(values.dtype), size), kind)
     height, width = values.shape[-2:]
     planes = (Room() if room is None else room).planes(_PLANES, torch.Size((len(unit), *size)), values.dtype)
-    x, y = project(to_pixels(unit, (height, width)).to(values.dtype), size, planes[1:4].transpose(0, 1))[:, :2].unbind(1)
-    x.clamp_(0, width - 1)
-    y.clamp_(0, height - 1)
+    project(to_pixels(unit, (height, width)).to(values.dtype), size, out=planes[1:4].transpose(0, 1))
+    x, y = planes[1].clamp_(0, width - 1), planes[2].clamp_(0, height - 1)
     return _spline(values, planes) if kind == "bicubic" else _lanczos(values, x, y)
 
 

@@ -66,10 +66,21 @@ def test_noise_is_not_amplified(kind: Interpolation) -> None:
     assert inside.std() < 1.01 * noise.std()
 
 
-def test_rows_and_columns_of_any_length_are_filtered_alike() -> None:
-    """The dense inverse of short axes and the banded one of long ones are one filter."""
-    image = np.random.default_rng(1).random((1, 2, 64, 300))
+@pytest.mark.parametrize("size", [(1, 2), (9, 70), (64, 300), (300, 129)])
+def test_the_filter_is_the_inverse_of_the_kernel_between_mirrors(size: tuple[int, int]) -> None:
+    image = np.random.default_rng(1).random((3, 2, *size))
     whole = spline_coefficients(image)
-    part = spline_coefficients(np.ascontiguousarray(image[:, :, :, 100:168]))
-    np.testing.assert_allclose(whole[..., 134], part[..., 34], atol=1e-12)
+    padded = np.pad(whole, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="symmetric")
+    across = (4 * padded[..., :-2] + 13 * padded[..., 1:-1] + 4 * padded[..., 2:]) / 21
+    both = (4 * across[:, :, :-2] + 13 * across[:, :, 1:-1] + 4 * across[:, :, 2:]) / 21
+    np.testing.assert_allclose(both, image, atol=1e-12)
     np.testing.assert_allclose(spline_coefficients(image.astype(np.float32)), whole, atol=2e-6)
+
+
+def test_an_image_is_filtered_the_same_alone_and_in_its_own_memory() -> None:
+    images = np.random.default_rng(2).random((5, 2, 40, 33)).astype(np.float32)
+    together = spline_coefficients(images)
+    for image, one in zip(images, together, strict=True):
+        np.testing.assert_array_equal(spline_coefficients(image[None])[0], one)
+    assert spline_coefficients(images, overwrite=True) is images
+    np.testing.assert_array_equal(images, together)

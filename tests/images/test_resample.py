@@ -80,6 +80,17 @@ def test_slight_shrinking_does_not_alias_either(kernel: Interpolation) -> None:
     assert out[:, 5:-5].std() < 32, "of 127: the finest stripes there are become grey"
 
 
+@pytest.mark.parametrize("kernel", ["bicubic", "lanczos"])
+def test_bright_edges_do_not_become_black_where_a_picture_shrinks(kernel: Interpolation) -> None:
+    """The filter for shrinking overshoots; bytes beyond 255 would begin at 0 again."""
+    step = np.zeros((120, 120, 1), np.uint8)
+    step[:, 40:80] = 255
+    smaller = np.array([[1.5, 0.02, 0.3], [-0.02, 1.5, 1.3], [0, 0, 1]])
+    out = warp_pixels(step, smaller, (70, 70), Sampling(kernel)).astype(int)
+    assert (out[2:, 30:50] > 200).all()
+    assert (out[:, 2:22] < 55).all()
+
+
 def test_sharper_than_stackreg() -> None:
     pystackreg = pytest.importorskip("pystackreg")
     skimage_data = pytest.importorskip("skimage.data")

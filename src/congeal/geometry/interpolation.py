@@ -11,80 +11,123 @@ the least. Pixels become its coefficients first (`spline_coefficients`).
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
+from itertools import product
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from congeal.geometry.matrix import Size
-from congeal.geometry.sampling import lookup, sampling_grid_in_units
+from congeal.geometry.sampling import lookup, project, sampling_grid_in_units, to_pixels
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 INTERPOLATIONS: tuple[Interpolation, ...] = get_args(Interpolation)
 
-_POLE = (math.sqrt(105) - 13) / 8
-"""Of the inverse of (4z + 13 + 4/z) / 21, the values of the kernel at whole numbers."""
-_REACH = {"float32": 14, "float64": 34}  # the pole to this power is nothing in that precision
-_PART = 48  # coefficients that are filtered at a time
+_STEPS = {"float32": 4, "float64": 5}  # of the filter: one more would change nothing in that precision
+_LINES = 128  # rows, and then columns, that are filtered at a time: they stay in the cache
 _LOBES = 3  # of the windowed sinc, to each side
+_PLANES = 8  # of numbers on the way to the values of a spline
 
 
-def spline_coefficients(values: np.ndarray) -> np.ndarray:
-    """Coefficients of the spline through images (B, C, H, W): a new array of the same dtype.
+def spline_coefficients(values: np.ndarray, *, overwrite: bool = False) -> np.ndarray:
+    """Coefficients of the spline through images (B, C, H, W): a new array of the same dtype, or the images' own.
 
     Beyond its edges an image goes on as its mirror image, the outermost pixels twice.
     """
-    across, down = np.empty_like(values), np.empty_like(values)
-    columns = torch.from_numpy(values).flatten(0, 2)
-    for part, used, weights in _filter(values.shape[3], values.dtype.name):
-        torch.mm(columns[:, used], weights, out=torch.from_numpy(across).flatten(0, 2)[:, part])
-    rows, out = torch.from_numpy(across).flatten(0, 1), torch.from_numpy(down).flatten(0, 1)
-    for part, used, weights in _filter(values.shape[2], values.dtype.name):
-        torch.matmul(weights.T, rows[:, used], out=out[:, part])
-    return down
+    out = values if overwrite and values.flags.c_contiguous else np.empty(values.shape, values.dtype)
+    factors, gain = _filter(values.dtype.name)
+    margin = 2 ** len(factors) - 1
+    height, width = values.shape[2:]
+    given, planes, lines = values.reshape(-1, height, width), out.reshape(-1, height, width), out.reshape(-1, width)
+    above, below = _mirrored(height, margin)
+    for few, columns in product(_slices(len(planes), max(1, _LINES // width)), _slices(width, _LINES)):
+        part = given[few, :, columns].swapaxes(0, 1)
+        room = np.empty((height + 2 * margin, *part.shape[1:]), values.dtype)
+        np.multiply(part, gain, out=room[margin:-margin])
+        room[:margin], room[-margin:] = room[margin + above], room[margin + below]
+        _filter_in_place(room, part[0].size, factors)
+        planes[few, :, columns] = room[margin:-margin].swapaxes(0, 1)
+    left, right = _mirrored(width, margin)
+    for some in _slices(len(lines), _LINES):
+        room = np.empty((len(lines[some]), width + 2 * margin), values.dtype)
+        np.multiply(lines[some], gain, out=room[:, margin:-margin])
+        room[:, :margin], room[:, -margin:] = room[:, margin + left], room[:, margin + right]
+        _filter_in_place(room, 1, factors)
+        lines[some] = room[:, margin:-margin]
+    return out
 
 
-@lru_cache(maxsize=32)
-def _filter(length: int, dtype: str) -> list[tuple[slice, slice, torch.Tensor]]:
-    """Along an axis, for one part of the coefficients after the other: the pixels they depend on, and their weights.
+def _filter_in_place(values: np.ndarray, step: int, factors: list[np.floating]) -> None:
+    """Numbers that lie `step` from their neighbours along an axis; a margin at both of its ends comes out wrong."""
+    flat = values.reshape(-1)
+    spare = np.empty_like(flat)
+    for factor in factors:
+        around = np.add(flat[: -2 * step], flat[2 * step :], out=spare[: len(flat) - 2 * step])
+        around *= factor
+        flat = flat[step:-step]
+        flat += around
+        step *= 2
 
-    That is the inverse of the matrix of the kernel's values at whole numbers. It falls off by the pole with every
-    pixel, and an axis that ends is one that is mirrored there.
+
+@lru_cache(maxsize=2)
+def _filter(dtype: str) -> tuple[list[np.floating], np.floating]:
+    """The inverse of (4/z + 13 + 4z) / 21, the values of the kernel at whole numbers: short filters, one after another,
+    and a factor.
+
+    1 / (1 - b (1/z + z)) is (1 + b (1/z + z)) / (1 - 2b²) / (1 - b' (1/z² + z²)), where b' is b² / (1 - 2b²): the same
+    for every second pixel. With every such step b is about squared; soon it is nothing.
     """
-    reach = _REACH[dtype]
-    if length <= 2 * reach:
-        taps = np.arange(length)
-        kernel = np.zeros((length, length))
-        for step, value in ((-1, 4 / 21), (0, 13 / 21), (1, 4 / 21)):
-            np.add.at(kernel, (np.clip(taps + step, 0, length - 1), taps), value)
-        whole = torch.from_numpy(np.linalg.inv(kernel).astype(dtype))
-        return [(slice(0, length), slice(0, length), whole)]
-    parts = []
-    for first in range(0, length, _PART):
-        last = min(first + _PART, length)
-        used = slice(max(0, first - reach), min(length, last + reach))
-        pixel, place = np.arange(used.start, used.stop)[:, None], np.arange(first, last)
-        fall = _POLE ** np.abs(pixel - place) + _POLE ** (pixel + place + 1) + _POLE ** (2 * length - 1 - pixel - place)
-        weights = fall * (-21 * _POLE / 4 / (1 - _POLE**2))
-        parts.append((slice(first, last), used, torch.from_numpy(weights.astype(dtype))))
-    return parts
+    factors, gain, b = [], 21 / 13, -4 / 13
+    for _ in range(_STEPS[dtype]):
+        rest = 1 - 2 * b * b
+        factors.append(b)
+        gain, b = gain / rest, b * b / rest
+    kind = np.dtype(dtype).type
+    return [kind(factor) for factor in factors], kind(gain)
 
 
-def interpolate(values: torch.Tensor, unit: torch.Tensor, size: Size, kind: Interpolation) -> torch.Tensor:
-    """Images (B, C, H, W) through unit_from_output (B, 3, 3) (see `to_units`) → (B, C, h, w).
+def _mirrored(length: int, margin: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which pixels of an axis lie before it and behind it, so many each, if it is mirrored at its ends."""
+    places = np.pad(np.arange(length), margin, mode="symmetric")
+    return places[:margin], places[-margin:]
+
+
+def _slices(length: int, step: int) -> list[slice]:
+    return [slice(first, first + step) for first in range(0, length, step)]
+
+
+class Room:
+    """Memory for numbers on the way, used again by the next part of a picture: to ask for new memory every time takes
+    longer than the arithmetic in it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[torch.dtype, torch.Tensor] = {}
+
+    def planes(self, count: int, like: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """(count, *like) of any content; what was given out before is given out again."""
+        length = count * like.numel()
+        kept = self._kept.get(dtype)
+        if kept is None or len(kept) < length:
+            kept = self._kept[dtype] = torch.empty(length, dtype=dtype)
+        return kept[:length].view(count, *like)
+
+
+def interpolate(
+    values: torch.Tensor, unit: torch.Tensor, size: Size, kind: Interpolation, room: Room | None = None
+) -> torch.Tensor:
+    """Images (B, C, H, W) through unit_from_output (B, 3, 3), in the sampler's own coordinates → (B, C, h, w).
 
     Outside, an image goes on as its outermost pixels. bicubic takes `spline_coefficients` for images; it and lanczos
     may leave the range of the pixels.
     """
-    grid = sampling_grid_in_units(unit, size)
     if kind in ("nearest", "bilinear"):
-        return lookup(values, grid, kind)
+        return lookup(values, sampling_grid_in_units(unit.to(values.dtype), size), kind)
     height, width = values.shape[-2:]
-    x = _pixels(grid[..., 0], width)
-    y = _pixels(grid[..., 1], height)
-    return _spline(values, x, y) if kind == "bicubic" else _lanczos(values, x, y)
+    planes = (Room() if room is None else room).planes(_PLANES, torch.Size((len(unit), *size)), values.dtype)
+    project(to_pixels(unit, (height, width)).to(values.dtype), size, out=planes[1:4].transpose(0, 1))
+    x, y = planes[1].clamp_(0, width - 1), planes[2].clamp_(0, height - 1)
+    return _spline(values, planes) if kind == "bicubic" else _lanczos(values, x, y)
 
 
 def spline_at(coefficients: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -95,47 +138,62 @@ def spline_at(coefficients: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> t
     """
     images = coefficients if coefficients.ndim == 3 else coefficients[None]
     height, width = images.shape[1:]
-    flat = (place.reshape(len(images), 1, -1).clamp(0, side - 1) for place, side in ((x, width), (y, height)))
-    return _spline(images[:, None], *flat).view(x.shape)
+    planes = images.new_empty((_PLANES, len(images), 1, x.numel() // len(images)))
+    for plane, place, side in ((1, x, width), (2, y, height)):
+        torch.clamp(place.reshape(len(images), 1, -1), 0, side - 1, out=planes[plane])
+    return _spline(images[:, None], planes).view(x.shape)
 
 
-def _pixels(unit: torch.Tensor, length: int) -> torch.Tensor:
-    """From -1 … 1 between the outer edges to pixels, held inside the outermost centres."""
-    return ((unit + 1) * (length / 2) - 0.5).clamp_(0, length - 1)
+def _spline(coefficients: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
+    """Two neighbours weighted in their proportion are one bilinear look-up between them: 4 instead of 16.
 
-
-def _spline(coefficients: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Two neighbours weighted in their proportion are one bilinear look-up between them: 4 instead of 16."""
+    planes (8, B, h, w): the second and the third hold x and y, inside the images; all are overwritten.
+    """
     height, width = coefficients.shape[-2:]
-    places = x.new_empty((4, *x.shape))  # left, right, above, below: any of the first two with any of the others
-    near_x, near_y = _pairs(x, width, places[:2]), _pairs(y, height, places[2:])
+    left, right, below, spare, above, near_x, near_y, share = planes
+    _pairs(right, width, left, near_x, (spare, share))
+    _pairs(below, height, above, near_y, (spare, share))
     rows = []
-    for left, right in ((slice(0, 3, 2), slice(1, 3)), (slice(0, 4, 3), slice(1, 4, 2))):
-        here, there = (lookup(coefficients, places[pair].permute(1, 2, 3, 0), "bilinear") for pair in (left, right))
-        rows.append(torch.lerp(there, here, near_x[:, None]))
-    return torch.lerp(rows[1], rows[0], near_y[:, None])
+    for pair in ((slice(0, 5, 4), slice(1, 5, 3)), (slice(0, 3, 2), slice(1, 3))):  # with what is above; below
+        here, there = (lookup(coefficients, planes[one].permute(1, 2, 3, 0), "bilinear") for one in pair)
+        rows.append(torch.lerp(there, here, near_x[:, None], out=here))
+    return torch.lerp(rows[1], rows[0], near_y[:, None], out=rows[0])
+
+
+def _pairs(
+    place: torch.Tensor, length: int, before: torch.Tensor, near: torch.Tensor, spare: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """For places along an axis: what the two pixels before weigh together goes to `near`. Where to look between them
+    goes to `before`, and between the two behind to `place`, from -1 to 1. The kernel is 13/21 + |x|/14 - x² + |x|³/2 up
+    to 1, and up to 2 (2 - |x|)³/6 + (2 - |x|)/42."""
+    scale = 2 / length
+    t, share = torch.frac(place, out=spare[0]), spare[1]
+    torch.add(_number(-0.5 * scale - 1, t.dtype), place.sub_(t), alpha=scale, out=place)
+    _cubic(t, (1 / 3, -1 / 2, -19 / 42, 17 / 21), near)  # the inner and the outer one on the left
+    _cubic(t, (1 / 2, -1, 1 / 14, 13 / 21), share)  # the inner one on the left
+    torch.addcdiv(place, share, near, value=scale, out=before)
+    torch.addcmul(_number(1 / 42, t.dtype), t, t, value=1 / 6, out=share).mul_(t)  # the outer one on the right
+    far = torch.sub(_number(1, t.dtype), near, out=t)
+    torch.addcdiv(place.add_(2 * scale), share, far, value=scale, out=place)
+
+
+def _cubic(t: torch.Tensor, factors: tuple[float, float, float, float], out: torch.Tensor) -> None:
+    """factors[0] t³ + factors[1] t² + factors[2] t + factors[3], in three passes."""
+    torch.add(_number(factors[1], t.dtype), t, alpha=factors[0], out=out)
+    for factor in factors[2:]:
+        torch.addcmul(_number(factor, t.dtype), out, t, out=out)
+
+
+@lru_cache(maxsize=256)
+def _number(value: float, dtype: torch.dtype) -> torch.Tensor:
+    """A number to which products are added: torch takes it as a tensor only."""
+    return torch.tensor(value, dtype=dtype)
 
 
 def _empty_grid(place: torch.Tensor) -> torch.Tensor:
     """Room for (B, h, w, 2), all x before all y: they are written one after the other."""
     batch, height, width = place.shape
     return torch.empty((batch, 2, height, width), dtype=place.dtype, device=place.device).permute(0, 2, 3, 1)
-
-
-def _pairs(place: torch.Tensor, length: int, between: torch.Tensor) -> torch.Tensor:
-    """For places along an axis: what the two pixels before weigh together. Where to look between them and between the
-    two behind goes to `between` (2, ...), from -1 to 1. The kernel is 13/21 + |x|/14 - x² + |x|³/2 up to 1, and up to
-    2 (2 - |x|)³/6 + (2 - |x|)/42."""
-    scale = 2 / length
-    t = torch.frac(place)
-    first = (place - t).mul_(scale)
-    square = t * t
-    outer_right = (square / 6).add_(1 / 42).mul_(t)
-    inner_left = (t / 2).sub_(1).mul_(square).add_(t, alpha=1 / 14).add_(13 / 21)
-    near = (t / 3).sub_(1 / 2).mul_(square).add_(t, alpha=-19 / 42).add_(17 / 21)  # with the outer one on the left
-    torch.sub(inner_left.div_(near).mul_(scale).add_(first), 0.5 * scale + 1, out=between[0])
-    torch.add(outer_right.div_(1 - near).mul_(scale).add_(first), 1.5 * scale - 1, out=between[1])
-    return near
 
 
 def _lanczos(values: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,7 @@ def sample_in_units(
 
 def sampling_grid_in_units(unit: torch.Tensor, size: Size) -> torch.Tensor:
     """Where each output pixel looks: (B, h, w, 2) in the sampler's own coordinates, from unit_from_output (B, 3, 3)."""
-    return _project(unit, size)[:, :2].permute(0, 2, 3, 1)
+    return project(unit, size)[:, :2].permute(0, 2, 3, 1)
 
 
 def lookup(images: torch.Tensor, grid: torch.Tensor, mode: Literal["nearest", "bilinear"]) -> torch.Tensor:
@@ -87,7 +87,7 @@ def _keep_still(images: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor)
 
 def sampling_grid(source_from_output: torch.Tensor, size: Size) -> torch.Tensor:
     """Where each output pixel looks: (B, h, w, 2) source pixels (x, y)."""
-    return _project(one_at_centre(source_from_output, size), size)[:, :2].permute(0, 2, 3, 1)
+    return project(one_at_centre(source_from_output, size), size)[:, :2].permute(0, 2, 3, 1)
 
 
 def sample_points(
@@ -151,7 +151,7 @@ def coverage(source_from_output: torch.Tensor, source_size: Size, size: Size) ->
     whole = _inside(_mapped(unit, frame), source_size).all(1)
     out = unit.new_ones(len(unit), 1, *size)
     for rows in torch.nonzero(~whole)[:, 0].split(max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))):
-        projected = _project(unit[rows], size)
+        projected = project(unit[rows], size)
         share = (projected[:, 2] > MIN_DENOMINATOR).to(unit.dtype)
         for axis, length in ((0, source_size[1]), (1, source_size[0])):  # from -1 to 1 between the outer edges
             share *= projected[:, axis].abs_().mul_(-length / 2).add_((length + 1) / 2).clamp_(0, 1)
@@ -173,11 +173,16 @@ def to_units(source_from_output: torch.Tensor, source_size: Size, size: Size) ->
 
 def from_units(unit_from_output: torch.Tensor, source_size: Size) -> torch.Tensor:
     """Back to pixels: source_from_output (B, 3, 3), last entry 1."""
+    return normalise(to_pixels(unit_from_output, source_size))
+
+
+def to_pixels(unit_from_output: torch.Tensor, source_size: Size) -> torch.Tensor:
+    """Back to pixels, the denominator as it is: (B, 3, 3)."""
     height, width = source_size
     source_from_unit = unit_from_output.new_tensor(
         [[width / 2, 0, (width - 1) / 2], [0, height / 2, (height - 1) / 2], [0, 0, 1.0]]
     )
-    return normalise(source_from_unit @ unit_from_output)
+    return source_from_unit @ unit_from_output
 
 
 def one_at_centre(matrices: torch.Tensor, size: Size) -> torch.Tensor:
@@ -187,13 +192,17 @@ def one_at_centre(matrices: torch.Tensor, size: Size) -> torch.Tensor:
     return matrices / torch.where(depth.abs() < 1e-6, 1e-6, depth)
 
 
-def _project(matrices: torch.Tensor, size: Size) -> torch.Tensor:
-    """Every pixel of a frame through (B, 3, 3) → (B, 3, h, w): x, y, and the guarded denominator."""
+def project(matrices: torch.Tensor, size: Size, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Every pixel of a frame through (B, 3, 3) → (B, 3, h, w): x, y, and the guarded denominator.
+
+    out: where to, if nothing of it is differentiated.
+    """
     # One sum per pixel instead of a matrix product, whose rounding depends on how many images there are: the result of
     # an image must not depend on its neighbours.
     x, y = (torch.arange(n, dtype=matrices.dtype, device=matrices.device) for n in (size[1], size[0]))
     rows = matrices[:, :, 1, None] * y + matrices[:, :, 2, None]
-    full = (matrices[:, :, 0, None] * x)[:, :, None] + rows[..., None]
+    columns = (matrices[:, :, 0, None] * x)[:, :, None]
+    full = columns + rows[..., None] if out is None else torch.add(columns, rows[..., None], out=out)
     if full.requires_grad:
         depth = full[:, 2:].clamp(min=MIN_DENOMINATOR)
         return torch.cat([full[:, :2] / depth, depth], 1)

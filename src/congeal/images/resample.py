@@ -13,7 +13,7 @@ import torch.nn.functional as functional
 
 from congeal.errors import CongealError
 from congeal.geometry.cover import columns_at_edges, columns_inside, shares_of
-from congeal.geometry.interpolation import Interpolation, interpolate, spline_coefficients
+from congeal.geometry.interpolation import Interpolation, Room, interpolate, spline_coefficients
 from congeal.geometry.matrix import rescale
 from congeal.geometry.sampling import sample_in_units, to_units
 from congeal.images.canvas import Placement, put_on_canvas
@@ -116,7 +116,9 @@ def is_plain_resize(source_from_output: np.ndarray, source: Size, size: Size) ->
 def shrink(pixels: np.ndarray, size: Size) -> np.ndarray:
     """8-bit pixels (B, H, W, C) in a smaller size (h, w), every one of them counted: a triangle as wide as the step."""
     own = pixels if pixels.flags.writeable else pixels.copy()  # torch warns of memory it must not write to
-    small = functional.interpolate(torch.from_numpy(own).permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)
+    # Of an axis of length 1 the step may be anything to NumPy; torch would not see that channels come last.
+    images = torch.from_numpy(own[0])[None] if len(own) == 1 else torch.from_numpy(own)
+    small = functional.interpolate(images.permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)
     return np.ascontiguousarray(small.permute(0, 2, 3, 1).numpy())
 
 
@@ -173,25 +175,25 @@ def _fitting(value: float, dtype: np.dtype) -> float:
 def _sample(
     values: np.ndarray, source_from_aligned: np.ndarray, size: Size, dtype: np.dtype, sampling: Sampling
 ) -> np.ndarray:
-    """(B, C, H, W) floats → (B, h, w, C) of `dtype`, a few images or a few rows of one at a time."""
+    """(B, C, H, W) floats → (B, h, w, C) of `dtype`, a few images or rows of one at a time. May overwrite them."""
     kernel = sampling.kernel(dtype)
     source = values.shape[2], values.shape[3]
     sharp = kernel in ("bicubic", "lanczos")
-    images = torch.from_numpy(spline_coefficients(values) if kernel == "bicubic" else values)
     if sharp:
-        low, high = (limit((2, 3), keepdims=True) for limit in (values.min, values.max))
+        low, high = _range(values, dtype)
+    images = torch.from_numpy(spline_coefficients(values, overwrite=True) if kernel == "bicubic" else values)
     fades = kernel == "bilinear" and sampling.fill == 0  # into black, which the sampler does itself
     units = to_units(torch.from_numpy(source_from_aligned), source, size)
     first = stop = np.full(size[0], size[1])  # anything may lie outside
     if len(units) == 1:
         first, stop = columns_inside(units[0].numpy(), source, size)
-    out = np.empty((len(images), *size, images.shape[1]), dtype)
+    out, room = np.empty((len(images), *size, images.shape[1]), dtype), Room()
     for some, rows, unit in _parts(units, size, _PIXELS_AT_ONCE // _LOOKUPS[kernel]):
-        here, own = (rows.stop - rows.start, size[1]), unit.to(images.dtype)
+        here = rows.stop - rows.start, size[1]
         if fades:
-            part = sample_in_units(images[some], own, here)
+            part = sample_in_units(images[some], unit.to(images.dtype), here)
         else:
-            part = interpolate(images[some], own, here, kernel)
+            part = interpolate(images[some], unit, here, kernel, room)
         if sharp:
             np.clip(part.numpy(), low[some], high[some], out=part.numpy())
         if not fades and sampling.fill != "edge":
@@ -201,6 +203,15 @@ def _sample(
                 _fill_outside(outer, cover >= 0.5 if kernel == "nearest" else cover, sampling.value(dtype))
         _put(out[some, rows], part.numpy())
     return out
+
+
+def _range(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Least and largest of each channel (B, C, 1, 1); of what was filtered first, not beyond what `dtype` holds."""
+    low, high = (limit((2, 3), keepdims=True) for limit in (values.min, values.max))
+    if dtype.kind in "ui":
+        limits = np.iinfo(dtype)
+        low, high = np.maximum(low, limits.min), np.minimum(high, limits.max)
+    return low, high
 
 
 def _fill_outside(part: np.ndarray, cover: np.ndarray, fill: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -298,3 +299,10 @@ def without_sampling_bias(poses: torch.Tensor, tiles: Tiles, roughness: torch.Te
     fields = point_motion(corner, tiles.frame, motion).flatten(1).T  # (2T, k): where each freedom moves the tiles
     delta = (torch.linalg.pinv(fields) @ bias.flatten(1)[..., None])[..., 0]
     return GaussNewton(motion, tiles.frame).compose(poses, delta)
+
+
+def sampled_alike(poses: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+    """(n,) in [0, 1]: how far tiles are sampled at the same share of the way between pixels, and so err alike: 1 if a
+    picture is only shifted, next to nothing if it is turned or scaled."""
+    turns = 2 * math.pi * map_points(poses, tiles.corner.double())  # (n, T, 2)
+    return torch.stack([turns.cos().mean(1), turns.sin().mean(1)]).square().sum(0).mean(1).sqrt()

@@ -21,9 +21,18 @@ from congeal.geometry.matrix import corners
 from congeal.geometry.motion import n_parameters
 from congeal.solvers.gauge import Gauge
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
-from congeal.solvers.sharpen import Details, without_sampling_bias
+from congeal.solvers.sharpen import Details, sampled_alike, without_sampling_bias
 from congeal.solvers.tiles import Tiles
-from congeal.solvers.votes import DAMPING, LEAST_TILES, Level, corner_spread, robust_weight, shown_enough, some_noise
+from congeal.solvers.votes import (
+    DAMPING,
+    LEAST_TILES,
+    Level,
+    corner_spread,
+    robust_weight,
+    shown_enough,
+    some_noise,
+    witnessed,
+)
 
 _PASSES = 2  # over a new image; a set has two of its own
 _NEAR = 256  # tiles of the first pass, which only has to come near
@@ -69,7 +78,7 @@ def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: tor
     for here in (some, tiles):
         seen, covered = _looked(details, found, here, clipped=light is None or _same_white(light[keep]))
         light = _own_light(here.inner(seen), covered) if light is None else light
-        step = _step(here, seen, covered, keep, light, newton)
+        step = _step(here, seen, covered, keep, light, newton, sampled_alike(found, here))
         found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light
     found = gauge.fix(without_sampling_bias(found, tiles, step.level.roughness, motion), None, keep)
     return Valued(found, step.error, step.level)
@@ -88,7 +97,8 @@ def values_alone(
             clipped = light is None or bool(level.template.isfinite().all())
             seen, covered = details.on_tiles(part[one], found[one], level.tiles, clipped=clipped)
             light = _own_light(level.tiles.inner(seen), covered) if light is None else light
-            step = _step(level.tiles, seen, covered, nobody, light, newton, level)
+            alike = sampled_alike(found[one], level.tiles)
+            step = _step(level.tiles, seen, covered, nobody, light, newton, alike, level)
             found[one], light = newton.compose(found[one], step.delta), step.light
         error[one] = step.error
     return without_sampling_bias(found, level.tiles, level.roughness, motion), error
@@ -137,11 +147,12 @@ def _step(
     keep: torch.Tensor,
     light: torch.Tensor,
     newton: GaussNewton,
+    alike: torch.Tensor,
     level: Level | None = None,
 ) -> _Step:
     """From what tiles show of all images (n, T, side + 2, side + 2), which is changed, and which they cover (n, T).
 
-    level: what others have made, if images are not to be compared with each other.
+    alike (n,): as `sampled_alike` says. level: what others have made, if images are not to be compared with each other.
     """
     seen.sub_(light[:, 0, None, None, None]).div_(light[:, 1, None, None, None])
     own = covered * keep[:, None]
@@ -195,7 +206,7 @@ def _step(
     left = votes - (free @ delta[:, None, :, None])[..., 0]
     corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, newton.motion).flatten(1)
     floor = _SAMPLED * float(common[1:].mean())
-    error = corner_spread(left, inverse, (seen_in > 0).sum(1), corner, floor)
+    error = corner_spread(left, inverse, (seen_in > 0).sum(1), corner, floor * alike) * witnessed(covered, keep, count)
     known = covered.sum(1) >= LEAST_TILES
     offset, gain = light.unbind(1)
     more, factor = changes[:, :_LIGHT].float().unbind(1)

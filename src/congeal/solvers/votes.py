@@ -25,8 +25,9 @@ SAMPLING_ERROR = 0.004
 """Pixels along an axis: what sampling between pixels costs a pose, however little noise there is …"""
 SHRINKING_ERROR = 0.01
 """… and what it costs if the pictures were made smaller before."""
-_NEIGHBOURS = 1.6  # times the variance: blocks that touch err alike. Both from copies of four photographs (DEVELOP in
+_NEIGHBOURS = 1.0  # times the variance: blocks that touch err alike. Both from copies of four photographs (DEVELOP in
 # benchmarks/everyday_sets.py); how far they hold elsewhere is measured there by `everyday.py bars`.
+_95_OF_100 = 1.645  # standard deviations, on one side
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class Poll:
         left = self._in_blocks(votes - torch.einsum("bt,tkl,bl->btk", weight, self.curvature, delta))
         used = (covered @ self.tiles.blocks > 0).sum(1)
         error = corner_spread(left, inverse, used, self.corner, self.level.floor)
+        error = error * witnessed(covered, own, self.level.count)
         known = covered.sum(1) >= LEAST_TILES
         likeness = _correlation(shown, shown - residual, covered / self.level.noise)
         return Votes(torch.where(known[:, None], delta, 0.0), torch.where(known, error, torch.nan), likeness)
@@ -202,10 +204,21 @@ def robust_weight(noise: torch.Tensor, away: torch.Tensor) -> torch.Tensor:
     return (_FREEDOM + 1) / (_FREEDOM * noise + away)
 
 
+def witnessed(covered: torch.Tensor, own: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """(B,) what the error of images that are part of the template is to be multiplied by. They were compared with the
+    mean of the others, from which they differ by more than from where all are together, themselves included.
+
+    covered (B, T), own (B,) bool, count (T,): of how many images the template is made.
+    """
+    share = covered @ (1 - 1 / count.clamp(min=1)) / covered.sum(1).clamp(min=1)
+    return torch.where(own, share, 1.0)
+
+
 def corner_spread(
-    left: torch.Tensor, inverse: torch.Tensor, used: torch.Tensor, corner: torch.Tensor, floor: float
+    left: torch.Tensor, inverse: torch.Tensor, used: torch.Tensor, corner: torch.Tensor, floor: float | torch.Tensor
 ) -> torch.Tensor:
-    """(B,) standard error of where a corner lies along an axis, in frame pixels.
+    """(B,) standard error of where corners lie, in frame pixels: half of what their mean distance stays below in 95 of
+    100 cases.
 
     left (B, blocks, k): what blocks vote for once the step is taken. used (B,): in how many blocks an image is seen.
     inverse (B, k, k) of the curvature; corner (k, 8): how corners move with each parameter.
@@ -214,7 +227,14 @@ def corner_spread(
     few = _NEIGHBOURS * used / (used - left.shape[2] / 2).clamp(min=1.0)
     squares = torch.einsum("bck,bcl->bkl", left, left) * few[:, None, None]
     spread = corner.T @ inverse @ squares @ inverse @ corner
-    return (torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1) + floor**2).sqrt()
+    along = torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1)
+    # Corners of a translation err all alike, in two directions; those of a homography in up to eight, of which large
+    # ones and small ones make up for each other. χ² with as many freedoms as there are (Satterthwaite), its quantile
+    # by Wilson and Hilferty.
+    freedoms = (64 * along.square() / spread.square().sum((1, 2)).clamp(min=1e-30)).clamp(2.0, 8.0)
+    width = 2 / (9 * freedoms)
+    quantile = (1 - width + _95_OF_100 * width.sqrt()) ** 3  # of the mean square
+    return (quantile / 2 * (along + floor**2)).sqrt()
 
 
 def _correlation(a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

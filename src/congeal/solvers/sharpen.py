@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from congeal.geometry import map_points, warp
+from congeal.geometry.matrix import corners
 from congeal.geometry.sampling import points_inside, sample_points
 from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
@@ -301,8 +302,14 @@ def without_sampling_bias(poses: torch.Tensor, tiles: Tiles, roughness: torch.Te
     return GaussNewton(motion, tiles.frame).compose(poses, delta)
 
 
-def sampled_alike(poses: torch.Tensor, tiles: Tiles) -> torch.Tensor:
-    """(n,) in [0, 1]: how far tiles are sampled at the same share of the way between pixels, and so err alike: 1 if a
-    picture is only shifted, next to nothing if it is turned or scaled."""
-    turns = 2 * math.pi * map_points(poses, tiles.corner.double())  # (n, T, 2)
-    return torch.stack([turns.cos().mean(1), turns.sin().mean(1)]).square().sum(0).mean(1).sqrt()
+def sampled_alike(poses: torch.Tensor, tiles: Tiles, motion: str) -> torch.Tensor:
+    """(n,) how far what sampling between pixels adds, tile by tile, looks like a motion of the frame's corners: 1 if a
+    picture is only shifted and all tiles err alike, next to nothing if it is turned or scaled by much."""
+    corner = tiles.corner.double()
+    turns = 2 * math.pi * map_points(poses, corner).flatten(1)  # (n, 2T): where between pixels each tile is, as a phase
+    fields, ends = (
+        point_motion(points, tiles.frame, motion).flatten(1).T
+        for points in (corner, torch.as_tensor(corners(tiles.frame)).double())
+    )
+    moved = torch.stack([turns.cos(), turns.sin()]) @ torch.linalg.pinv(fields).T @ ends.T  # (2, n, 8)
+    return moved.square().sum(0).mean(1).sqrt()

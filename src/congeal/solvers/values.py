@@ -23,16 +23,7 @@ from congeal.solvers.gauge import Gauge
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.sharpen import Details, sampled_alike, without_sampling_bias
 from congeal.solvers.tiles import Tiles
-from congeal.solvers.votes import (
-    DAMPING,
-    LEAST_TILES,
-    Level,
-    corner_spread,
-    robust_weight,
-    shown_enough,
-    some_noise,
-    witnessed,
-)
+from congeal.solvers.votes import DAMPING, LEAST_TILES, Level, corner_spread, robust_weight, shown_enough, some_noise
 
 _PASSES = 2  # over a new image; a set has two of its own
 _NEAR = 256  # tiles of the first pass, which only has to come near
@@ -78,7 +69,7 @@ def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: tor
     for here in (some, tiles):
         seen, covered = _looked(details, found, here, clipped=light is None or _same_white(light[keep]))
         light = _own_light(here.inner(seen), covered) if light is None else light
-        step = _step(here, seen, covered, keep, light, newton, sampled_alike(found, here))
+        step = _step(here, seen, covered, keep, light, newton, sampled_alike(found, here, motion))
         found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light
     found = gauge.fix(without_sampling_bias(found, tiles, step.level.roughness, motion), None, keep)
     return Valued(found, step.error, step.level)
@@ -97,16 +88,14 @@ def values_alone(
             clipped = light is None or bool(level.template.isfinite().all())
             seen, covered = details.on_tiles(part[one], found[one], level.tiles, clipped=clipped)
             light = _own_light(level.tiles.inner(seen), covered) if light is None else light
-            alike = sampled_alike(found[one], level.tiles)
+            alike = sampled_alike(found[one], level.tiles, motion)
             step = _step(level.tiles, seen, covered, nobody, light, newton, alike, level)
             found[one], light = newton.compose(found[one], step.delta), step.light
         error[one] = step.error
     return without_sampling_bias(found, level.tiles, level.roughness, motion), error
 
 
-def _looked(
-    details: Details, poses: torch.Tensor, tiles: Tiles, *, clipped: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _looked(details: Details, poses: torch.Tensor, tiles: Tiles, *, clipped: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """What `Details.on_tiles` gives, of all images."""
     seen = torch.empty(len(poses), len(tiles), tiles.side + 2, tiles.side + 2)
     covered = torch.empty(len(poses), len(tiles))
@@ -179,7 +168,9 @@ def _step(
     by_block = _solved(_in_blocks(blocks, covered, light_gram), _in_blocks(blocks, covered, pull[..., :_LIGHT]))
     there = blocks @ by_block  # light of a tile: that of its block
     explained = (there * (2 * pull[..., :_LIGHT] - there.transpose(0, 1).bmm(light_gram).transpose(0, 1))).sum(2)
-    away = (torch.linalg.vector_norm(residual, dim=2).double().square() - explained).clamp(min=0) / usable.sum(1).clamp(min=1)
+    away = (torch.linalg.vector_norm(residual, dim=2).double().square() - explained).clamp(min=0) / usable.sum(1).clamp(
+        min=1
+    )
     noise = some_noise((away * own).sum(0) / count.clamp(min=1), shown) if level is None else level.noise.double()
     weight = covered * robust_weight(noise, away)
 
@@ -206,7 +197,7 @@ def _step(
     left = votes - (free @ delta[:, None, :, None])[..., 0]
     corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, newton.motion).flatten(1)
     floor = _SAMPLED * float(common[1:].mean())
-    error = corner_spread(left, inverse, (seen_in > 0).sum(1), corner, floor * alike) * witnessed(covered, keep, count)
+    error = corner_spread(left, inverse, (seen_in > 0).sum(1), corner, floor * alike)
     known = covered.sum(1) >= LEAST_TILES
     offset, gain = light.unbind(1)
     more, factor = changes[:, :_LIGHT].float().unbind(1)

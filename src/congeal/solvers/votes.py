@@ -24,9 +24,8 @@ DAMPING = 1e-4
 SAMPLING_ERROR = 0.004
 """Pixels along an axis: what sampling between pixels costs a pose, however little noise there is …"""
 SHRINKING_ERROR = 0.01
-"""… and what it costs if the pictures were made smaller before."""
-_NEIGHBOURS = 1.0  # times the variance: blocks that touch err alike. Both from copies of four photographs (DEVELOP in
-# benchmarks/everyday_sets.py); how far they hold elsewhere is measured there by `everyday.py bars`.
+"""… and what it costs if the pictures were made smaller before. Both from copies of four photographs (DEVELOP in
+benchmarks/everyday_sets.py); how far they hold elsewhere is measured there by `everyday.py bars`."""
 _95_OF_100 = 1.645  # standard deviations, on one side
 
 
@@ -111,8 +110,8 @@ class Votes:
     delta : (B, k) tensor
         The step, in motion parameters.
     error : (B,) tensor
-        Its standard error: of where a corner of the frame lies along an axis, in frame pixels; NaN if too few tiles
-        are covered.
+        Its standard error: of where the corners of the frame lie, as `corner_spread` says, in frame pixels; NaN if too
+        few tiles are covered.
     likeness : (B,) tensor
         Correlation with the mean of the others.
     """
@@ -147,7 +146,6 @@ class Poll:
         left = self._in_blocks(votes - torch.einsum("bt,tkl,bl->btk", weight, self.curvature, delta))
         used = (covered @ self.tiles.blocks > 0).sum(1)
         error = corner_spread(left, inverse, used, self.corner, self.level.floor)
-        error = error * witnessed(covered, own, self.level.count)
         known = covered.sum(1) >= LEAST_TILES
         likeness = _correlation(shown, shown - residual, covered / self.level.noise)
         return Votes(torch.where(known[:, None], delta, 0.0), torch.where(known, error, torch.nan), likeness)
@@ -204,16 +202,6 @@ def robust_weight(noise: torch.Tensor, away: torch.Tensor) -> torch.Tensor:
     return (_FREEDOM + 1) / (_FREEDOM * noise + away)
 
 
-def witnessed(covered: torch.Tensor, own: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """(B,) what the error of images that are part of the template is to be multiplied by. They were compared with the
-    mean of the others, from which they differ by more than from where all are together, themselves included.
-
-    covered (B, T), own (B,) bool, count (T,): of how many images the template is made.
-    """
-    share = covered @ (1 - 1 / count.clamp(min=1)) / covered.sum(1).clamp(min=1)
-    return torch.where(own, share, 1.0)
-
-
 def corner_spread(
     left: torch.Tensor, inverse: torch.Tensor, used: torch.Tensor, corner: torch.Tensor, floor: float | torch.Tensor
 ) -> torch.Tensor:
@@ -224,7 +212,7 @@ def corner_spread(
     inverse (B, k, k) of the curvature; corner (k, 8): how corners move with each parameter.
     """
     # The step was fitted to these very blocks.
-    few = _NEIGHBOURS * used / (used - left.shape[2] / 2).clamp(min=1.0)
+    few = used / (used - left.shape[2] / 2).clamp(min=1.0)
     squares = torch.einsum("bck,bcl->bkl", left, left) * few[:, None, None]
     spread = corner.T @ inverse @ squares @ inverse @ corner
     along = torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1)

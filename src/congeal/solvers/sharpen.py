@@ -168,7 +168,7 @@ class Details:
 
 
 def _grey(images: torch.Tensor, clipped: bool) -> torch.Tensor:
-    """(B, 1, H, W) mean of the channels (B, C, H, W) of values in [0, 1]; not clipped: NaN where one of them is white."""
+    """(B, 1, H, W) mean of the channels (B, C, H, W) of values in [0, 1]; not clipped: NaN where one is white."""
     grey = images.mean(1, keepdim=True)
     return grey if clipped else grey.masked_fill_(images.amax(1, keepdim=True) >= 1, torch.nan)
 

@@ -7,6 +7,9 @@ in a view of another scale holds other things, and what changes slowly is lost. 
 light is fitted together with the step, in the frame. It takes poses that are nearly right and images that show the
 same; whether they do is for the error to say.
 
+No light explains a highlight that is clipped: its edge is somewhere else at every exposure. Where exposures differ,
+pixels that are white in some images are not compared (NaN in what tiles show and in the template).
+
 A pass looks at every image once. What a tile's residual has in common with 1, T and J says all that is left to know.
 """
 
@@ -168,9 +171,8 @@ def _step(
     by_block = _solved(_in_blocks(blocks, covered, light_gram), _in_blocks(blocks, covered, pull[..., :_LIGHT]))
     there = blocks @ by_block  # light of a tile: that of its block
     explained = (there * (2 * pull[..., :_LIGHT] - there.transpose(0, 1).bmm(light_gram).transpose(0, 1))).sum(2)
-    away = (torch.linalg.vector_norm(residual, dim=2).double().square() - explained).clamp(min=0) / usable.sum(1).clamp(
-        min=1
-    )
+    squares = torch.linalg.vector_norm(residual, dim=2).double().square()
+    away = (squares - explained).clamp(min=0) / usable.sum(1).clamp(min=1)
     noise = some_noise((away * own).sum(0) / count.clamp(min=1), shown) if level is None else level.noise.double()
     weight = covered * robust_weight(noise, away)
 

@@ -37,7 +37,7 @@ class Level:
     ----------
     tiles : Tiles
     template : (T, side + 2, side + 2) tensor
-        Mean of the images that made it, with a rim of one pixel.
+        Mean of the images that made it, with a rim of one pixel; of plain values NaN where too many are clipped.
     noise : (T,) tensor
         Variance of those images about it.
     count : (T,) tensor

@@ -103,7 +103,8 @@ def _looked(details: Details, poses: torch.Tensor, tiles: Tiles, *, clipped: boo
     seen = torch.empty(len(poses), len(tiles), tiles.side + 2, tiles.side + 2)
     covered = torch.empty(len(poses), len(tiles))
     for part, look in details.look(poses, tiles, clipped=clipped):
-        seen[part], covered[part] = look
+        run = slice(part[0], part[-1] + 1)
+        seen[run], covered[run] = look
     return seen, covered
 
 

@@ -19,8 +19,9 @@ from congeal.images import stack as stacks
 from congeal.methods.base import Method
 from congeal.methods.deep import finer
 from congeal.metrics import corner_error
-from congeal.solvers import sharpen
+from congeal.solvers import sharpen, values, votes
 from congeal.solvers.appearance import PhotoEdges
+from congeal.solvers.gaussnewton import point_motion
 from congeal.solvers.tiles import Tiles
 from congeal.solvers.values import Valued, sharpen_values
 from congeal.solvers.votes import Level, LevelSums, Poll
@@ -133,6 +134,39 @@ def test_uneven_light_does_not_mislead_plain_values() -> None:
     one, other = (DeepCongealing(motion="similarity").fit(images) for images in (even, lit))
     errors = [corner_error(m.transforms_.matrices, truth, (192, 192)).mean() for m in (one, other)]
     assert errors[1] < 2 * errors[0] + 0.005
+
+
+def test_clipped_highlights_do_not_mislead_plain_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the photograph is white at the longest exposure, and its edges move with the exposure."""
+    even, truth = photograph_copies("similarity", 192, 8)
+    exposures = np.linspace(1.0, 1.5, 8)[:, None, None] * 255 / np.quantile(even, 0.9)
+    burnt = (even * exposures).clip(0, 255).round().astype(np.uint8)
+    without = DeepCongealing(motion="similarity").fit(burnt)
+    monkeypatch.setattr(values, "_same_white", lambda _: True)
+    with_them = DeepCongealing(motion="similarity").fit(burnt)
+    errors = [corner_error(m.transforms_.matrices, truth, (192, 192)).mean() for m in (without, with_them)]
+    assert errors[0] < 0.7 * errors[1]
+
+
+def test_only_other_exposures_make_highlights_unlike() -> None:
+    same = torch.tensor([[0.30, 0.2], [0.301, 0.2], [0.30, 0.2005]])
+    assert values._same_white(same)
+    assert not values._same_white(same * torch.tensor([[1.0], [0.9], [1.1]]))
+
+
+def test_twice_an_error_bar_holds_95_of_100_whatever_the_freedoms() -> None:
+    """The same uncertainty of a parameter in each of many motions that blocks vote for."""
+    for motion in ("translation", "homography"):
+        random = torch.Generator().manual_seed(0)
+        corner = point_motion(torch.as_tensor(corners((64, 64))).double(), (64, 64), motion).flatten(1)
+        count, blocks = len(corner), 4096
+        left = torch.randn(1, blocks, count, generator=random, dtype=torch.float64)
+        inverse = torch.eye(count, dtype=torch.float64)[None]
+        bar = votes.corner_spread(left, inverse, torch.tensor([blocks]), corner, 0.0)
+        steps = torch.randn(4000, count, generator=random, dtype=torch.float64) * blocks**0.5
+        distance = (steps @ corner).view(-1, 4, 2).norm(dim=2).mean(1)
+        # Of unlike distances the mean is below the root mean square, so that a few more than 95 are inside.
+        assert 0.93 < float((distance <= 2 * bar).double().mean()) < 0.99
 
 
 @pytest.mark.parametrize("wrong", ["poses", "errors"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from congeal.geometry import map_points, warp
+from congeal.geometry.matrix import corners
 from congeal.geometry.sampling import points_inside, sample_points
 from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
@@ -63,18 +65,27 @@ class Details:
             self._kept[first] = made
         return made
 
-    def _made(self, rows: np.ndarray | list[int]) -> torch.Tensor:
+    def _made(self, rows: np.ndarray | list[int], *, clipped: bool = True) -> torch.Tensor:
         images = self.stack.images(rows)
-        return images.mean(1, keepdim=True) if self.plain else self.appearance.detail(images)
+        return _grey(images, clipped) if self.plain else self.appearance.detail(images)
 
-    def look(self, poses: torch.Tensor, tiles: Tiles) -> Iterable[Look]:
+    def look(self, poses: torch.Tensor, tiles: Tiles, *, clipped: bool = True) -> Iterable[Look]:
         """Every run, and what tiles show of it: see `on_tiles`. Of large pictures several runs are looked at side by
         side, as an operation on one is too small to be shared by threads."""
-        seen = in_order(lambda part: self.on_tiles(part, poses[part], tiles), self.parts, side_by_side())
-        return zip(self.parts, seen, strict=True)
 
-    def on_tiles(self, part: np.ndarray, poses: torch.Tensor, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
-        """What tiles show of a run of images, (B, T, side + 2, side + 2), and which of them they cover, (B, T)."""
+        def seen(part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.on_tiles(part, poses[part], tiles, clipped=clipped)
+
+        return zip(self.parts, in_order(seen, self.parts, side_by_side()), strict=True)
+
+    def on_tiles(
+        self, part: np.ndarray, poses: torch.Tensor, tiles: Tiles, *, clipped: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What tiles show of a run of images, (B, T, side + 2, side + 2), and which of them they cover, (B, T).
+
+        clipped: whether plain values that are white, and may have been brighter, count; if not, what touches them is
+        NaN.
+        """
         shape = (len(part), len(tiles), tiles.side + 2, tiles.side + 2)
         if self.appearance.empty_ground:  # beyond the edge there is nothing, and that is seen
             covered = torch.ones(shape[:2], dtype=torch.bool)
@@ -82,9 +93,10 @@ class Details:
             covered = points_inside(poses, tiles.rim, self.stack.size, tiles.frame).view(*shape[:2], 4).all(2)
         if self._cuts:
             each = zip(part.tolist(), poses, covered, strict=True)
-            values = torch.stack([self._cut_out(*one, tiles) for one in each])
+            values = torch.stack([self._cut_out(*one, tiles, clipped) for one in each])
         else:
-            values = sample_points(self.of(part), poses, tiles.points, tiles.frame)
+            pictures = self.of(part) if clipped else self._made(part, clipped=False)
+            values = sample_points(pictures, poses, tiles.points, tiles.frame)
         if self.appearance.empty_ground:
             values *= points_inside(poses, tiles.points, self.stack.size, tiles.frame)
         masks = self.stack.masks(part)
@@ -93,7 +105,7 @@ class Details:
             covered &= meant.view(*shape[:2], -1).all(2)
         return values.view(shape), covered.float()
 
-    def _cut_out(self, i: int, pose: torch.Tensor, covered: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+    def _cut_out(self, i: int, pose: torch.Tensor, covered: torch.Tensor, tiles: Tiles, clipped: bool) -> torch.Tensor:
         """(T, (side + 2)²) grey values of one image on the tiles that it covers, from squares around these alone; 0 on
         the others."""
         values = torch.zeros(len(tiles), (tiles.side + 2) ** 2)
@@ -104,10 +116,11 @@ class Details:
         side = int((rim.amax(1).ceil() - low).max()) + 1
         if len(low) * side**2 > height * width:  # that would be more than the whole picture
             points = tiles.points.view(len(tiles), -1, 2)[covered].flatten(0, 1)
-            values[covered] = sample_points(self._made([i]), pose[None], points, tiles.frame).view(len(low), -1)
+            picture = self._made([i], clipped=clipped)
+            values[covered] = sample_points(picture, pose[None], points, tiles.frame).view(len(low), -1)
             return values
         corner = torch.minimum(low, torch.tensor([width - side, height - side]))
-        squares = self.stack.squares(i, corner.long().numpy(), side).mean(1, keepdim=True)
+        squares = _grey(self.stack.squares(i, corner.long().numpy(), side), clipped)
         square_from_tile = _shift(-corner) @ pose.double() @ _shift(tiles.corner[covered].double())
         one_tile = tiles.side + 2, tiles.side + 2
         values[covered] = sample_points(squares, square_from_tile, tiles.offsets, one_tile)
@@ -152,6 +165,12 @@ class Details:
         for part, (seen, covered) in looks:
             sums.add(seen[keep[part]], covered[keep[part]])
         return sums.level()
+
+
+def _grey(images: torch.Tensor, clipped: bool) -> torch.Tensor:
+    """(B, 1, H, W) mean of the channels (B, C, H, W) of values in [0, 1]; not clipped: NaN where one is white."""
+    grey = images.mean(1, keepdim=True)
+    return grey if clipped else grey.masked_fill_(images.amax(1, keepdim=True) >= 1, torch.nan)
 
 
 def _shift(by: torch.Tensor) -> torch.Tensor:
@@ -281,3 +300,16 @@ def without_sampling_bias(poses: torch.Tensor, tiles: Tiles, roughness: torch.Te
     fields = point_motion(corner, tiles.frame, motion).flatten(1).T  # (2T, k): where each freedom moves the tiles
     delta = (torch.linalg.pinv(fields) @ bias.flatten(1)[..., None])[..., 0]
     return GaussNewton(motion, tiles.frame).compose(poses, delta)
+
+
+def sampled_alike(poses: torch.Tensor, tiles: Tiles, motion: str) -> torch.Tensor:
+    """(n,) how far what sampling between pixels adds, tile by tile, looks like a motion of the frame's corners: 1 if a
+    picture is only shifted and all tiles err alike, next to nothing if it is turned or scaled by much."""
+    corner = tiles.corner.double()
+    turns = 2 * math.pi * map_points(poses, corner).flatten(1)  # (n, 2T): where between pixels each tile is, as a phase
+    fields, ends = (
+        point_motion(points, tiles.frame, motion).flatten(1).T
+        for points in (corner, torch.as_tensor(corners(tiles.frame)).double())
+    )
+    moved = torch.stack([turns.cos(), turns.sin()]) @ torch.linalg.pinv(fields).T @ ends.T  # (2, n, 8)
+    return moved.square().sum(0).mean(1).sqrt()

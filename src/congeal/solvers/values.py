@@ -7,6 +7,9 @@ in a view of another scale holds other things, and what changes slowly is lost. 
 light is fitted together with the step, in the frame. It takes poses that are nearly right and images that show the
 same; whether they do is for the error to say.
 
+No light explains a highlight that is clipped: its edge is somewhere else at every exposure. Where exposures differ,
+pixels that are white in some images are not compared (NaN in what tiles show and in the template).
+
 A pass looks at every image once. What a tile's residual has in common with 1, T and J says all that is left to know.
 """
 
@@ -21,16 +24,19 @@ from congeal.geometry.matrix import corners
 from congeal.geometry.motion import n_parameters
 from congeal.solvers.gauge import Gauge
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
-from congeal.solvers.sharpen import Details, without_sampling_bias
+from congeal.solvers.sharpen import Details, sampled_alike, without_sampling_bias
 from congeal.solvers.tiles import Tiles
 from congeal.solvers.votes import DAMPING, LEAST_TILES, Level, corner_spread, robust_weight, shown_enough, some_noise
 
 _PASSES = 2  # over a new image; a set has two of its own
-_SOME = 4  # the first pass only has to come near: one of so many tiles will do, as it will to know the template
+_NEAR = 256  # tiles of the first pass, which only has to come near
+_SOME = 4  # to know the template one of so many tiles will do
 _LIGHT = 2  # numbers of light in a block: offset and gain
 _ROUNDS = 4  # of solving for the steps of all images, each with the template as the others' steps leave it
 _SAMPLED = 0.0023  # pixels along an axis, times the template's roughness: what sampling between pixels costs in the end
 _LEAST_COMMON = 0.2  # of the slopes of a template: with less of them real, there is nothing to hold on to
+_SAME_WHITE = 0.02  # of exposure that images may differ by before it matters where they are clipped
+_MOST_CLIPPED = 0.15  # of the images, at a pixel: with more, it is not compared
 _FLAT = 1e-6  # of its own curvature that light is damped by: a flat block has no gain
 
 
@@ -61,13 +67,12 @@ def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: tor
     """
     found, gauge = poses.double(), Gauge(poses.double()[keep], details.stack.frame, motion)
     newton = GaussNewton(motion, details.stack.frame, damping=DAMPING)
-    some = Tiles(tiles.frame, tiles.side, tiles.corner[::_SOME])
+    some = Tiles(tiles.frame, tiles.side, tiles.corner[:: max(_SOME, len(tiles) // _NEAR)])
     light = None
     for here in (some, tiles):
-        looks = [look for _, look in details.look(found, here)]
-        seen, covered = (torch.cat(part) for part in zip(*looks, strict=True))
+        seen, covered = _looked(details, found, here, clipped=light is None or _same_white(light[keep]))
         light = _own_light(here.inner(seen), covered) if light is None else light
-        step = _step(here, seen, covered, keep, light, newton)
+        step = _step(here, seen, covered, keep, light, newton, sampled_alike(found, here, motion))
         found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light
     found = gauge.fix(without_sampling_bias(found, tiles, step.level.roughness, motion), None, keep)
     return Valued(found, step.error, step.level)
@@ -83,12 +88,31 @@ def values_alone(
     for i in range(len(part)):
         one, light = slice(i, i + 1), None
         for _ in range(_PASSES):
-            seen, covered = details.on_tiles(part[one], found[one], level.tiles)
+            clipped = light is None or bool(level.template.isfinite().all())
+            seen, covered = details.on_tiles(part[one], found[one], level.tiles, clipped=clipped)
             light = _own_light(level.tiles.inner(seen), covered) if light is None else light
-            step = _step(level.tiles, seen, covered, nobody, light, newton, level)
+            alike = sampled_alike(found[one], level.tiles, motion)
+            step = _step(level.tiles, seen, covered, nobody, light, newton, alike, level)
             found[one], light = newton.compose(found[one], step.delta), step.light
         error[one] = step.error
     return without_sampling_bias(found, level.tiles, level.roughness, motion), error
+
+
+def _looked(details: Details, poses: torch.Tensor, tiles: Tiles, *, clipped: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `Details.on_tiles` gives, of all images."""
+    seen = torch.empty(len(poses), len(tiles), tiles.side + 2, tiles.side + 2)
+    covered = torch.empty(len(poses), len(tiles))
+    for part, look in details.look(poses, tiles, clipped=clipped):
+        run = slice(part[0], part[-1] + 1)
+        seen[run], covered[run] = look
+    return seen, covered
+
+
+def _same_white(light: torch.Tensor) -> bool:
+    """Whether images with this light (n, 2) are white at the same values of the template. If not, the edges of what is
+    white in some of them move with their exposure, and no light explains that."""
+    white = (1 - light[:, 0]) / light[:, 1]
+    return len(light) < 2 or float(white.std() / white.mean()) < _SAME_WHITE
 
 
 def _own_light(inner: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
@@ -116,34 +140,40 @@ def _step(
     keep: torch.Tensor,
     light: torch.Tensor,
     newton: GaussNewton,
+    alike: torch.Tensor,
     level: Level | None = None,
 ) -> _Step:
     """From what tiles show of all images (n, T, side + 2, side + 2), which is changed, and which they cover (n, T).
 
-    level: what others have made, if images are not to be compared with each other.
+    alike (n,): as `sampled_alike` says. level: what others have made, if images are not to be compared with each other.
     """
     seen.sub_(light[:, 0, None, None, None]).div_(light[:, 1, None, None, None])
     own = covered * keep[:, None]
     if level is None or level.plain is None:
         count = own.sum(0)
-        template = torch.einsum("nt,ntij->tij", own, seen) / count.clamp(min=1)[:, None, None]
+        template = _mean(seen, own, count)
         shown = shown_enough(count, int(keep.sum()))
-        common = _common(seen[keep], own[keep] * shown)
+        common = _common(seen, own * shown)
     else:
         template, count, shown, common = level.template, level.count, level.count > 0, level.plain
-    covered, own, count = (covered * shown).double(), own.double(), count.double()
     basis = _basis(tiles, template, newton.motion)
+    usable = basis.isfinite().all(2)
+    basis.nan_to_num_().mul_(usable[..., None])
+    shown = shown & usable.any(1)
+    covered, own, count = (covered * shown).double(), own.double(), count.double()
     gram = (basis.transpose(1, 2) @ basis).double()
     # An image must not be its own witness: it is compared with the mean of the others.
     alone = torch.where(keep[:, None], count / (count - 1).clamp(min=1), 1.0)
-    residual = (tiles.inner(seen) - tiles.inner(template)) * alone[..., None].float()
+    compared = torch.where(usable, tiles.inner(template), torch.nan)
+    residual = tiles.inner(seen).sub_(compared).mul_(alone[..., None].float()).nan_to_num_()
     pull = torch.einsum("tpk,ntp->ntk", basis, residual).double()
 
     light_gram, blocks = gram[:, :_LIGHT, :_LIGHT], tiles.blocks.double()
     by_block = _solved(_in_blocks(blocks, covered, light_gram), _in_blocks(blocks, covered, pull[..., :_LIGHT]))
     there = blocks @ by_block  # light of a tile: that of its block
-    explained = (there * (2 * pull[..., :_LIGHT] - (light_gram @ there[..., None])[..., 0])).sum(2)
-    away = (residual.square().sum(2).double() - explained).clamp(min=0) / residual.shape[2]
+    explained = (there * (2 * pull[..., :_LIGHT] - there.transpose(0, 1).bmm(light_gram).transpose(0, 1))).sum(2)
+    squares = torch.linalg.vector_norm(residual, dim=2).double().square()
+    away = (squares - explained).clamp(min=0) / usable.sum(1).clamp(min=1)
     noise = some_noise((away * own).sum(0) / count.clamp(min=1), shown) if level is None else level.noise.double()
     weight = covered * robust_weight(noise, away)
 
@@ -165,11 +195,12 @@ def _step(
         changes += change
         # Where the others go, the template goes, tile by tile.
         along = own.T @ change / count.clamp(min=1)[:, None]
-        pull = pull + (gram @ ((along - change[:, None]) * alone[..., None])[..., None])[..., 0]
+        # Products of the tiles, not of all images and tiles: large ones cost more to lay out than to multiply.
+        pull += ((along - change[:, None]) * alone[..., None]).transpose(0, 1).bmm(gram).transpose(0, 1)
     left = votes - (free @ delta[:, None, :, None])[..., 0]
     corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, newton.motion).flatten(1)
     floor = _SAMPLED * float(common[1:].mean())
-    error = corner_spread(left, inverse, (seen_in > 0).sum(1), corner, floor)
+    error = corner_spread(left, inverse, (seen_in > 0).sum(1), corner, floor * alike)
     known = covered.sum(1) >= LEAST_TILES
     offset, gain = light.unbind(1)
     more, factor = changes[:, :_LIGHT].float().unbind(1)
@@ -181,20 +212,34 @@ def _step(
     )
 
 
+def _mean(seen: torch.Tensor, own: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """(T, side + 2, side + 2) of what is seen (n, T, side + 2, side + 2) and counts (n, T), in `count` (T,) images; NaN
+    where too many are clipped."""
+    mean = torch.einsum("nt,ntij->tij", own, seen) / count.clamp(min=1)[:, None, None]
+    tiles = torch.nonzero(mean.isnan().flatten(1).any(1))[:, 0]
+    if len(tiles):
+        some, own, count = seen[:, tiles], own[:, tiles], count[tiles, None, None]
+        there = torch.einsum("nt,ntij->tij", own, some.isfinite().float())
+        of_them = torch.einsum("nt,ntij->tij", own, some.nan_to_num()) / there.clamp(min=1)
+        mean[tiles] = torch.where(there < (1 - _MOST_CLIPPED) * count, torch.nan, of_them)
+    return mean
+
+
 def _common(seen: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """What the means of both halves of a set have in common, as `Level.plain`: what they do not is noise.
 
     seen (n, T, side + 2, side + 2); own (n, T): which of it counts.
     """
-    halves = [(seen[half], own[half]) for half in (slice(0, None, 2), slice(1, None, 2))]
+    rows = torch.nonzero(own.any(1))[:, 0]
+    halves = [(rows[half], own[rows[half]]) for half in (slice(0, None, 2), slice(1, None, 2))]
     counts = [counted.sum(0) for _, counted in halves]
     used = torch.nonzero((counts[0] > 0) & (counts[1] > 0))[::_SOME, 0]  # of so many pixels a part will do
     means = [
-        torch.einsum("nt,ntij->tij", counted[:, used], half[:, used]) / count[used, None, None]
+        torch.einsum("nt,ntij->tij", counted[:, used], seen[half[:, None], used]) / count[used, None, None]
         for (half, counted), count in zip(halves, counts, strict=True)
     ]
-    common, bends = ((of(means[0]) * of(means[1])).sum((1, 2, 3), dtype=torch.float64) for of in (_slopes, _bends))
-    slopes = _slopes((means[0] + means[1]) / 2).square().sum(dtype=torch.float64)
+    common, bends = ((of(means[0]) * of(means[1])).nansum((1, 2, 3), dtype=torch.float64) for of in (_slopes, _bends))
+    slopes = _slopes((means[0] + means[1]) / 2).square().nansum(dtype=torch.float64)
     share = (common.sum() / slopes.clamp(min=1e-12)).clamp(min=_LEAST_COMMON)
     return torch.cat([share[None], (bends / common.clamp(min=1e-12)).clamp(min=0)])
 

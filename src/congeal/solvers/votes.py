@@ -24,9 +24,9 @@ DAMPING = 1e-4
 SAMPLING_ERROR = 0.004
 """Pixels along an axis: what sampling between pixels costs a pose, however little noise there is …"""
 SHRINKING_ERROR = 0.01
-"""… and what it costs if the pictures were made smaller before."""
-_NEIGHBOURS = 1.6  # times the variance: blocks that touch err alike. Both from copies of four photographs (DEVELOP in
-# benchmarks/everyday_sets.py); how far they hold elsewhere is measured there by `everyday.py bars`.
+"""… and what it costs if the pictures were made smaller before. Both from copies of four photographs (DEVELOP in
+benchmarks/everyday_sets.py); how far they hold elsewhere is measured there by `everyday.py bars`."""
+_95_OF_100 = 1.645  # standard deviations, on one side
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Level:
     ----------
     tiles : Tiles
     template : (T, side + 2, side + 2) tensor
-        Mean of the images that made it, with a rim of one pixel.
+        Mean of the images that made it, with a rim of one pixel; of plain values NaN where too many are clipped.
     noise : (T,) tensor
         Variance of those images about it.
     count : (T,) tensor
@@ -110,8 +110,8 @@ class Votes:
     delta : (B, k) tensor
         The step, in motion parameters.
     error : (B,) tensor
-        Its standard error: of where a corner of the frame lies along an axis, in frame pixels; NaN if too few tiles
-        are covered.
+        Its standard error: of where the corners of the frame lie, as `corner_spread` says, in frame pixels; NaN if too
+        few tiles are covered.
     likeness : (B,) tensor
         Correlation with the mean of the others.
     """
@@ -203,18 +203,26 @@ def robust_weight(noise: torch.Tensor, away: torch.Tensor) -> torch.Tensor:
 
 
 def corner_spread(
-    left: torch.Tensor, inverse: torch.Tensor, used: torch.Tensor, corner: torch.Tensor, floor: float
+    left: torch.Tensor, inverse: torch.Tensor, used: torch.Tensor, corner: torch.Tensor, floor: float | torch.Tensor
 ) -> torch.Tensor:
-    """(B,) standard error of where a corner lies along an axis, in frame pixels.
+    """(B,) standard error of where corners lie, in frame pixels: half of what their mean distance stays below in 95 of
+    100 cases.
 
     left (B, blocks, k): what blocks vote for once the step is taken. used (B,): in how many blocks an image is seen.
     inverse (B, k, k) of the curvature; corner (k, 8): how corners move with each parameter.
     """
     # The step was fitted to these very blocks.
-    few = _NEIGHBOURS * used / (used - left.shape[2] / 2).clamp(min=1.0)
+    few = used / (used - left.shape[2] / 2).clamp(min=1.0)
     squares = torch.einsum("bck,bcl->bkl", left, left) * few[:, None, None]
     spread = corner.T @ inverse @ squares @ inverse @ corner
-    return (torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1) + floor**2).sqrt()
+    along = torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1)
+    # Corners of a translation err all alike, in two directions; those of a homography in up to eight, of which large
+    # ones and small ones make up for each other. χ² with as many freedoms as there are (Satterthwaite), its quantile
+    # by Wilson and Hilferty.
+    freedoms = (64 * along.square() / spread.square().sum((1, 2)).clamp(min=1e-30)).clamp(2.0, 8.0)
+    width = 2 / (9 * freedoms)
+    quantile = (1 - width + _95_OF_100 * width.sqrt()) ** 3  # of the mean square
+    return (quantile / 2 * (along + floor**2)).sqrt()
 
 
 def _correlation(a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

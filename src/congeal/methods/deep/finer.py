@@ -39,6 +39,7 @@ _WORTH = 5.0  # … must move a corner by so many standard errors, in the median
 _ALL_TILES, _POLISH = 1024, 1  # tiles and passes of the last look: few tiles bring a pose near, all make it sharp
 _NEAR = 0.05  # pixels of corner motion at which a level has settled if a finer look follows, which settles the rest
 _MOST_LOOKED_AT = 24_000  # tiles of all images together in the last look on plain values, so that it costs little …
+_MORE = 3  # times as many tiles for motions that have more parameters to know by them
 _LEAST_LOOKED_AT = 128  # … and of one image: larger sets do without
 _MOST_PIXELS = 64_000_000  # of all originals together that it is taken at; of more, at the size of the last level
 _IN_REACH = 0.25  # pixels of the originals: poses that are so sure by a smaller level go on on plain values at once
@@ -118,7 +119,7 @@ def go_finer(
     """
     native, base = stack.native_size, max(stack.frame)
     climb = _Climb(stack, poses.double(), min(native, finest or native))
-    values_follow = _value_tiles(stack, appearance) > 0
+    values_follow = _value_tiles(stack, appearance, motion) > 0
     sizes = [size for size in finer_sizes(base, climb.finest) if stack.has_room_at(size)]
     for size in sizes:
         larger = stack.at(size)
@@ -170,7 +171,7 @@ def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer
         # More tiles lower what noise adds to the error, not what sampling does.
         helps = 2 * done.level.floor < unsure < _SHARP
         tiles = details.tiles(done.poses, keep, most=_ALL_TILES) if helps else done.level.tiles
-        unsettled = _value_tiles(stack, details.appearance) > 0
+        unsettled = _value_tiles(stack, details.appearance, motion) > 0
         if unsettled or len(tiles) > len(done.level.tiles):
             climb.levels.pop()
             passes, told = PASSES if unsettled else _POLISH, partial(_note, job, max(larger.frame))
@@ -188,7 +189,7 @@ def _on_values(climb: _Climb, motion: str, keep: torch.Tensor, *, all_agree: boo
     for new images too, and may contradict it in no image."""
     assert climb.last is not None
     done, details = climb.last
-    stack, larger, most = climb.stack, details.stack, _value_tiles(climb.stack, details.appearance)
+    stack, larger, most = climb.stack, details.stack, _value_tiles(climb.stack, details.appearance, motion)
     if not most or float(done.error[keep].nanmedian()) > _SHARP:
         return None
     finest = stack.at(climb.finest) if _has_time(climb, climb.finest) else larger
@@ -230,10 +231,12 @@ def _has_time(climb: _Climb, size: int) -> bool:
     return len(climb.stack) * size**2 <= _MOST_PIXELS
 
 
-def _value_tiles(stack: Stack, appearance: Appearance) -> int:
+def _value_tiles(stack: Stack, appearance: Appearance, motion: str) -> int:
     """How many tiles of plain values there is time for; 0: none."""
     most = min(_ALL_TILES, _MOST_LOOKED_AT // len(stack))
-    return 0 if appearance.empty_ground or most < _LEAST_LOOKED_AT else most
+    if appearance.empty_ground or most < _LEAST_LOOKED_AT:
+        return 0
+    return most * _MORE if motion in ("affine", "homography") else most
 
 
 def _still(originals: float, unsure: float) -> float:

@@ -26,13 +26,14 @@ def guide_tensors(guide: Guide) -> dict[str, torch.Tensor]:
         tensors |= {
             f"level{number}.about": torch.tensor(about, dtype=torch.int64),
             f"level{number}.corner": level.tiles.corner,
-            f"level{number}.template": level.template,
+            f"level{number}.template": level.template.nan_to_num(),
             f"level{number}.noise": level.noise,
             f"level{number}.count": level.count,
             f"level{number}.floor": torch.tensor(level.floor, dtype=torch.float64),
         }
         if level.plain is not None:
             tensors[f"level{number}.plain"] = level.plain
+            tensors[f"level{number}.clipped"] = level.template.isnan()  # a model file holds no NaN
     return tensors
 
 
@@ -48,6 +49,8 @@ def guide_from_tensors(
         height, width, side, moves = tensors[f"{name}.about"].tolist()
         tiles = Tiles((height, width), side, tensors[f"{name}.corner"])
         template, noise, count, floor = (tensors[f"{name}.{part}"] for part in ("template", "noise", "count", "floor"))
+        if (clipped := tensors.get(f"{name}.clipped")) is not None:
+            template = template.masked_fill(clipped, torch.nan)
         levels.append(Level(tiles, template, noise, count, float(floor), tensors.get(f"{name}.plain")))
     return Guide(
         motion,

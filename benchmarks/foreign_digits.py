@@ -1,8 +1,8 @@
 """Foreign digits in fresh sets: how many are found, and how many of the right ones are flagged.
 
-    python benchmarks/foreign_digits.py [--split test] [--first 0 --last 800] [--sets 5] [--shares 0.3 0.1 0.0]
+    python benchmarks/foreign_digits.py [--split test] [--first 0 --last 800] [--sets 5] [--method lsc]
 
-Each set holds images of one MNIST digit and a share of others, aligned by `lsc` and measured as a run would. All ten
+Each set holds images of one MNIST digit and a share of others, aligned and measured as a run would. All ten
 digits take turns. MNIST is read from $CONGEAL_DATA. Limits were chosen on training images 0 to 2,000 and 2,400 to 4,000
 of each digit: take others.
 """
@@ -14,7 +14,8 @@ import argparse
 import numpy as np
 import torch
 
-from congeal import LSC, open_images
+from congeal import open_images
+from congeal.methods.registry import method_class
 
 IMAGES = 50  # of a set
 DIGITS = range(10)
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--last", type=int, default=800, help="… to this one")
     parser.add_argument("--sets", type=int, default=5, help="of each digit")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.3, 0.1, 0.0], help="of foreign images")
+    parser.add_argument("--method", default="lsc")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -51,7 +53,7 @@ def main() -> None:
         for digit in [digit for _ in range(options.sets) for digit in DIGITS]:
             images, strange = draw(pools, digit, share, rng)
             foreign.append(strange)
-            flagged.append(~LSC(random_state=0).fit(images).transforms_.ok)
+            flagged.append(~method_class(options.method)(random_state=0).fit(images).transforms_.ok)
         strange, found = np.concatenate(foreign), np.concatenate(flagged)
         told = f"{found[strange].mean():.1%} of {strange.sum():,}" if strange.any() else "–"
         wrong = f"{found[~strange].mean():.1%} of {(~strange).sum():,}"

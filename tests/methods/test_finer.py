@@ -360,3 +360,17 @@ def test_an_image_is_not_its_own_witness() -> None:
     torch.testing.assert_close(residual[0, 1], expected, atol=1e-5, rtol=0)
     others = tiles.inner(seen[0] - seen[1:].mean(0))[2]
     torch.testing.assert_close(residual[0, 2], others, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("apart", "least", "most"),
+    [
+        (0.02, 0.095, 0.105),  # both err alike: what they share is not averaged away
+        (1.25 * 0.1414, 0.075, 0.085),  # each by itself: nearly the root of two better than one
+        (1.25 * 0.2828, 0.15, 0.17),  # farther apart than their errors explain: neither is as sure as it thinks
+    ],
+)
+def test_two_answers_together_are_as_sure_as_their_distance_says(apart: float, least: float, most: float) -> None:
+    one, everyone = torch.full((20,), 0.1), torch.ones(20, dtype=torch.bool)
+    error = finer._joined(torch.full((20,), apart), one, one, torch.full((20,), 0.5), everyone)
+    assert least < float(error[0]) < most

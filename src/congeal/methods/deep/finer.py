@@ -45,6 +45,8 @@ _MOST_PIXELS = 64_000_000  # of all originals together that it is taken at; of m
 _IN_REACH = 0.25  # pixels of the originals: poses that are so sure by a smaller level go on on plain values at once
 _CONTRADICTED = 5.0  # standard errors of a pose by local contrast that plain values may move a corner by, …
 _MOST = 0.8  # … of these images at least; of all, if levels of local contrast are left out for them
+_APART = 1.25  # of the error bar: root mean square of a corner's distance, by χ² with 2 to 8 freedoms 1.15 to 1.4
+_ALIKE = 0.3  # of their errors that two ways to look at the same pixels share at least
 _LESS_ALIKE = 0.02  # likeness that an image may lose to a finer level before it is put back
 
 
@@ -213,17 +215,39 @@ def _on_values(climb: _Climb, motion: str, keep: torch.Tensor, *, all_agree: boo
 
 
 def _weighed(
-    entry: torch.Tensor, theirs: torch.Tensor, found: torch.Tensor, error: torch.Tensor, stack: Stack
+    entry: torch.Tensor,
+    theirs: torch.Tensor,
+    found: torch.Tensor,
+    error: torch.Tensor,
+    stack: Stack,
+    *,
+    alone: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Poses by local contrast (entry, and `theirs`, their errors) and by plain values together; their errors; and where
-    both agree. Where they do not, or plain values know nothing, it is as local contrast says."""
-    agree = corner_motion(entry, found, stack.frame) / _zoom(entry, stack) < _CONTRADICTED * theirs
-    agree &= error.isfinite()
+    both agree. Where they do not, or plain values know nothing, it is as local contrast says. alone: an image may not
+    learn from the others; its error is as if both erred alike."""
+    away = corner_motion(entry, found, stack.frame) / _zoom(entry, stack)
+    agree = (away < _CONTRADICTED * theirs) & error.isfinite()
     weight = torch.where(agree, theirs**2 / (theirs**2 + error**2), 0.0)
     both = torch.lerp(normalise(entry), normalise(found), weight[:, None, None])
-    # As large as if both erred alike.
-    error = torch.where(agree, torch.lerp(theirs, error, weight), theirs)
-    return torch.where(agree[:, None, None], both, entry), error, agree
+    joined = torch.lerp(theirs, error, weight) if alone else _joined(away, theirs, error.nan_to_num(), weight, agree)
+    return torch.where(agree[:, None, None], both, entry), torch.where(agree, joined, theirs), agree
+
+
+def _joined(
+    away: torch.Tensor, one: torch.Tensor, other: torch.Tensor, weight: torch.Tensor, agree: torch.Tensor
+) -> torch.Tensor:
+    """(n,) error of what lies by `weight` between two answers with an error each, which are `away` from each other.
+
+    How far apart they are, over all images where they agree, says how far they err alike: if not at all, by the root of
+    the sum of their squares. If they are farther apart than that, both are less sure than they think.
+    """
+    apart = (away[agree] / _APART).square().mean()
+    squares, product = (one.square() + other.square())[agree].mean(), (one * other)[agree].mean()
+    alike = ((squares - apart) / (2 * product)).clamp(_ALIKE, 1).nan_to_num(1.0)
+    mine, theirs = weight * other, (1 - weight) * one
+    both = (mine.square() + theirs.square() + 2 * alike * mine * theirs).sqrt()
+    return both * (apart / squares).sqrt().clamp(min=1).nan_to_num(1.0)
 
 
 def _has_time(climb: _Climb, size: int) -> bool:
@@ -318,7 +342,7 @@ class _Alone:
             else:
                 theirs = unsure * max(detail.stack.frame) / max(before)
                 found = values_alone(detail, part, entry, level, self.motion)
-                there, unsure, _ = _weighed(entry, theirs, *found, detail.stack)
+                there, unsure, _ = _weighed(entry, theirs, *found, detail.stack, alone=True)
             before = level.frame
             here = poses_at(there, detail.stack, self.stack)
         scale = _zoom(there, detail.stack) * max(self.stack.size) / max(detail.stack.size)

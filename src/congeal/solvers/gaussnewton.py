@@ -99,7 +99,7 @@ class GaussNewton:
         """The parameter step (B, k) of images already sampled into the frame (B, C, h, w).
 
         `weights` (B, 1 or C, h, w) count pixels: coverage, masks. `prior`: how far each image is from where it is
-        expected (B, k), and with what precision (k,) per unit of residual variance that is known.
+        expected (B, k), and with what precision (B or 1, k) per unit of residual variance that is known.
         """
         if weights is None and self.robust is None and prior is None:
             # The residual image itself is never made; a product with few rows is far faster than one with few columns.

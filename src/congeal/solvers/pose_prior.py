@@ -43,15 +43,21 @@ class PosePrior:
         """(2, 8), to keep it in a file."""
         return torch.stack([self.centre, self.spread])
 
-    def pull(
-        self, start: torch.Tensor, poses: torch.Tensor, frame: Size, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """For a Gauss-Newton step in `count` parameters: deviations (B, count), and their precision (count,).
+    def wider(self, times: float) -> PosePrior:
+        """For images that did not start as the others did: so many times as far from the usual is as likely."""
+        return PosePrior(self.centre, times * self.spread)
 
-        The precision is per unit of residual variance. `frame` may be a smaller picture of the same frame.
+    def pull(
+        self, start: torch.Tensor, poses: torch.Tensor, frame: Size, count: int, looser: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """For a Gauss-Newton step in `count` parameters: deviations (B, count), and their precision (B or 1, count).
+
+        The precision is per unit of residual variance. `frame` may be a smaller picture of the same frame. looser (B,):
+        how many times as far from the usual each image may be.
         """
-        away = parameters(start, poses, frame) - self.centre
-        return away[:, :count], _PIXELS_PER_FACT / self.spread[:count].square()
+        away, spread = parameters(start, poses, frame) - self.centre, self.spread[None, :count]
+        spread = spread if looser is None else spread * looser[:, None]
+        return away[:, :count], _PIXELS_PER_FACT / spread.square()
 
     def discount(
         self, scores: torch.Tensor, start: torch.Tensor, poses: torch.Tensor, window: torch.Tensor

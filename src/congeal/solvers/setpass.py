@@ -58,6 +58,8 @@ class SetPass:
         Which images make the target and the gauge; the others follow.
     use_prior : bool
         Images are held to poses that the kept ones make likely.
+    looser : (n,) tensor, optional
+        How many times as far from those each image may be.
     threads : int
         Runs of images that are worked on side by side; the result does not depend on it.
     crew : Crew, optional
@@ -77,13 +79,14 @@ class SetPass:
         pairs: bool = False,
         keep: torch.Tensor | None = None,
         use_prior: bool = False,
+        looser: torch.Tensor | None = None,
         threads: int = 1,
         crew: Crew | None = None,
     ) -> None:
         self.stack, self.newton, self.appearance = stack, newton, appearance
         self.sigma, self.shrink, self.gauge, self.pairs = sigma, shrink, gauge, pairs
         self.fixed = None if fixed is None else blur(fixed[None], sigma / shrink)[0]
-        self.keep, self.use_prior, self.threads, self.crew = keep, use_prior, threads, crew
+        self.keep, self.use_prior, self.looser, self.threads, self.crew = keep, use_prior, looser, threads, crew
         self._soft: dict[int, torch.Tensor] = {}
         pixels = len(stack) * stack.size[0] * stack.size[1]
         self._room = 16 * pixels < _KEPT_BYTES if appearance.costly else 4 * pixels * stack.channels < _KEPT_PIXELS
@@ -134,7 +137,8 @@ class SetPass:
             prior = None
             if likely is not None:
                 start = at_size(self.shrink, torch.as_tensor(self.stack.start[part]).float())
-                prior = likely.pull(start, found, self.newton.size, line.jacobian.shape[1])
+                looser = None if self.looser is None else self.looser[part]
+                prior = likely.pull(start, found, self.newton.size, line.jacobian.shape[1], looser)
             delta = self._pair_delta(shown) if self.pairs else self.newton.delta(shown, line, weights, prior)
             moved = self.newton.compose(found, delta)
             moved = moved if self.shrink == 1 else from_size(self.shrink, moved)
@@ -150,7 +154,9 @@ class SetPass:
         edges = np.cumsum([0, *map(len, together)]).tolist()
         counts = [sum(map(len, shard)) for shard in together]
         line = None if this.line is None else this.line.template
-        key = key_of("round", this.found, line, self.sigma, self.keep, self.newton.motion, self.stack.start)
+        key = key_of(
+            "round", this.found, line, self.sigma, self.keep, self.looser, self.newton.motion, self.stack.start
+        )
         work = _RoundOfShard(self, this.found.numpy(), this.line, this.likely)
         done = crew.map("refining", key, work, list(pairwise(edges)), counts, keep=False, show=False)
         for shard, one in zip(together, done, strict=True):

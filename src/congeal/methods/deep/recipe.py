@@ -5,6 +5,7 @@
 | seed   | steps towards one typical image; a first template         | always            | seed.py              |
 | settle | every image: steps, tries from other poses, the best wins | always            | settle.py            |
 | refine | all together, to the mean of the images that match        | always            | refine.py            |
+| rescue | a wider search for the few images that are lost           | if the rest match | rescue.py            |
 | train  | a net learns to find poses; then settle and refine again  | when tries helped | train.py             |
 | motion | the simplest motion that suffices                         | motion "auto"     | solvers/motions.py   |
 | finer  | larger pictures, up to the originals; error bars          | when it moves     | finer.py             |
@@ -29,8 +30,9 @@ from congeal.methods.deep.finer import finer_alone, go_finer, poses_at
 from congeal.methods.deep.kept import guide_from_tensors, guide_tensors
 from congeal.methods.deep.networks import recipe_networks, seeded
 from congeal.methods.deep.refine import RefineSettings, last_sound, refine
+from congeal.methods.deep.rescue import most_match, rescue
 from congeal.methods.deep.seed import ALL_MATCH, reference_features, seed
-from congeal.methods.deep.settle import HELPED, Bars, Guide, Settled, SettleSettings, settle
+from congeal.methods.deep.settle import Bars, Guide, Settled, SettleSettings, settle
 from congeal.methods.deep.state import Sample, State
 from congeal.methods.deep.train import Trained, TrainSettings, train
 from congeal.methods.job import Job
@@ -47,8 +49,6 @@ _MANY = 0.11  # … and if they then still help more than these, a net has somet
 _LEFT = 0.02  # … for those that are left unmatched, if they are more than these
 _UNMATCHED = 0.85  # of the median score: what scores less is not matched
 _ENOUGH = 50  # images: fewer are tried out faster than a net is trained, and teach it little
-_LOST, _FEW = 0.7, 0.25  # of the median score, where that is high: who scores less is lost; and of the images, at most
-_RESCUE = 64  # tries for who is lost: cheap, as they are few, and four that agree end them
 _TRIED = 48  # photographs that show whether tries help; if they help a tenth, all of these would miss that once in 150
 _HOPELESS = 0.1  # of those: who scores less than so many is tried in any case
 _MATCHING = 0.3  # of the images, the worst, say nothing about what a good score is
@@ -119,13 +119,13 @@ class Recipe:
         if self._needs_training_only():
             self._decide("training", "A network was trained, as asked.")
             trained = self._train(sample, state, saved)
-            state, guide = self._with_net(trained)
+            state, guide = self._with_net(sample, trained)
         else:
             seeded_state = state
             state, guide, helped = self._straight(sample, state)
             if self._should_train(helped, state.scores):
                 trained = self._train(sample, seeded_state, saved)
-                state, guide = self._with_net(trained)
+                state, guide = self._with_net(sample, trained)
         if self.parameters.motion == "auto":
             state, guide = self._choose_motion(sample, state, guide)
         if not self.parameters.refine:
@@ -142,18 +142,22 @@ class Recipe:
     def _decide(self, what: str, sentence: str, **facts: Any) -> None:
         self.decisions[what] = {"sentence": sentence, **facts}
 
+    def _beside(self) -> Job:
+        """For work that is short enough to be done again where an interrupted fit goes on."""
+        return Job(self.job.method, quiet=self.job.quiet, crew=self.job.crew)
+
     # ---- without a net
 
     def _straight(self, sample: Sample, state: State) -> tuple[State, Guide, float]:
         """Settle and refine, twice if tries helped at all; and the share of the images that they helped."""
         guide = Guide.of(state, self.appearance, self.motion, all_match=False)
-        quiet, helped = Job(self.job.method, quiet=self.job.quiet, crew=self.job.crew), 0.0
+        quiet, helped = self._beside(), 0.0
         nothing_to_look_for = float(state.scores.min()) >= ALL_MATCH
         for _ in range(_ROUNDS):
             if not nothing_to_look_for:
                 settled = self._settled(state, guide, quiet)
                 state, helped = replace(state, poses=settled.poses, scores=settled.scores), settled.helped
-            state, guide = self._refined(state, guide, near=_most_match(state.scores))
+            state, guide = self._refined(state, guide, near=most_match(state.scores))
             with few_threads(self.stack.frame):  # scores against the template as it is now
                 state = state.scored(sample)
             guide = replace(guide, bars=Bars.of(state.scores[state.scores >= state.scores.quantile(_MATCHING)]))
@@ -171,7 +175,7 @@ class Recipe:
         if not self.appearance.costly:
             return settle(self.stack, guide, settings, quiet)
         done = Settled(state.poses.clone(), state.scores.clone(), torch.zeros(n))
-        rows = np.flatnonzero(state.scores < ALL_MATCH) if _most_match(state.scores) else np.arange(n)
+        rows = np.flatnonzero(state.scores < ALL_MATCH) if most_match(state.scores) else np.arange(n)
         if not len(rows):  # in the second round all may match
             return done
         first = rows
@@ -187,24 +191,10 @@ class Recipe:
         return done
 
     def _rescued(self, sample: Sample, state: State, guide: Guide, quiet: Job) -> tuple[State, Guide]:
-        """More tries for the few that are lost where all others match closely: copies of a picture, frames of a stack.
-
-        One such image of twenty was 39 pixels off in a star field under homographies.
-        """
-        usual = float(state.scores.median())
-        rows = torch.nonzero(state.scores < _LOST * usual)[:, 0]
-        if usual < ALL_MATCH or not 0 < len(rows) <= _FEW * len(state.scores):
-            return state, guide
+        """With the few that were lost where they are; and refined once more, if they change the mean of all."""
         settings = settings_of(SettleSettings, self.parameters)
-        settings = replace(settings, restarts=_RESCUE, random_state=settings.random_state + 1)
-        found = settle(self.stack.some(rows.numpy()), guide, settings, quiet)
-        better = found.scores > state.scores[rows] + HELPED
-        if not better.any():
-            return state, guide
-        poses, scores = state.poses.clone(), state.scores.clone()
-        poses[rows[better]], scores[rows[better]] = found.poses[better], found.scores[better]
-        state = replace(state, poses=poses, scores=scores)
-        if int(better.sum()) <= _A_FEW * len(scores):  # they are at their places, and the mean of all hardly changes
+        state, count = rescue(self.stack, state, guide, settings, quiet)
+        if count <= _A_FEW * len(state.scores):
             return state, guide
         state, guide = self._refined(state, guide)
         with few_threads(self.stack.frame):
@@ -238,7 +228,7 @@ class Recipe:
         with few_threads(self.stack.frame):
             return train(sample, state, networks, settings, self.job, device=self.device, resume=saved)
 
-    def _with_net(self, trained: Trained) -> tuple[State, Guide]:
+    def _with_net(self, sample: Sample, trained: Trained) -> tuple[State, Guide]:
         """Settle with the net's answers, and refine."""
         parameters, state = self.parameters, trained.state
         all_match = not parameters.running_reference
@@ -246,7 +236,14 @@ class Recipe:
         settings = settings_of(SettleSettings, parameters)
         settled = settle(self.stack, guide, settings, self.job, beside=trained.checkpoint, name="settled")
         state = replace(state, poses=settled.poses, scores=settled.scores)
-        return self._refined(state, guide) if parameters.refine else (state, guide)
+        if not parameters.refine:
+            return state, guide
+        state, guide = self._refined(state, guide)
+        if not self.appearance.needs_prior:  # objects were all looked for
+            return state, guide
+        with few_threads(self.stack.frame):
+            state = state.scored(sample)
+        return self._rescued(sample, state, guide, self._beside())
 
     def _refined(
         self, settled: State, guide: Guide, *, near: bool = False, steps: int | None = None
@@ -281,7 +278,7 @@ class Recipe:
         with few_threads(stack.frame):
             state = replace(state, poses=poses).scored(replace(sample, motion=choice.motion))
         # Where larger pictures will place the images, steps at this size would only be taken twice.
-        steps = 0 if _most_match(state.scores) and self._larger_pictures() else None
+        steps = 0 if most_match(state.scores) and self._larger_pictures() else None
         return self._refined(state, guide, near=True, steps=steps)
 
     def _larger_pictures(self) -> bool:
@@ -323,11 +320,6 @@ class Recipe:
         aligner = None if trained is None else trained.aligner
         guide = guide_from_tensors(done["guide"], done["motion"], self.appearance, aligner)
         return Learnt(done["poses"], done["error"], guide, trained, done["decisions"])
-
-
-def _most_match(scores: torch.Tensor) -> bool:
-    """Whether there is nothing to look for in most images: copies of one picture, frames of a stack."""
-    return float(scores.median()) >= ALL_MATCH
 
 
 def choose_sample(n: int, most: int, random_state: int) -> np.ndarray:

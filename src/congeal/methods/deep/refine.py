@@ -62,7 +62,7 @@ def refine(
     freedom, sigma, shrink, _ = looks.pop()
     # The last stage, too, is mostly done in smaller pictures; what is left is a matter of a few steps.
     looks += [(freedom, sigma, small, settings.refine_steps) for small in sorted({shrink, 1}, reverse=True)]
-    how: dict[str, Any] = {"keep": keep, "threads": threads if appearance.costly else 1}
+    how: dict[str, Any] = {"keep": keep, "looser": state.looser, "threads": threads if appearance.costly else 1}
     for freedom, sigma, shrink, steps in looks if settings.refine_steps else ():
         newton = GaussNewton(freedom, shrunk_size(stack.frame, shrink), robust=appearance.robust)
         prior = appearance.needs_prior

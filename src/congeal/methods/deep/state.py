@@ -110,6 +110,8 @@ class State:
         The score from which on an image matches.
     prior : PosePrior or None
         Which poses the matching ones make likely.
+    looser : (n,) tensor or None
+        How many times as far from those an image may be: more than once for those that started elsewhere.
     """
 
     template: torch.Tensor
@@ -118,6 +120,7 @@ class State:
     good: torch.Tensor
     bar: float = 0.0
     prior: PosePrior | None = None
+    looser: torch.Tensor | None = None
 
     @classmethod
     def fresh(cls, sample: Sample, template: torch.Tensor) -> State:

@@ -576,7 +576,9 @@ def test_an_image_without_evidence_is_held_to_what_is_likely() -> None:
     likely = PosePrior.from_poses(start, poses, (64, 64))
     away, precision = likely.pull(start, poses, (64, 64), 8)
     torch.testing.assert_close(away, moves - likely.centre, atol=0.02, rtol=0)
-    assert precision[6] > 10 * precision[0]
+    assert precision[0, 6] > 10 * precision[0, 0]
+    _, freed = likely.pull(start, poses, (64, 64), 8, looser=torch.tensor([1.0, 3.0]).repeat(25))
+    torch.testing.assert_close(freed[:2], torch.stack([precision[0], precision[0] / 9]))
     flat = torch.zeros(50, 1, 64, 64)
     newton = GaussNewton("homography", (64, 64), robust=0.02)
     line = newton.linearise(torch.rand(1, 64, 64, generator=rng))

@@ -54,8 +54,16 @@ def test_objects_that_start_far_away_need_no_network_either() -> None:
     assert model.quality_.apsnr_after > 20, "as good as digits that nobody warped"
 
 
-def test_images_that_need_tries_are_worth_a_network() -> None:
+def test_a_few_images_that_nothing_matches_are_not_worth_a_network() -> None:
     model = DeepCongealing(**FEW).fit(with_specks("7", 60))
+    assert not model.trained_
+    told = model.decisions_["training"]
+    assert told["helped"] > 0.11, "tries did help"
+    assert 1 <= round(60 * told["unmatched"]) < 16, "and some are left, but few"
+
+
+def test_images_that_need_tries_are_worth_a_network() -> None:
+    model = DeepCongealing(**FEW).fit(with_specks("7", 200))
     assert model.trained_
     assert isinstance(model.aligner_, torch.nn.Module)
     sentence = model.decisions_["training"]["sentence"]

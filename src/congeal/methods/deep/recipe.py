@@ -48,7 +48,8 @@ _A_FEW = 0.01  # of the images: if tries helped more than these, the better temp
 _MANY = 0.11  # … and if they then still help more than these, a net has something to learn …
 _LEFT = 0.02  # … for those that are left unmatched, if they are more than these
 _UNMATCHED = 0.85  # of the median score: what scores less is not matched
-_ENOUGH = 50  # images: fewer are tried out faster than a net is trained, and teach it little
+_ENOUGH = 50  # images: fewer teach a net little …
+_WORTH_IT = 16  # … and fewer than so many unmatched ones gain nothing by it: among 50 digits they are foreign ones
 _TRIED = 48  # photographs that show whether tries help; if they help a tenth, all of these would miss that once in 150
 _HOPELESS = 0.1  # of those: who scores less than so many is tried in any case
 _MATCHING = 0.3  # of the images, the worst, say nothing about what a good score is
@@ -209,7 +210,8 @@ class Recipe:
     def _should_train(self, helped: float, scores: torch.Tensor) -> bool:
         """Whether a net has something to learn (poses that steps from the start do not find) and somebody to help."""
         wish, left = self.parameters.train, float((scores < _UNMATCHED * scores.median()).float().mean())
-        many = helped > _MANY and left > _LEFT and len(scores) >= _ENOUGH
+        enough = len(scores) >= _ENOUGH and left * len(scores) >= _WORTH_IT
+        many = helped > _MANY and left > _LEFT and enough
         will = self.parameters.steps > 0 and (wish == "always" or (wish == "auto" and many))
         facts = (
             f"further tries found better poses for {helped:.0%} of the images, and {left:.0%} match less well than most"

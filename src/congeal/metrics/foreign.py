@@ -66,7 +66,7 @@ class Crowd:
         self._all = contrast, counts
         self.near = _nearest(self._likeness(contrast, counts))
         made, reached = doubles(contrast, counts)
-        self.chance_likeness = float(reached.mean())
+        self.chance_likeness = round(float(reached.mean()), 6)  # more digits depend on the number of threads
         noise = _nearest(pair_likeness(made, None, (self._contrast, None)))
         usual = float(np.quantile(self.near, CENTRE))
         low, high = MATCH_SHARE

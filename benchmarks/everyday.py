@@ -5,7 +5,7 @@
     python benchmarks/everyday.py forms              60 identity cards photographed by phone
     python benchmarks/everyday.py photographs        42 to 100 faces of a person: landmark error and seconds
     python benchmarks/everyday.py lfw                four people, from photographs to report
-    python benchmarks/everyday.py bars               how often the true error is inside the error bar
+    python benchmarks/everyday.py bars               how often the true error is inside the error bar (everyday_bars.py)
     python benchmarks/everyday.py digits             MNIST, 1,000 of each digit
     python benchmarks/everyday.py frames             1280×960 frames against OpenCV (benchmarks/frames.py)
     python benchmarks/everyday.py verdict            200 alignments of known quality (benchmarks/everyday_verdict.py)
@@ -33,6 +33,8 @@ import cv2
 import everyday_sets as sets
 import numpy as np
 import torch
+from everyday_bars import PARTS
+from everyday_bars import measure as measure_bars
 from everyday_sets import KnownSet, corner_error
 
 from congeal import LSC, DeepCongealing, open_images
@@ -323,30 +325,8 @@ def task(args: argparse.Namespace) -> None:
 
 
 def bars(args: argparse.Namespace) -> None:
-    """How many images have their true error inside twice their error bar."""
-    print("True mean corner error, in pixels of the image, inside 2 × `uncertainty_px`.\n")
-    head("set", "true motion", "chosen", "inside", "error, px", "bar, px")
-    made = drifting(args.quick)
-    for photo in sets.REPORT[:1] if args.quick else sets.REPORT[:4]:
-        made += [sets.copies(photo, 256 if args.quick else 512, motion, seed=1) for motion in MOTIONS]
-    made += [sets.forms(12 if args.quick else 60, seed=1)]
-    for known in made:
-        model, _ = fitted(DeepCongealing(), known.images)
-        bar = getattr(model.transforms_, "uncertainty_px", None)
-        if bar is None or not np.isfinite(bar).any():
-            print("\nThis version gives no error bars (`transforms_.uncertainty_px`).")
-            return
-        error = error_of(model, known) * pixels_per_scene_pixel(known)
-        inside = np.mean(error <= 2 * bar)
-        line(known.name, known.motion, chosen(model), f"**{inside:.0%}**", f"{error.mean():.3f}", f"{bar.mean():.3f}")
-
-
-def pixels_per_scene_pixel(known: KnownSet) -> np.ndarray:
-    """(N,) how large a pixel of the scene is in each image, at the scene's centre."""
-    middle = np.array([known.size[1] - 1, known.size[0] - 1]) / 2
-    moved = map_points(known.truth, middle + np.array([[0, 0], [1, 0], [0, 1]]))
-    sides = moved[:, 1:] - moved[:, :1]
-    return np.sqrt(np.abs(np.linalg.det(sides)))
+    """How many images have their true error inside twice their error bar: benchmarks/everyday_bars.py."""
+    measure_bars(args)
 
 
 def digits(args: argparse.Namespace) -> None:
@@ -391,6 +371,13 @@ def main() -> None:
             row.add_argument("--sides", nargs="+", type=int)
             row.add_argument("--motions", nargs="+", choices=MOTIONS)
             row.add_argument("--methods", nargs="+", default=["deep", "lsc", *PEERS])
+        if measure is bars:
+            row.add_argument("--develop", action="store_true", help=f"to choose settings on: {' '.join(sets.DEVELOP)}")
+            row.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+            row.add_argument("--photos", nargs="+", help="copies of these only")
+            row.add_argument("--motions", nargs="+", choices=MOTIONS, help="of copies")
+            row.add_argument("--side", type=int, default=512, help="of copies, in pixels")
+            row.add_argument("--seeds", type=int, help="at most so many sets in a row")
         if measure in (photographs, lfw):
             row.add_argument("--before", type=Path, help="an older tree of the project to run in the same minutes")
             row.add_argument("--people", nargs="+", choices=EVERYBODY, help="these of them")

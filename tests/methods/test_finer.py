@@ -162,7 +162,8 @@ def test_twice_an_error_bar_holds_95_of_100_whatever_the_freedoms() -> None:
         count, blocks = len(corner), 4096
         left = torch.randn(1, blocks, count, generator=random, dtype=torch.float64)
         inverse = torch.eye(count, dtype=torch.float64)[None]
-        bar = votes.corner_spread(left, inverse, torch.tensor([blocks]), corner, 0.0)
+        bar, noise = votes.corner_spread(left, inverse, torch.tensor([blocks]), corner, 0.0)
+        assert torch.equal(bar, noise), "without a floor"
         steps = torch.randn(4000, count, generator=random, dtype=torch.float64) * blocks**0.5
         distance = (steps @ corner).view(-1, 4, 2).norm(dim=2).mean(1)
         # Of unlike distances the mean is below the root mean square, so that a few more than 95 are inside.
@@ -176,9 +177,8 @@ def test_plain_values_that_contradict_or_know_less_are_not_taken(
     def misled(_: object, poses: torch.Tensor, *__: object) -> Valued:
         shift = torch.eye(3, dtype=torch.float64)
         shift[0, 2] = 3.0 if wrong == "poses" else 0.0
-        return Valued(
-            poses @ shift, torch.full((len(poses),), 1e-3 if wrong == "poses" else 9.0, dtype=torch.float64), NO_LEVEL
-        )
+        error = torch.full((len(poses),), 1e-3 if wrong == "poses" else 9.0, dtype=torch.float64)
+        return Valued(poses @ shift, error, error, NO_LEVEL)
 
     monkeypatch.setattr(finer, "sharpen_values", misled)
     found = DeepCongealing(size=32, motion="similarity").fit(copies[0][:6])
@@ -374,3 +374,36 @@ def test_two_answers_together_are_as_sure_as_their_distance_says(apart: float, l
     one, everyone = torch.full((20,), 0.1), torch.ones(20, dtype=torch.bool)
     error = finer._joined(torch.full((20,), apart), one, one, torch.full((20,), 0.5), everyone)
     assert least < float(error[0]) < most
+
+
+def test_two_answers_are_as_far_apart_as_their_corners_on_the_mean(copies: tuple[np.ndarray, np.ndarray]) -> None:
+    """Not as the farthest of four: that would call free corners farther apart than their errors explain."""
+    stack = stacks.prepare(congeal.open_images(copies[0][:1]), size=SIDE)
+    one = torch.eye(3, dtype=torch.float64)[None]
+    shift, stretch = one.clone(), one.clone()
+    shift[:, 0, 2] = 0.3
+    stretch[:, 0, 0] += 0.01  # about the left edge: two corners stay
+    stretch[:, 0, 2] += 0.005
+    assert float(finer._mean_distance(one, shift, stack)) == pytest.approx(0.3)
+    assert float(finer._mean_distance(one, stretch, stack)) == pytest.approx(0.01 * SIDE / 2)
+
+
+@pytest.mark.parametrize("waves", [1, 3])
+def test_what_is_left_of_sampling_is_what_differences_exaggerate(waves: int) -> None:
+    """So many waves across a tile, along x and y."""
+    frequency = 2 * np.pi * waves / 16
+    one = (frequency * torch.arange(18.0, dtype=torch.float64)).sin()
+    level = Level(
+        Tiles((64, 64), 16, torch.tensor([[8, 8]])), (one + one[:, None])[None], torch.ones(1), torch.ones(1), floor=0.0
+    )
+    measured = 4 * np.tan(frequency / 2) ** 2
+    assert level.roughness.numpy() == pytest.approx([measured] * 2)
+    assert level.sampling_left == pytest.approx(votes._LEFT * (measured - frequency**2))
+
+
+def test_an_image_that_is_lost_does_not_claim_to_be_sure(large_copies: tuple[np.ndarray, np.ndarray]) -> None:
+    images = large_copies[0].copy()
+    images[3] = np.random.default_rng(0).integers(0, 256, images[3].shape)
+    bars = DeepCongealing(motion="similarity").fit(images).transforms_.uncertainty_px
+    assert bars[3] > LARGE / 4
+    assert np.delete(bars, 3).max() < 0.1

@@ -198,6 +198,8 @@ class Sharpened:
         stack_from_frame at this level.
     error : (n,) tensor
         Standard error of a corner's position, in frame pixels.
+    noise : (n,) tensor
+        What of it is noise.
     before, after : (n,) tensor
         Likeness to the mean of the others.
     level : Level
@@ -206,6 +208,7 @@ class Sharpened:
 
     poses: torch.Tensor
     error: torch.Tensor
+    noise: torch.Tensor
     before: torch.Tensor
     after: torch.Tensor
     level: Level
@@ -250,7 +253,8 @@ def sharpen(
             answers.append(votes)
             if not few:
                 sums.add(seen[keep[part]], covered[keep[part]])
-        likeness, error = (torch.cat([getattr(one, name) for one in answers]) for name in ("likeness", "error"))
+        names = "likeness", "error", "noise"
+        likeness, error, noise = (torch.cat([getattr(one, name) for one in answers]) for name in names)
         before, level = likeness if before is None else before, level if few else sums.level()
         moved = gauge.fix(moved, None, keep)
         change = mean_motion(found, moved, details.stack.frame)
@@ -262,7 +266,7 @@ def sharpen(
     assert before is not None
     assert level is not None
     found = gauge.fix(without_sampling_bias(found, level.tiles, level.roughness, motion), None, keep)
-    return Sharpened(found, error, before, likeness, level)
+    return Sharpened(found, error, noise, before, likeness, level)
 
 
 @torch.no_grad()

@@ -50,12 +50,15 @@ class Valued:
         stack_from_frame.
     error : (n,) tensor
         Standard error of a corner's position, in frame pixels; NaN if too few tiles are covered.
+    bar : (n,) tensor
+        The same as it is told: noise, and what is left of sampling.
     level : Level
         What they were compared with in the end.
     """
 
     poses: torch.Tensor
     error: torch.Tensor
+    bar: torch.Tensor
     level: Level
 
 
@@ -72,10 +75,12 @@ def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: tor
     for here in (some, tiles):
         seen, covered = _looked(details, found, here, clipped=light is None or _same_white(light[keep]))
         light = _own_light(here.inner(seen), covered) if light is None else light
-        step = _step(here, seen, covered, keep, light, newton, sampled_alike(found, here, motion))
+        alike = sampled_alike(found, here, motion)
+        step = _step(here, seen, covered, keep, light, newton, alike)
         found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light
     found = gauge.fix(without_sampling_bias(found, tiles, step.level.roughness, motion), None, keep)
-    return Valued(found, step.error, step.level)
+    bar = torch.hypot(step.noise, step.level.sampling_left * alike)
+    return Valued(found, step.error, bar, step.level)
 
 
 @torch.no_grad()
@@ -125,10 +130,12 @@ def _own_light(inner: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Step:
-    """A step (n, k), its error (n,), light (n, 2) as it is now, and what the images were compared with."""
+    """A step (n, k), its error (n,) and what of it is noise (n,), light (n, 2) as it is now, and what the images were
+    compared with."""
 
     delta: torch.Tensor
     error: torch.Tensor
+    noise: torch.Tensor
     light: torch.Tensor
     level: Level
 
@@ -200,13 +207,15 @@ def _step(
     left = votes - (free @ delta[:, None, :, None])[..., 0]
     corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, newton.motion).flatten(1)
     floor = _SAMPLED * float(common[1:].mean())
-    error = corner_spread(left, inverse, (seen_in > 0).sum(1), corner, floor * alike)
     known = covered.sum(1) >= LEAST_TILES
+    both_errors = corner_spread(left, inverse, (seen_in > 0).sum(1), corner, floor * alike)
+    error, noise_alone = (torch.where(known, one, torch.nan) for one in both_errors)
     offset, gain = light.unbind(1)
     more, factor = changes[:, :_LIGHT].float().unbind(1)
     return _Step(
         torch.where(known[:, None], changes[:, _LIGHT:], 0.0),
-        torch.where(known, error, torch.nan),
+        error,
+        noise_alone,
         torch.stack([offset + gain * more, gain * (1 + factor)], 1),
         Level(tiles, template, noise.float(), (count * shown).float(), floor, common),
     )

@@ -25,7 +25,10 @@ SAMPLING_ERROR = 0.004
 """Pixels along an axis: what sampling between pixels costs a pose, however little noise there is …"""
 SHRINKING_ERROR = 0.01
 """… and what it costs if the pictures were made smaller before. Both from copies of four photographs (DEVELOP in
-benchmarks/everyday_sets.py); how far they hold elsewhere is measured there by `everyday.py bars`."""
+benchmarks/everyday_sets.py). By errors with these floors levels are left and answers weighed. The error bar that is
+told of a pose has what is left of sampling instead: `Level.sampling_left`."""
+_LEFT = 0.017  # pixels along an axis, times what is exaggerated of the roughness: what is left of the bias of sampling
+# once it is taken off. Of 0.014 to 0.018 chosen on shifted copies and stacks of DEVELOP; the bias is at most 0.016
 _95_OF_100 = 1.645  # standard deviations, on one side
 
 
@@ -74,6 +77,18 @@ class Level:
         slopes = torch.stack([(one - other).square().sum() / 4 for one, other in ((left, right), (above, below))])
         return bends / slopes.clamp(min=1e-12)
 
+    @property
+    def sampling_left(self) -> float:
+        """Pixels along an axis that sampling moves a picture that is only shifted by, once its bias is taken off.
+
+        That is done by the roughness, which differences of neighbouring pixels exaggerate: of a wave of frequency w,
+        4 tan²(w/2) is measured instead of w². So too much is taken off, and the more the rougher a picture is. It is a
+        largest value, with no tails to allow for.
+        """
+        measured = self.roughness.double()
+        meant = (2 * (measured.sqrt() / 2).atan()).square()
+        return _LEFT * float((measured - meant).mean())
+
 
 class LevelSums:
     """Running sums over images from which a level is made."""
@@ -112,12 +127,15 @@ class Votes:
     error : (B,) tensor
         Its standard error: of where the corners of the frame lie, as `corner_spread` says, in frame pixels; NaN if too
         few tiles are covered.
+    noise : (B,) tensor
+        What of it is noise: the error if nothing but that were wrong.
     likeness : (B,) tensor
         Correlation with the mean of the others.
     """
 
     delta: torch.Tensor
     error: torch.Tensor
+    noise: torch.Tensor
     likeness: torch.Tensor
 
 
@@ -145,10 +163,11 @@ class Poll:
         # At the optimum the votes cancel; what a block adds beyond its share of the step is noise.
         left = self._in_blocks(votes - torch.einsum("bt,tkl,bl->btk", weight, self.curvature, delta))
         used = (covered @ self.tiles.blocks > 0).sum(1)
-        error = corner_spread(left, inverse, used, self.corner, self.level.floor)
         known = covered.sum(1) >= LEAST_TILES
+        both = corner_spread(left, inverse, used, self.corner, self.level.floor)
+        error, noise = (torch.where(known, one, torch.nan) for one in both)
         likeness = _correlation(shown, shown - residual, covered / self.level.noise)
-        return Votes(torch.where(known[:, None], delta, 0.0), torch.where(known, error, torch.nan), likeness)
+        return Votes(torch.where(known[:, None], delta, 0.0), error, noise, likeness)
 
     def foretold(
         self, seen: torch.Tensor, covered: torch.Tensor, own: torch.Tensor, noise: torch.Tensor
@@ -204,9 +223,9 @@ def robust_weight(noise: torch.Tensor, away: torch.Tensor) -> torch.Tensor:
 
 def corner_spread(
     left: torch.Tensor, inverse: torch.Tensor, used: torch.Tensor, corner: torch.Tensor, floor: float | torch.Tensor
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(B,) standard error of where corners lie, in frame pixels: half of what their mean distance stays below in 95 of
-    100 cases.
+    100 cases; and what it would be without the floor.
 
     left (B, blocks, k): what blocks vote for once the step is taken. used (B,): in how many blocks an image is seen.
     inverse (B, k, k) of the curvature; corner (k, 8): how corners move with each parameter.
@@ -222,7 +241,7 @@ def corner_spread(
     freedoms = (64 * along.square() / spread.square().sum((1, 2)).clamp(min=1e-30)).clamp(2.0, 8.0)
     width = 2 / (9 * freedoms)
     quantile = (1 - width + _95_OF_100 * width.sqrt()) ** 3  # of the mean square
-    return (quantile / 2 * (along + floor**2)).sqrt()
+    return (quantile / 2 * (along + floor**2)).sqrt(), (quantile / 2 * along).sqrt()
 
 
 def _correlation(a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from congeal.distributed.broadcast import key_of
-from congeal.geometry.matrix import invert, normalise, rescale
+from congeal.geometry.matrix import corners, invert, map_points, normalise, rescale
 from congeal.images import Stack
 from congeal.images.levels import finer_sizes
 from congeal.mapped import room, runs
@@ -27,7 +27,7 @@ from congeal.methods.job import Job, Spread
 from congeal.metrics import scales
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import corner_motion
-from congeal.solvers.sharpen import PASSES, STILL, Details, Sharpened, sharpen, sharpen_alone
+from congeal.solvers.sharpen import PASSES, STILL, Details, Sharpened, sampled_alike, sharpen, sharpen_alone
 from congeal.solvers.streaming import chunks, stack_values
 from congeal.solvers.threads import one_thread
 from congeal.solvers.values import sharpen_values, values_alone
@@ -45,8 +45,11 @@ _MOST_PIXELS = 64_000_000  # of all originals together that it is taken at; of m
 _IN_REACH = 0.25  # pixels of the originals: poses that are so sure by a smaller level go on on plain values at once
 _CONTRADICTED = 5.0  # standard errors of a pose by local contrast that plain values may move a corner by, …
 _MOST = 0.8  # … of these images at least; of all, if levels of local contrast are left out for them
-_APART = 1.25  # of the error bar: root mean square of a corner's distance, by χ² with 2 to 8 freedoms 1.15 to 1.4
+_APART = 1.2  # of the error bar: rms of the corners' mean distance, by χ² with 2 to 4 freedoms 1.15 to 1.25
 _ALIKE = 0.3  # of their errors that two ways to look at the same pixels share at least
+_UNLIKE = 0.3  # of the usual likeness: with less, an image is lost. A copy of china that is 91 pixels off has 0.01, the
+# least alike of 200 threes and of 42 photographs of Jennifer Capriati 0.5
+_ANYWHERE = 12**-0.5  # of the frame's side: how far from its place an image is that may have any
 _LESS_ALIKE = 0.02  # likeness that an image may lose to a finer level before it is put back
 
 
@@ -137,7 +140,7 @@ def go_finer(
         known_better = unsure < _SHARP or float((moved / done.error)[keep].nanmedian()) > _WORTH
         if not climb.levels and not known_better:
             why = f"Pictures of {size} pixels would move poses by less than their error; those of {base} decided."
-            return _finish(climb, larger, done, why)
+            return _finish(climb, larger, done, _bar(done, details, motion, keep), why)
         climb.take(done, details)
         if unsure * native / size <= _FINE_ENOUGH or not known_better:
             break
@@ -154,9 +157,10 @@ def go_finer(
         def judged(_: float, likeness: float) -> None:
             job.note(size=base, likeness=likeness)  # nothing is moved
 
-        done = sharpen(Details(stack, appearance), climb.poses, motion, keep, passes=1, on_pass=judged)
+        details = Details(stack, appearance)
+        done = sharpen(details, climb.poses, motion, keep, passes=1, on_pass=judged)
     why = "as fine as the images are" if base >= native else "larger pictures were not asked for or not to be had"
-    return _finish(climb, stack, done, f"Worked at {base} pixels: {why}.")
+    return _finish(climb, stack, done, _bar(done, details, motion, keep), f"Worked at {base} pixels: {why}.")
 
 
 def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer:
@@ -179,10 +183,11 @@ def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer
             passes, told = PASSES if unsettled else _POLISH, partial(_note, job, max(larger.frame))
             done = sharpen(details, climb.at(larger), motion, keep, passes=passes, tiles=tiles, on_pass=told)
             climb.take(done, details)
-    sure = float(done.error[keep].nanmedian()) * stack.native_size / max(larger.frame)
+    bar = _bar(done, details, motion, keep)
+    sure = float(bar[keep].nanmedian()) * stack.native_size / max(larger.frame)
     sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
     why = f"Worked at {max(stack.frame)} pixels, then {sizes}: poses are known to {sure:.2g} pixels of the originals."
-    return _finish(climb, larger, done, why)
+    return _finish(climb, larger, done, bar, why)
 
 
 def _on_values(climb: _Climb, motion: str, keep: torch.Tensor, *, all_agree: bool = False) -> Finer | None:
@@ -198,46 +203,49 @@ def _on_values(climb: _Climb, motion: str, keep: torch.Tensor, *, all_agree: boo
     finest = larger if finest is stack else finest
     values, entry = Details(finest, details.appearance, plain=True), climb.at(finest)
     found = sharpen_values(values, entry, motion, keep, values.tiles(entry, keep, most=most))
-    theirs = done.error * max(finest.frame) / max(larger.frame)
-    poses, error, agree = _weighed(entry, theirs, found.poses, torch.where(keep, found.error, torch.nan), finest)
+    larger_by = max(finest.frame) / max(larger.frame)
+    theirs = done.error * larger_by
+    error = torch.where(keep, found.error, torch.nan)
+    poses, weight, agree = _weighed(entry, theirs, found.poses, error, finest)
     surer = float(found.error[keep].nanmedian()) <= float(theirs[keep].nanmedian())
     if not surer or float(agree[keep].double().mean()) < (1.0 if all_agree else _MOST):
         return None
+    bars = _bar(done, details, motion, keep) * larger_by, found.bar
+    bar = _joined(_mean_distance(entry, found.poses, finest), *bars, weight, agree)
     climb.poses = poses_at(poses, finest, stack)
-    sure = float(error[keep].nanmedian()) * stack.native_size / max(finest.frame)
+    sure = float(bar[keep].nanmedian()) * stack.native_size / max(finest.frame)
     sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
     done_at = (
         f"Worked at {max(stack.frame)} pixels, then {sizes}, at last on plain values of {max(finest.frame)} pixels"
     )
     why = f"{done_at}: poses are known to {sure:.2g} pixels of the originals."
     levels = (*climb.levels, found.level) if all_agree else tuple(climb.levels)
-    return Finer(climb.poses, _in_stack(error, climb, finest).float(), levels, levels[-1], why)
+    return Finer(climb.poses, _in_stack(bar, climb, finest).float(), levels, levels[-1], why)
 
 
 def _weighed(
-    entry: torch.Tensor,
-    theirs: torch.Tensor,
-    found: torch.Tensor,
-    error: torch.Tensor,
-    stack: Stack,
-    *,
-    alone: bool = False,
+    entry: torch.Tensor, theirs: torch.Tensor, found: torch.Tensor, error: torch.Tensor, stack: Stack
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Poses by local contrast (entry, and `theirs`, their errors) and by plain values together; their errors; and where
-    both agree. Where they do not, or plain values know nothing, it is as local contrast says. alone: an image may not
-    learn from the others; its error is as if both erred alike."""
+    """Poses by local contrast (entry, and `theirs`, their errors) and by plain values together; what the latter weigh;
+    and where both agree. Where they do not, or plain values know nothing, it is as local contrast says."""
     away = corner_motion(entry, found, stack.frame) / _zoom(entry, stack)
     agree = (away < _CONTRADICTED * theirs) & error.isfinite()
     weight = torch.where(agree, theirs**2 / (theirs**2 + error**2), 0.0)
     both = torch.lerp(normalise(entry), normalise(found), weight[:, None, None])
-    joined = torch.lerp(theirs, error, weight) if alone else _joined(away, theirs, error.nan_to_num(), weight, agree)
-    return torch.where(agree[:, None, None], both, entry), torch.where(agree, joined, theirs), agree
+    return torch.where(agree[:, None, None], both, entry), weight, agree
+
+
+def _mean_distance(one: torch.Tensor, other: torch.Tensor, stack: Stack) -> torch.Tensor:
+    """(n,) mean distance of the frame's corners between two sets of poses, in frame pixels."""
+    frame = torch.as_tensor(corners(stack.frame))
+    return (map_points(one, frame) - map_points(other, frame)).norm(dim=-1).mean(-1) / _zoom(one, stack)
 
 
 def _joined(
     away: torch.Tensor, one: torch.Tensor, other: torch.Tensor, weight: torch.Tensor, agree: torch.Tensor
 ) -> torch.Tensor:
-    """(n,) error of what lies by `weight` between two answers with an error each, which are `away` from each other.
+    """(n,) error of what lies by `weight` between two answers with an error each, which are `away` from each other; as
+    that of the first where they do not agree.
 
     How far apart they are, over all images where they agree, says how far they err alike: if not at all, by the root of
     the sum of their squares. If they are farther apart than that, both are less sure than they think.
@@ -247,7 +255,21 @@ def _joined(
     alike = ((squares - apart) / (2 * product)).clamp(_ALIKE, 1).nan_to_num(1.0)
     mine, theirs = weight * other, (1 - weight) * one
     both = (mine.square() + theirs.square() + 2 * alike * mine * theirs).sqrt()
-    return both * (apart / squares).sqrt().clamp(min=1).nan_to_num(1.0)
+    return torch.where(agree, both * (apart / squares).sqrt().clamp(min=1).nan_to_num(1.0), one)
+
+
+def _bar(done: Sharpened, details: Details, motion: str, keep: torch.Tensor) -> torch.Tensor:
+    """(n,) error bars of poses by local contrast, in frame pixels of the level.
+
+    Tiles of an image that shows something else, or is lost, vote as well, and may even agree. They know nothing.
+    """
+    level, shrunk = done.level, details.stack.native_size > max(details.stack.frame)
+    alike = torch.empty(len(done.poses), dtype=torch.float64)
+    for part in runs(len(alike)):
+        alike[part] = sampled_alike(done.poses[part], level.tiles, motion)
+    bar = torch.hypot(done.noise, alike * (level.floor if shrunk else level.sampling_left))
+    lost = done.after < _UNLIKE * done.after[keep].nanmedian()
+    return torch.where(lost, bar.clamp(min=_ANYWHERE * max(level.frame)), bar)
 
 
 def _has_time(climb: _Climb, size: int) -> bool:
@@ -273,8 +295,8 @@ def _note(job: Job, size: int, moved: float, likeness: float) -> None:
     job.note(size=size, moved=moved, likeness=likeness)
 
 
-def _finish(climb: _Climb, judged_at: Stack, done: Sharpened, sentence: str) -> Finer:
-    error = _in_stack(done.error, climb, judged_at)
+def _finish(climb: _Climb, judged_at: Stack, done: Sharpened, bar: torch.Tensor, sentence: str) -> Finer:
+    error = _in_stack(bar, climb, judged_at)
     return Finer(climb.poses, error.float(), tuple(climb.levels), done.level, sentence)
 
 
@@ -342,7 +364,8 @@ class _Alone:
             else:
                 theirs = unsure * max(detail.stack.frame) / max(before)
                 found = values_alone(detail, part, entry, level, self.motion)
-                there, unsure, _ = _weighed(entry, theirs, *found, detail.stack, alone=True)
+                there, weight, _ = _weighed(entry, theirs, *found, detail.stack)
+                unsure = torch.lerp(theirs, found[1].nan_to_num(), weight)  # no set says how far both err alike
             before = level.frame
             here = poses_at(there, detail.stack, self.stack)
         scale = _zoom(there, detail.stack) * max(self.stack.size) / max(detail.stack.size)

@@ -251,6 +251,15 @@ def test_an_object_that_was_bent_to_fit_is_foreign_by_what_it_is_when_set_uprigh
         np.testing.assert_array_equal(np.flatnonzero(crowd.near < crowd.least), foreign)
 
 
+def test_objects_that_close_nothing_in_are_not_held_against_each_other_by_that() -> None:
+    pattern = local_contrast(random_pictures(1, 28, seed=1))[0]
+    plates = pattern + 0.3 * torch.randn(16, 28, 28, generator=torch.Generator().manual_seed(0))
+    crowd = Crowd(plates, None)
+    crowd.look_again(plates, None, plates[:, None], plates[:, None], torch.zeros(16, 11, 13, 13))
+    assert crowd.near.min() > 0.9
+    assert crowd.near.max() <= 1
+
+
 def among_strangers(others: torch.Tensor, strangers: int, first: torch.Tensor) -> Crowd:
     """A crowd of 24, looked at twice: a picture, then members, which show the first of the others, then strangers."""
     own, noise = others[0], 0.3 * torch.randn(24, 28, 28, generator=torch.Generator().manual_seed(0))

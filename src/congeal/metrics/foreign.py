@@ -38,6 +38,8 @@ from congeal.metrics.limits import (
 )
 from congeal.metrics.pieces import missing
 
+_LEAST = 1e-9  # likeness that is none
+
 
 @dataclass(frozen=True)
 class _Held:
@@ -53,10 +55,16 @@ class _Held:
         return _nearest(self.near[:, which[self.others]], NEAREST_AGAIN)
 
     def reached(self, near: NDArray[np.float64], usual: float) -> NDArray[np.float64]:
-        """(N,) what images reach of what is usual, times the weight."""
+        """(N,) what images reach of what is usual, times the weight.
+
+        More than is usual does not make up for less in another way. Where nothing is usual (plates close nothing in),
+        this way says nothing.
+        """
         if self.pieces:
-            return self.weight * (PIECES_LEFT - usual) / (PIECES_LEFT - near)
-        return self.weight * near / max(usual, 1e-9)
+            share = (PIECES_LEFT - usual) / (PIECES_LEFT - near)
+        else:
+            share = near / usual if usual > _LEAST else np.ones_like(near)
+        return self.weight * share.clip(max=1)
 
 
 class Crowd:

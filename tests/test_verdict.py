@@ -13,7 +13,7 @@ from congeal.datasets import open_named
 from congeal.geometry import from_normalised, matrix_from_parameters, normalise, rescale, warp
 from congeal.images import Stack, prepare
 from congeal.methods.measure import Measurement, measure
-from congeal.methods.second_look import placed_again
+from congeal.methods.second_look import placed_again, set_upright
 from congeal.metrics import Evidence, Quality, advise, judge
 from congeal.metrics.chance import doubles
 from congeal.metrics.contrast import local_contrast
@@ -223,7 +223,7 @@ def test_a_second_look_tells_what_was_bent_to_fit_from_what_was_wrecked() -> Non
     first[22] = 0.4 * pattern[0] + noise[0, 22]  # placed badly; where it lies by rights it is like the others
     crowd = Crowd(first, None)
     assert (crowd.near[20:22] >= crowd.least).all()
-    crowd.look_again(second, None, second[:, None])
+    crowd.look_again(second, None, *[second[:, None]] * 3)
     np.testing.assert_array_equal(crowd.near >= crowd.least, ~np.isin(np.arange(24), (20, 21)))
 
 
@@ -235,8 +235,29 @@ def test_an_object_that_lacks_a_piece_of_the_others_is_foreign_however_like_them
     edges[:15, :, 4:7, 15:25] = 1  # the last one has no arm …
     edges[3, :, 18:20, 5:12] = 1  # … and one has a foot that nobody else has
     crowd = Crowd(pictures, None)
-    crowd.look_again(pictures, None, edges)
+    crowd.look_again(pictures, None, edges, edges, pictures[:, None])
     np.testing.assert_array_equal(crowd.near >= crowd.least, np.arange(16) < 15)
+
+
+def test_an_object_that_was_bent_to_fit_is_foreign_by_what_it_is_when_set_upright() -> None:
+    own, other = local_contrast(random_pictures(2, 28, seed=1))[0]
+    noise = 0.3 * torch.randn(16, 28, 28, generator=torch.Generator().manual_seed(0))
+    upright, bent = own + noise, own + noise
+    upright[15], bent[15] = other, 0.7 * own + 0.3 * other + noise[15]
+    aligned, alone = bent[:, None], upright[:, None]
+    for seen, foreign in ((aligned, []), (alone, [15])):
+        crowd = Crowd(bent, None)
+        crowd.look_again(bent, None, aligned, seen, seen)
+        np.testing.assert_array_equal(np.flatnonzero(crowd.near < crowd.least), foreign)
+
+
+def test_objects_that_close_nothing_in_are_not_held_against_each_other_by_that() -> None:
+    pattern = local_contrast(random_pictures(1, 28, seed=1))[0]
+    plates = pattern + 0.3 * torch.randn(16, 28, 28, generator=torch.Generator().manual_seed(0))
+    crowd = Crowd(plates, None)
+    crowd.look_again(plates, None, plates[:, None], plates[:, None], torch.zeros(16, 11, 13, 13))
+    assert crowd.near.min() > 0.9
+    assert crowd.near.max() <= 1
 
 
 def among_strangers(others: torch.Tensor, strangers: int, first: torch.Tensor) -> Crowd:
@@ -246,23 +267,16 @@ def among_strangers(others: torch.Tensor, strangers: int, first: torch.Tensor) -
     pictures[0] = first + noise[0]
     pictures[24 - strangers :] = others[1 : 1 + strangers] + noise[24 - strangers :]
     crowd = Crowd(pictures, None)
-    crowd.look_again(pictures, None, pictures[:, None])
+    crowd.look_again(pictures, None, *[pictures[:, None]] * 3)
     return crowd
 
 
-def test_a_few_odd_images_are_not_foreign_unless_others_are() -> None:
-    pictures = local_contrast(random_pictures(5, 28, seed=1))[0]
-    odd = 0.62 * pictures[0] + 0.38 * pictures[4]
-    for strangers, foreign in ((0, []), (3, [0, 21, 22, 23])):
-        crowd = among_strangers(pictures, strangers, odd)
-        np.testing.assert_array_equal(np.flatnonzero(crowd.near < crowd.least), foreign)
-
-
-def test_what_is_like_the_foreign_ones_has_that_against_it() -> None:
+def test_what_is_like_the_foreign_ones_has_that_against_it_if_they_are_several() -> None:
     pictures = local_contrast(random_pictures(5, 28, seed=1))[0]
     like_a_stranger, like_nobody = (0.45 * pictures[0] + 0.55 * pictures[i] for i in (1, 4))
-    near = [among_strangers(pictures, 3, first).near[0] for first in (like_a_stranger, like_nobody)]
-    assert near[0] < near[1] - 0.02
+    for strangers, against in ((1, False), (3, True)):
+        near = [among_strangers(pictures, strangers, first).near[0] for first in (like_a_stranger, like_nobody)]
+        assert (near[0] < near[1] - 0.02) == against
 
 
 def test_sharpness_of_the_mean() -> None:
@@ -441,6 +455,20 @@ def test_images_placed_again_lie_where_most_lie() -> None:
     assert again is not None
     assert np.abs(again - stack.start).max() < 3, "held by poses that hardly moved"
     assert placed_again(stack, np.full_like(found, np.nan), near) is None
+
+
+def test_objects_set_upright_look_the_same_wherever_they_lay_and_however_they_leant() -> None:
+    threes = np.zeros((3, 40, 40), np.uint8)
+    threes[:, 6:34, 6:34] = open_named("digits:3").batch(np.arange(1))[0, ..., 0]
+    threes[1] = np.roll(threes[1], (5, -4), (0, 1))
+    for row in range(40):
+        threes[2, row] = np.roll(threes[2, row], (20 - row) // 2)
+    stack = prepare(open_images(threes))
+    before = stack.images(np.arange(3))
+    after = warp(before, torch.as_tensor(set_upright(stack)), stack.frame)
+    apart, alike = (pair_likeness(pictures[:, 0], None)[0, 1:] for pictures in (before, after))
+    assert apart.max() < 0.7
+    assert alike.min() > 0.95
 
 
 def test_large_sets_are_judged_by_a_sample_and_every_image_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:

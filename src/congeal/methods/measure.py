@@ -25,8 +25,9 @@ from congeal.images.sharded import LEAST_SHARDS
 from congeal.mapped import room, runs
 from congeal.methods.glimpses import make_preview
 from congeal.methods.neighbours import among_neighbours
-from congeal.methods.second_look import placed_again
+from congeal.methods.second_look import placed_again, set_upright
 from congeal.metrics import Evidence, PixelMeter, Quality, blank, geometric_mean, scales
+from congeal.metrics.closed_in import closed_in
 from congeal.metrics.contrast import local_contrast
 from congeal.metrics.foreign import Crowd
 from congeal.metrics.kinds import Kinds, kinds
@@ -373,22 +374,28 @@ def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: Feature
 
 
 def _look_again(stack: Stack, stack_from_frame: np.ndarray, crowd: Crowd) -> None:
-    """Tell the crowd of objects how like it they are where they lie if they move no farther than most of them."""
+    """Tell the crowd of objects how like it they are where they lie if they move no farther than most, and upright."""
     again = placed_again(stack, stack_from_frame, crowd.near)
     if again is not None:
-        crowd.look_again(*_Views(stack, again, "object").of(np.arange(len(stack))), _edges(stack, again))
+        alone = _small(stack, set_upright(stack))
+        contrast, counts = _Views(stack, again, "object").of(np.arange(len(stack)))
+        crowd.look_again(contrast, counts, _edges(_small(stack, again)), _edges(alone), closed_in(alone))
 
 
-def _edges(stack: Stack, stack_from_frame: np.ndarray) -> torch.Tensor:
-    """(n,2C,h,w) gradients of objects as the frame shows them, small enough to be compared piece by piece."""
+def _small(stack: Stack, stack_from_frame: np.ndarray) -> torch.Tensor:
+    """(n,C,h,w) objects as the frame shows them, small enough to be compared piece by piece."""
     appearance, shrink = plain_appearance("object"), max(1, round(max(stack.frame) / PIECES_SIDE))
     parts = []
     for part in chunks(stack):
         shown, weights = _shown(
             stack.images(part), stack.masks(part), _matrices(stack_from_frame[part]), stack, appearance
         )
-        parts.append(torch.cat(gradient(shrunk(shown if weights is None else shown * weights, shrink)), 1))
+        parts.append(shrunk(shown if weights is None else shown * weights, shrink))
     return torch.cat(parts)
+
+
+def _edges(pictures: torch.Tensor) -> torch.Tensor:
+    return torch.cat(gradient(pictures), 1)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from congeal.solvers.appearance import plain_appearance
 from congeal.solvers.matching import Matcher, Views
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import chunks
+from congeal.solvers.upright import frame_from_view
 
 BLURS = (0.1, 0.05, 0.025, 0.018)
 """Sigma of the blur under which images are placed, from coarse to fine, as a share of the frame's longer side …"""
@@ -47,3 +48,17 @@ def placed_again(stack: Stack, stack_from_frame: np.ndarray, near: np.ndarray) -
             poses = matcher.towards(views, began, poses, STEPS, "homography", blur * max(stack.frame))
         again[part] = poses.numpy()
     return again
+
+
+def set_upright(stack: Stack) -> np.ndarray:
+    """Poses (n,3,3) in which every object is upright and of one size by the moments of its own ink.
+
+    No other image has a part in them, so they are wrong for other images than those of an alignment are.
+    """
+    upright = np.empty(stack.start.shape, np.float32)
+    for part in chunks(stack):
+        start = torch.as_tensor(np.asarray(stack.start[part])).double()
+        images, masks = stack.images(part), stack.masks(part)
+        shown = warp(images if masks is None else images * masks, start.float(), stack.frame)
+        upright[part] = (start @ frame_from_view(shown, stack.frame)).numpy()
+    return upright

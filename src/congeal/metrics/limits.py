@@ -126,21 +126,19 @@ BENT_SHARE = 0.9
 """An object whose frame is wild reaches this share. With it 82 % of the foreign ones among digits are found, 69 %
 without; of the others 3.7 and 2.7 % are flagged, nearly all of them because `lsc` wrecked them."""
 NEAREST_AGAIN = 1 / 8
-"""Where objects are looked at a second time, each is held against the eighth that it is most like …"""
+"""Where objects are looked at again, each is held against the eighth that it is most like …"""
 MATCH_AGAIN = 0.605
-"""… and a right one reaches this share of what is usual among members: of likeness, in both looks, and of having all
-the pieces of the others …"""
-SEVERAL, MATCH_IF_FEW = 0.05, 0.57
-"""… or the second share, where fewer images than the first share of the set reach too little: a set without foreign
-images has odd ones too. Chosen on 290 sets of 50 or 60 of one of the ten digits (MNIST 0 to 2,000 and 2,400 to 4,000,
-`lsc`): of 30 % foreign ones 89.9 % are found and 2.1 % of the right ones flagged, of 10 % 89.3 and 2.4 %; in sets
-without foreign ones 1.2 % are flagged."""
-PIECES_WEIGHT = 0.6
-"""How much of what an image reaches is pieces."""
+"""… and a right one reaches this share of what is usual among members, in all ways of looking together. Chosen on 580
+sets of 50 of one of the ten digits (MNIST 0 to 2,000 and 2,400 to 4,000, `lsc`), see docs/experiments.md."""
+LIKENESS_WEIGHT, PIECES_WEIGHT, CLOSED_WEIGHT = 0.15, 0.275, 0.15
+"""How much of what an image reaches is likeness in each of two looks, pieces in the second look and upright (each), and
+being closed in on the same sides."""
 MEMBER = 0.75
 """Who reaches this share is clearly a member; all are held against members only."""
-FOREIGN_WEIGHT, FOREIGN_REACH = 0.3, 0.4
-"""So much counts against an image of what it reaches, beyond the second, among foreign ones, if there are several."""
+SEVERAL = 0.05
+"""A set has foreign images where this share of it reaches too little; fewer are odd ones of its own …"""
+FOREIGN_WEIGHT, FOREIGN_REACH = 0.4, 0.4
+"""… and so much counts against an image of what it reaches, beyond the second, among foreign ones."""
 ROUNDS = 3
 """How often members and foreign images are told apart; in the first round all may be members."""
 PIECES_SIDE = 28
@@ -152,6 +150,10 @@ PIECE, PIECE_STRIDE, PIECE_REACH = 3, 2, 2
 digits, one of 3 fewer."""
 PIECES_LEFT = 0.01
 """Share of an object that is left over when it is held against itself, but drawn between other pixels."""
+FULL_INK = 0.98
+"""The quantile of an object's pixels that stands for a full stroke."""
+CLOSED_SIDES, CLOSED_CELL = 2, 4
+"""Sides on which a place is closed in, at least, and pixels of the cells in which such places are counted."""
 CHANCE_DEVIATIONS = 0.5
 """And every right image lies so many deviations above what noise of the same kind reaches."""
 

@@ -26,12 +26,12 @@ def strongly_warped(digit: str, n: int, reach: float) -> np.ndarray:
     return shown[:, 0].round().numpy().astype(np.uint8)
 
 
-def with_specks(digit: str, n: int) -> np.ndarray:
+def with_specks(digit: str, n: int, reach: float = 0.2, side: int = 6) -> np.ndarray:
     """Warped digits, each with a bright square in a corner, so that their ink does not say where they are."""
-    images = strongly_warped(digit, n, 0.2)
+    images, far = strongly_warped(digit, n, reach), 26 - side
     for image, (down, right) in zip(images, np.random.default_rng(0).integers(2, size=(n, 2)), strict=True):
-        y, x = 1 + 20 * down, 1 + 20 * right
-        image[y : y + 6, x : x + 6] = 255
+        y, x = 1 + far * down, 1 + far * right
+        image[y : y + side, x : x + side] = 255
     return images
 
 
@@ -55,15 +55,15 @@ def test_objects_that_start_far_away_need_no_network_either() -> None:
 
 
 def test_a_few_images_that_nothing_matches_are_not_worth_a_network() -> None:
-    model = DeepCongealing(**FEW).fit(with_specks("7", 60))
+    model = DeepCongealing(**FEW | {"restarts": 16}).fit(with_specks("7", 60))
     assert not model.trained_
     told = model.decisions_["training"]
-    assert told["helped"] > 0.11, "tries did help"
-    assert 1 <= round(60 * told["unmatched"]) < 16, "and some are left, but few"
+    assert told["helped"] > 0.3, "tries did help"
+    assert 2 <= round(60 * told["unmatched"]) < 16, "and some are left, but few"
 
 
 def test_images_that_need_tries_are_worth_a_network() -> None:
-    model = DeepCongealing(**FEW).fit(with_specks("7", 200))
+    model = DeepCongealing(**FEW).fit(with_specks("3", 200, 0.3, 9))
     assert model.trained_
     assert isinstance(model.aligner_, torch.nn.Module)
     sentence = model.decisions_["training"]["sentence"]

@@ -129,8 +129,8 @@ NEAREST_AGAIN = 1 / 8
 """Where objects are looked at again, each is held against the eighth that it is most like …"""
 MATCH_AGAIN = 0.6
 """… and a right one reaches this share of what is usual among members, in all ways of looking together. Chosen on 580
-sets of 50 of one of the ten digits (MNIST 0 to 2,000 and 2,400 to 4,000, `lsc`): in the middle of what finds 90 % of the
-foreign ones and what flags 2 % of the right ones, see docs/experiments.md."""
+sets of 50 of one of the ten digits (MNIST 0 to 2,000 and 2,400 to 4,000, `lsc`), between what finds 90 % of the foreign
+ones and what flags 2 % of the right ones, see docs/experiments.md."""
 LIKENESS_WEIGHT, PIECES_WEIGHT, CLOSED_WEIGHT = 0.15, 0.275, 0.15
 """How much of what an image reaches is likeness in each of two looks, pieces in the second look and upright (each), and
 being closed in on the same sides."""

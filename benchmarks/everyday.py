@@ -46,7 +46,7 @@ SUBJECTS = {"Jennifer_Capriati": None, "Serena_Williams": None, "George_W_Bush":
 """People of `photographs`, and how many of their photographs (None: all)."""
 EVERYBODY = ("George_W_Bush", "Tony_Blair", "Serena_Williams", "Jennifer_Capriati")
 GOAL = 0.1  # mean corner error in pixels that copies of a photograph should come back to
-STACK_RUNS = 3
+STACK_RUNS = 3  # of both methods in turn; the median counts
 COARSEST = 48  # the pyramid of ECC halves images while their shorter side stays above this
 
 
@@ -204,16 +204,12 @@ def _align(name: str, known: KnownSet) -> tuple[np.ndarray | None, float, str]:
 
 def drifting(quick: bool) -> list[KnownSet]:
     """Stacks of 5 and 50 frames."""
-    made = [sets.drift("cell", 200, 5), sets.drift("ihc", 200, 50, turn=1.0)]
-    if quick:
-        return made[:1]
-    made += [sets.drift("moon", 512, 5, turn=1.0, bits=16), sets.drift("ihc", 512, 50), sets.drift("retina", 1024, 5)]
-    return [*made, sets.drift("hubble_deep_field", 1024, 50, turn=1.0, bits=16)]
+    return [sets.drift(photo, side, n, **more) for photo, side, n, more in sets.STACKS[: 1 if quick else None]]
 
 
 def stacks(args: argparse.Namespace) -> None:
     """Seconds to fit, against lsc as it comes; both in turn, several times, since a second of a machine is uneven."""
-    print("Seconds to fit (median of three, in turn), and corner error in pixels: mean (median, worst frame).")
+    print(f"Seconds to fit (median of {STACK_RUNS}, in turn), and corner error in pixels: mean (median, worst frame).")
     print("Both methods as they come.\n")
     head("stack", "true motion", "chosen", "deep, s", "lsc, s", "ratio", "deep, px", "lsc, px")
     for known in drifting(args.quick):

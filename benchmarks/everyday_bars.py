@@ -15,7 +15,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import everyday_sets as sets
 import numpy as np
@@ -57,13 +56,9 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
 
 def _stacks(args: argparse.Namespace) -> Iterator[Row]:
     """Time-lapses as in `everyday.py stacks`; for --develop the same of other photographs."""
-    few = ("retina", "china", "grass", "astronaut", "china", "retina")
-    reported = ("cell", "ihc", "moon", "ihc", "retina", "hubble_deep_field")
-    small, turning, deep, shifted, large, stars = few if args.develop else reported
-    made: list[tuple[str, int, int, dict[str, Any]]] = [(small, 200, 5, {}), (turning, 200, 50, {"turn": 1.0})]
-    made += [(deep, 512, 5, {"turn": 1.0, "bits": 16}), (shifted, 512, 50, {}), (large, 1024, 5, {})]
-    made += [(stars, 1024, 50, {"turn": 1.0, "bits": 16})]
-    for photo, side, n, more in made[: 1 if args.quick else None]:
+    others = ("retina", "china", "grass", "astronaut", "china", "retina")
+    for other, (photo, side, n, more) in list(zip(others, sets.STACKS, strict=True))[: 1 if args.quick else None]:
+        photo = other if args.develop else photo
         yield Row(f"{photo} {n}×{side}²", partial(sets.drift, photo, side, n, **more), _seeds(args, 100 // n))
 
 

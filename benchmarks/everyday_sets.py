@@ -152,6 +152,17 @@ def copies(photo: str, side: int, motion: str, n: int = 20, seed: int = 0) -> Kn
     return KnownSet(f"{photo} {side}²", exposed(values, rng, EXPOSURE), truth, motion, (side, side), about)
 
 
+STACKS: tuple[tuple[str, int, int, dict[str, Any]], ...] = (
+    ("cell", 200, 5, {}),
+    ("ihc", 200, 50, {"turn": 1.0}),
+    ("moon", 512, 5, {"turn": 1.0, "bits": 16}),
+    ("ihc", 512, 50, {}),
+    ("retina", 1024, 5, {}),
+    ("hubble_deep_field", 1024, 50, {"turn": 1.0, "bits": 16}),
+)
+"""Time-lapses that are reported on: photograph, side, frames, and what else `drift` is told."""
+
+
 def drift(photo: str, side: int, n: int, seed: int = 0, turn: float = 0.0, bits: int = 8) -> KnownSet:
     """A time-lapse of n frames that walks at random by at most 6 % of the side, 2 % noise; grey, as a microscope's.
 

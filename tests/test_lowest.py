@@ -42,7 +42,7 @@ def test_the_lowest_versions_are_those_we_promise() -> None:
 
 # ---- with these versions
 
-PART = (  # at least one file that needs each package
+PART = (  # at least one test that needs each package
     # numpy, pillow, tifffile, imagecodecs, pyarrow, isal, fsspec, zarr, astropy, av
     *(
         f"tests/images/test_{name}.py"

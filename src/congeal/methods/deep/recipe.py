@@ -30,8 +30,8 @@ from congeal.methods.deep.finer import finer_alone, go_finer, poses_at
 from congeal.methods.deep.kept import guide_from_tensors, guide_tensors
 from congeal.methods.deep.networks import recipe_networks, seeded
 from congeal.methods.deep.refine import RefineSettings, last_sound, refine
-from congeal.methods.deep.rescue import most_match, rescue
-from congeal.methods.deep.seed import ALL_MATCH, reference_features, seed
+from congeal.methods.deep.rescue import rescue
+from congeal.methods.deep.seed import ALL_MATCH, most_match, reference_features, seed
 from congeal.methods.deep.settle import Bars, Guide, Settled, SettleSettings, settle
 from congeal.methods.deep.state import Sample, State
 from congeal.methods.deep.train import Trained, TrainSettings, train
@@ -232,7 +232,7 @@ class Recipe:
             return train(sample, state, networks, settings, self.job, device=self.device, resume=saved)
 
     def _with_net(self, sample: Sample, trained: Trained) -> tuple[State, Guide]:
-        """Settle with the net's answers, and refine."""
+        """Settle with the net's answers, refine, and look for photographs that are lost."""
         parameters, state = self.parameters, trained.state
         all_match = not parameters.running_reference
         guide = Guide.of(state, self.appearance, self.motion, trained.aligner, all_match=all_match)

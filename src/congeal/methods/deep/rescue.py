@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from congeal.images import Stack
-from congeal.methods.deep.seed import ALL_MATCH
+from congeal.methods.deep.seed import most_match
 from congeal.methods.deep.settle import HELPED, Guide, SettleSettings, settle
 from congeal.methods.deep.state import State
 from congeal.methods.job import Job
@@ -41,15 +41,10 @@ PHOTOGRAPHS = RescueSettings(lost=0.55, tries=32, looser=8.0, gain=0.1)
 0.19; nobody is moved among the other three people of LFW."""
 
 
-def most_match(scores: torch.Tensor) -> bool:
-    """Whether there is nothing to look for in most images: copies of one picture, frames of a stack."""
-    return float(scores.median()) >= ALL_MATCH
-
-
 @torch.no_grad()
 def rescue(stack: Stack, state: State, guide: Guide, settings: SettleSettings, quiet: Job) -> tuple[State, int]:
-    """The state with lost images where they were found, and how many they are. Nobody is lost among objects: those were
-    all looked for (`settle`)."""
+    """The state with lost images where they were found, and how many they are. Of objects that do not match closely
+    none is looked for: `settle` has tried them all."""
     how = COPIES if most_match(state.scores) else PHOTOGRAPHS
     rows = torch.nonzero(state.scores < how.lost * state.scores.median())[:, 0]
     nobody = not 0 < len(rows) <= _FEW * len(state.scores)

@@ -25,6 +25,11 @@ ALL_MATCH = 0.7
 """A score of every image that leaves nothing to look for: copies of one picture, frames of a stack."""
 
 
+def most_match(scores: torch.Tensor) -> bool:
+    """Whether there is nothing to look for in most images: copies of one picture, frames of a stack."""
+    return float(scores.median()) >= ALL_MATCH
+
+
 @dataclass(frozen=True)
 class SeedSettings:
     """Numbers of this stage; blurs in pixels of a 28-pixel frame. Chosen on threes and sevens under 0–30 % warps."""

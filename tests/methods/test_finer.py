@@ -13,7 +13,7 @@ from known_warps import align_new, photograph_copies, pixels
 
 import congeal
 from congeal import DeepCongealing
-from congeal.geometry import compose, invert, map_points
+from congeal.geometry import MOTIONS, compose, invert, map_points
 from congeal.geometry.matrix import corners
 from congeal.images import stack as stacks
 from congeal.methods.base import Method
@@ -119,7 +119,7 @@ def test_plain_values_make_poses_more_exact(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(finer, "_on_values", lambda *_: None)
     by_contrast = DeepCongealing(motion="similarity").fit(images)
     errors = [corner_error(m.transforms_.matrices, truth, (192, 192)).mean() for m in (by_both, by_contrast)]
-    assert errors[0] < 0.8 * errors[1]
+    assert errors[0] < 0.85 * errors[1]
     assert "plain values of 192 pixels" in by_both.decisions_["resolution"]["sentence"]
     assert "plain values" not in by_contrast.decisions_["resolution"]["sentence"]
     assert by_both.levels_ == by_contrast.levels_, "new images are compared as before"
@@ -154,20 +154,30 @@ def test_only_other_exposures_make_highlights_unlike() -> None:
     assert not values._same_white(same * torch.tensor([[1.0], [0.9], [1.1]]))
 
 
-def test_twice_an_error_bar_holds_95_of_100_whatever_the_freedoms() -> None:
-    """The same uncertainty of a parameter in each of many motions that blocks vote for."""
-    for motion in ("translation", "homography"):
-        random = torch.Generator().manual_seed(0)
-        corner = point_motion(torch.as_tensor(corners((64, 64))).double(), (64, 64), motion).flatten(1)
-        count, blocks = len(corner), 4096
-        left = torch.randn(1, blocks, count, generator=random, dtype=torch.float64)
-        inverse = torch.eye(count, dtype=torch.float64)[None]
-        bar, noise = votes.corner_spread(left, inverse, torch.tensor([blocks]), corner, 0.0)
-        assert torch.equal(bar, noise), "without a floor"
-        steps = torch.randn(4000, count, generator=random, dtype=torch.float64) * blocks**0.5
-        distance = (steps @ corner).view(-1, 4, 2).norm(dim=2).mean(1)
-        # Of unlike distances the mean is below the root mean square, so that a few more than 95 are inside.
-        assert 0.93 < float((distance <= 2 * bar).double().mean()) < 0.99
+@pytest.mark.parametrize("motion", MOTIONS)
+@pytest.mark.parametrize("side", [4, 16])
+def test_twice_an_error_bar_holds_95_of_100_whatever_the_freedoms(motion: str, side: int) -> None:
+    """Blocks along a side, each of which votes for the step that it would take itself, with an error. Few blocks are
+    fitted more than they seem to be, those at the corners most."""
+    random = torch.Generator().manual_seed(0)
+    middles = (torch.arange(side, dtype=torch.float64) + 0.5) * 64 / side
+    fields = point_motion(torch.cartesian_prod(middles, middles), (64, 64), motion).permute(1, 2, 0)  # (blocks, 2, k)
+    corner = point_motion(torch.as_tensor(corners((64, 64))).double(), (64, 64), motion).flatten(1)
+    curvature = fields.transpose(1, 2) @ fields
+    inverse = torch.linalg.inv(curvature.sum(0))
+    pulls = torch.einsum(
+        "bck,ncb->nck", fields.transpose(0, 1), torch.randn(4000, side**2, 2, generator=random).double()
+    )
+    delta = pulls.sum(1) @ inverse
+    left = pulls - torch.einsum("ckl,nl->nck", curvature, delta)
+    every = len(pulls)
+    bar, noise = votes.corner_spread(
+        left, curvature.expand(every, -1, -1, -1), inverse.expand(every, -1, -1), corner, 0.0
+    )
+    assert torch.equal(bar, noise), "without a floor"
+    distance = (delta @ corner).view(-1, 4, 2).norm(dim=2).mean(1)
+    # A bar from a few blocks is itself unsure, so that fewer are inside.
+    assert (0.87 if side == 4 else 0.94) < float((distance <= 2 * bar).double().mean()) < 0.96
 
 
 @pytest.mark.parametrize("wrong", ["poses", "errors"])
@@ -366,8 +376,8 @@ def test_an_image_is_not_its_own_witness() -> None:
     ("apart", "least", "most"),
     [
         (0.02, 0.095, 0.105),  # both err alike: what they share is not averaged away
-        (1.25 * 0.1414, 0.075, 0.085),  # each by itself: nearly the root of two better than one
-        (1.25 * 0.2828, 0.15, 0.17),  # farther apart than their errors explain: neither is as sure as it thinks
+        (0.1414, 0.075, 0.085),  # each by itself: nearly the root of two better than one
+        (0.2828, 0.15, 0.17),  # farther apart than their errors explain: neither is as sure as it thinks
     ],
 )
 def test_two_answers_together_are_as_sure_as_their_distance_says(apart: float, least: float, most: float) -> None:
@@ -388,17 +398,28 @@ def test_two_answers_are_as_far_apart_as_their_corners_on_the_mean(copies: tuple
     assert float(finer._mean_distance(one, stretch, stack)) == pytest.approx(0.01 * SIDE / 2)
 
 
-@pytest.mark.parametrize("waves", [1, 3])
-def test_what_is_left_of_sampling_is_what_differences_exaggerate(waves: int) -> None:
+@pytest.mark.parametrize("waves", [1, 3, 5])
+def test_roughness_is_the_square_of_the_frequency(waves: int) -> None:
     """So many waves across a tile, along x and y."""
     frequency = 2 * np.pi * waves / 16
     one = (frequency * torch.arange(18.0, dtype=torch.float64)).sin()
     level = Level(
         Tiles((64, 64), 16, torch.tensor([[8, 8]])), (one + one[:, None])[None], torch.ones(1), torch.ones(1), floor=0.0
     )
-    measured = 4 * np.tan(frequency / 2) ** 2
-    assert level.roughness.numpy() == pytest.approx([measured] * 2)
-    assert level.sampling_left == pytest.approx(votes._LEFT * (measured - frequency**2))
+    assert level.roughness.numpy() == pytest.approx([frequency**2] * 2, rel=0.08)
+
+
+def test_a_few_images_meet_at_their_mean_in_one_step() -> None:
+    """Each is compared with the mean of the others, and all move: a whole step would take every one too far."""
+    assert votes.share_of_others(torch.tensor([True, True, False])).tolist() == [0.5, 0.5, 1.0]
+    assert votes.share_of_others(torch.zeros(1, dtype=torch.bool)).tolist() == [1.0]
+    images, truth = photograph_copies("translation", 192, 5)
+    stack, keep, moved = stacks.prepare(congeal.open_images(images), size=192), torch.ones(5, dtype=torch.bool), []
+    poses = torch.as_tensor(invert(truth))
+    poses[:, :2, 2] += torch.tensor([[0.3, 0.0], [-0.3, 0.2], [0.0, -0.2], [0.2, 0.2], [-0.2, -0.2]])
+    details = sharpen.Details(stack, PhotoEdges())
+    sharpen.sharpen(details, poses, "translation", keep, passes=2, on_pass=lambda by, _: moved.append(by))
+    assert moved[1] < 0.2 * moved[0], "0.3 with whole steps"
 
 
 def test_an_image_that_is_lost_does_not_claim_to_be_sure(large_copies: tuple[np.ndarray, np.ndarray]) -> None:

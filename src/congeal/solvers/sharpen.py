@@ -19,7 +19,7 @@ from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.streaming import CHUNK_VALUES, stack_values
 from congeal.solvers.threads import in_order, side_by_side
 from congeal.solvers.tiles import MOST_TILES, Tiles, tile_side
-from congeal.solvers.votes import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelSums, Poll, Votes
+from congeal.solvers.votes import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelSums, Poll, Votes, share_of_others
 
 PASSES = 6
 """At most, over a set at one level; two to four are usual."""
@@ -239,7 +239,7 @@ def sharpen(
     # is made of where they were a pass ago, so that nothing but sums is kept.
     few = 4 * len(found) * len(tiles.points) <= _REMEMBERED
     level = None if few else details.level(found, keep, tiles)
-    before = None
+    before, to_mean = None, share_of_others(keep)
     for _ in range(passes):
         looks, sums = details.look(found, tiles), details.sums(tiles)
         if few:
@@ -249,7 +249,7 @@ def sharpen(
         poll, answers, moved = Poll(level, motion), [], torch.empty_like(found)
         for part, (seen, covered) in looks:
             votes = poll.ask(seen, covered, keep[part])
-            moved[part] = poll.newton.compose(found[part], votes.delta)
+            moved[part] = poll.newton.compose(found[part], votes.delta * to_mean[part, None])
             answers.append(votes)
             if not few:
                 sums.add(seen[keep[part]], covered[keep[part]])
@@ -260,6 +260,7 @@ def sharpen(
         change = mean_motion(found, moved, details.stack.frame)
         if on_pass is not None:
             on_pass(change, float(likeness[keep].mean()))
+        error, noise = error * to_mean, noise * to_mean
         found, unsure = moved, float(error[keep].nanmedian())
         if change < max(still(unsure), _STILL_ERRORS * unsure):
             break

@@ -26,7 +26,18 @@ from congeal.solvers.gauge import Gauge
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.sharpen import Details, sampled_alike, without_sampling_bias
 from congeal.solvers.tiles import Tiles
-from congeal.solvers.votes import DAMPING, LEAST_TILES, Level, corner_spread, robust_weight, shown_enough, some_noise
+from congeal.solvers.votes import (
+    DAMPING,
+    LEAST_TILES,
+    Level,
+    bending,
+    corner_spread,
+    curvature_in_blocks,
+    robust_weight,
+    share_of_others,
+    shown_enough,
+    some_noise,
+)
 
 _PASSES = 2  # over a new image; a set has two of its own
 _NEAR = 256  # tiles of the first pass, which only has to come near
@@ -176,7 +187,7 @@ def _step(
     pull = torch.einsum("tpk,ntp->ntk", basis, residual).double()
 
     light_gram, blocks = gram[:, :_LIGHT, :_LIGHT], tiles.blocks.double()
-    by_block = _solved(_in_blocks(blocks, covered, light_gram), _in_blocks(blocks, covered, pull[..., :_LIGHT]))
+    by_block = _solved(curvature_in_blocks(tiles, covered, light_gram), _in_blocks(blocks, covered, pull[..., :_LIGHT]))
     there = blocks @ by_block  # light of a tile: that of its block
     explained = (there * (2 * pull[..., :_LIGHT] - there.transpose(0, 1).bmm(light_gram).transpose(0, 1))).sum(2)
     squares = torch.linalg.vector_norm(residual, dim=2).double().square()
@@ -184,7 +195,7 @@ def _step(
     noise = some_noise((away * own).sum(0) / count.clamp(min=1), shown) if level is None else level.noise.double()
     weight = covered * robust_weight(noise, away)
 
-    curvature = _in_blocks(blocks, weight, gram)
+    curvature = curvature_in_blocks(tiles, weight, gram)
     light_curvature, both = curvature[..., :_LIGHT, :_LIGHT], curvature[..., _LIGHT:, :_LIGHT]
     lit = _solved(light_curvature, both.transpose(-1, -2))  # how a block's light follows the motion
     free = curvature[..., _LIGHT:, _LIGHT:] - both @ lit  # curvature of the motion where light is fitted too
@@ -208,8 +219,8 @@ def _step(
     corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, newton.motion).flatten(1)
     floor = _SAMPLED * float(common[1:].mean())
     known = covered.sum(1) >= LEAST_TILES
-    both_errors = corner_spread(left, inverse, (seen_in > 0).sum(1), corner, floor * alike)
-    error, noise_alone = (torch.where(known, one, torch.nan) for one in both_errors)
+    both_errors = corner_spread(left, common[0] * free, inverse, corner, floor * alike)
+    error, noise_alone = (torch.where(known, one, torch.nan) * share_of_others(keep) for one in both_errors)
     offset, gain = light.unbind(1)
     more, factor = changes[:, :_LIGHT].float().unbind(1)
     return _Step(
@@ -247,22 +258,16 @@ def _common(seen: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         torch.einsum("nt,ntij->tij", counted[:, used], seen[half[:, None], used]) / count[used, None, None]
         for (half, counted), count in zip(halves, counts, strict=True)
     ]
-    common, bends = ((of(means[0]) * of(means[1])).nansum((1, 2, 3), dtype=torch.float64) for of in (_slopes, _bends))
-    slopes = _slopes((means[0] + means[1]) / 2).square().nansum(dtype=torch.float64)
-    share = (common.sum() / slopes.clamp(min=1e-12)).clamp(min=_LEAST_COMMON)
-    return torch.cat([share[None], (bends / common.clamp(min=1e-12)).clamp(min=0)])
+    bends, slopes = bending(*means)
+    common = (_slopes(means[0]) * _slopes(means[1])).nansum(dtype=torch.float64)
+    all_of_it = _slopes((means[0] + means[1]) / 2).square().nansum(dtype=torch.float64)
+    share = (common / all_of_it.clamp(min=1e-12)).clamp(min=_LEAST_COMMON)
+    return torch.cat([share[None], (bends / slopes.clamp(min=1e-12)).clamp(min=0)])
 
 
 def _slopes(mean: torch.Tensor) -> torch.Tensor:
     """(2, T, side, side) along x and y, of (T, side + 2, side + 2)."""
     return torch.stack([mean[:, 1:-1, 2:] - mean[:, 1:-1, :-2], mean[:, 2:, 1:-1] - mean[:, :-2, 1:-1]]) / 2
-
-
-def _bends(mean: torch.Tensor) -> torch.Tensor:
-    """(2, T, side, side) along x and y, of (T, side + 2, side + 2)."""
-    twice = 2 * mean[:, 1:-1, 1:-1]
-    sums = mean[:, 1:-1, 2:] + mean[:, 1:-1, :-2], mean[:, 2:, 1:-1] + mean[:, :-2, 1:-1]
-    return torch.stack([one - twice for one in sums])
 
 
 def _basis(tiles: Tiles, template: torch.Tensor, motion: str) -> torch.Tensor:
@@ -280,12 +285,8 @@ def _basis(tiles: Tiles, template: torch.Tensor, motion: str) -> torch.Tensor:
 
 
 def _in_blocks(blocks: torch.Tensor, weight: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """(n, blocks, ...): sums over the tiles of each block (T, blocks), weighed by (n, T), of vectors (n, T, m), or of
-    matrices (T, m, m) that all images share."""
-    if len(values) == len(weight) and values.ndim == 3 and values.shape[:2] == weight.shape:
-        return blocks.T @ (weight[..., None] * values)
-    flat = values.flatten(1)
-    return torch.stack([(blocks.T * one) @ flat for one in weight]).unflatten(2, values.shape[1:])
+    """(n, blocks, m): sums over the tiles of each block (T, blocks), weighed by (n, T), of vectors (n, T, m)."""
+    return blocks.T @ (weight[..., None] * values)
 
 
 def _solved(curvature: torch.Tensor, pull: torch.Tensor) -> torch.Tensor:

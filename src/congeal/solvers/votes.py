@@ -8,6 +8,7 @@ there: a face counts more than what is behind it. In one image it weighs less if
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +28,9 @@ SHRINKING_ERROR = 0.01
 """… and what it costs if the pictures were made smaller before. Both from copies of four photographs (DEVELOP in
 benchmarks/everyday_sets.py). By errors with these floors levels are left and answers weighed. The error bar that is
 told of a pose has what is left of sampling instead: `Level.sampling_left`."""
-_LEFT = 0.017  # pixels along an axis, times what is exaggerated of the roughness: what is left of the bias of sampling
-# once it is taken off. Of 0.014 to 0.018 chosen on shifted copies and stacks of DEVELOP; the bias is at most 0.016
+_LEFT = 0.0005, 0.0012  # pixels along an axis, and as much times the roughness: what is left of the bias of sampling
+# once it is taken off. Chosen on shifted copies and stacks of DEVELOP
+_ROOT_SERIES = 1 / 2, 3 / 8, 5 / 16, 35 / 128  # of (1 − x)^−½
 _95_OF_100 = 1.645  # standard deviations, on one side
 
 
@@ -69,25 +71,15 @@ class Level:
         """(2,) mean square frequency of the template's slopes along x and y, in (radians per pixel)²."""
         if self.plain is not None:
             return self.plain[1:]
-        middle, all_of_it = slice(1, -1), self.template.double()[self.count > 0]
-        before, here, after = slice(None, -2), all_of_it[:, middle, middle], slice(2, None)
-        left, right = all_of_it[:, middle, before], all_of_it[:, middle, after]
-        above, below = all_of_it[:, before, middle], all_of_it[:, after, middle]
-        bends = torch.stack([(one - 2 * here + other).square().sum() for one, other in ((left, right), (above, below))])
-        slopes = torch.stack([(one - other).square().sum() / 4 for one, other in ((left, right), (above, below))])
+        template = self.template.double()[self.count > 0]
+        bends, slopes = bending(template, template)
         return bends / slopes.clamp(min=1e-12)
 
     @property
     def sampling_left(self) -> float:
-        """Pixels along an axis that sampling moves a picture that is only shifted by, once its bias is taken off.
-
-        That is done by the roughness, which differences of neighbouring pixels exaggerate: of a wave of frequency w,
-        4 tan²(w/2) is measured instead of w². So too much is taken off, and the more the rougher a picture is. It is a
-        largest value, with no tails to allow for.
-        """
-        measured = self.roughness.double()
-        meant = (2 * (measured.sqrt() / 2).atan()).square()
-        return _LEFT * float((measured - meant).mean())
+        """Pixels along an axis that sampling moves a picture that is only shifted by, once its bias is taken off. It is
+        a largest value, with no tails to allow for."""
+        return _LEFT[0] + _LEFT[1] * float(self.roughness.double().mean())
 
 
 class LevelSums:
@@ -161,10 +153,10 @@ class Poll:
         votes, inverse = self._votes(residual, weight)
         delta = (inverse @ votes.sum(1)[..., None])[..., 0]
         # At the optimum the votes cancel; what a block adds beyond its share of the step is noise.
-        left = self._in_blocks(votes - torch.einsum("bt,tkl,bl->btk", weight, self.curvature, delta))
-        used = (covered @ self.tiles.blocks > 0).sum(1)
+        curvature = curvature_in_blocks(self.tiles, weight, self.curvature)
+        left = self._in_blocks(votes) - (curvature @ delta[:, None, :, None])[..., 0]
         known = covered.sum(1) >= LEAST_TILES
-        both = corner_spread(left, inverse, used, self.corner, self.level.floor)
+        both = corner_spread(left, curvature, inverse, self.corner, self.level.floor)
         error, noise = (torch.where(known, one, torch.nan) for one in both)
         likeness = _correlation(shown, shown - residual, covered / self.level.noise)
         return Votes(torch.where(known[:, None], delta, 0.0), error, noise, likeness)
@@ -206,6 +198,30 @@ class Poll:
         return torch.einsum("btk,tc->bck", votes, self.tiles.blocks.double())
 
 
+def curvature_in_blocks(tiles: Tiles, weight: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """(B, blocks, k, k): curvatures (T, k, k) of each block's tiles together, weighed by (B, T)."""
+    flat, members = curvature.flatten(1), tiles.blocks.T > 0
+    return torch.stack([weight[:, own] @ flat[own] for own in members], 1).unflatten(2, curvature.shape[1:])
+
+
+def bending(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What two pictures on tiles (T, side + 2, side + 2) have in common of their bends and of their slopes, along x and
+    y, (2,) each; of waves of frequency w one by the other is w².
+
+    Differences between two pixels make a slope of w² come out as sin² w, those between neighbours as 4 sin²(w/2), bends
+    of w⁴ as 16 sin⁴(w/2). A third of the first and two thirds of the second lack as much as the bends do.
+    """
+    near, far, bends = [], [], []
+    for axis in (2, 1):
+        a, b = (tiles.narrow(3 - axis, 1, tiles.shape[1] - 2).diff(dim=axis) for tiles in (one, other))
+        steps = a.shape[axis] - 1
+        (a0, a1), (b0, b1) = ((x.narrow(axis, 0, steps), x.narrow(axis, 1, steps)) for x in (a, b))
+        near.append((a0 * b0 + a1 * b1).nansum(dtype=torch.float64) / 2)
+        far.append(((a0 + a1) * (b0 + b1)).nansum(dtype=torch.float64) / 4)
+        bends.append(((a1 - a0) * (b1 - b0)).nansum(dtype=torch.float64))
+    return torch.stack(bends), (torch.stack(far) + 2 * torch.stack(near)) / 3
+
+
 def shown_enough(count: torch.Tensor, images: int) -> torch.Tensor:
     """Of tiles that so many of the images show, whether that is enough to be a witness."""
     return count >= max(2, _LEAST_SHARE * images)
@@ -221,18 +237,33 @@ def robust_weight(noise: torch.Tensor, away: torch.Tensor) -> torch.Tensor:
     return (_FREEDOM + 1) / (_FREEDOM * noise + away)
 
 
+def share_of_others(keep: torch.Tensor) -> torch.Tensor:
+    """(n,) of the way from an image to the mean of the others, how far it is to the mean of all; keep (n,) bool: which
+    images make these. All take that step at once, and it is what noise of the others counts for."""
+    return 1 - keep.double() / keep.sum().clamp(min=1)
+
+
 def corner_spread(
-    left: torch.Tensor, inverse: torch.Tensor, used: torch.Tensor, corner: torch.Tensor, floor: float | torch.Tensor
+    left: torch.Tensor,
+    curvature: torch.Tensor,
+    inverse: torch.Tensor,
+    corner: torch.Tensor,
+    floor: float | torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(B,) standard error of where corners lie, in frame pixels: half of what their mean distance stays below in 95 of
     100 cases; and what it would be without the floor.
 
-    left (B, blocks, k): what blocks vote for once the step is taken. used (B,): in how many blocks an image is seen.
-    inverse (B, k, k) of the curvature; corner (k, 8): how corners move with each parameter.
+    left (B, blocks, k): what blocks vote for once the step is taken; curvature (B, blocks, k, k) of each; inverse
+    (B, k, k) of the curvature of all; corner (k, 8): how corners move with each parameter.
     """
-    # The step was fitted to these very blocks.
-    few = used / (used - left.shape[2] / 2).clamp(min=1.0)
-    squares = torch.einsum("bck,bcl->bkl", left, left) * few[:, None, None]
+    # The step was fitted to these very blocks, most to those that know most of it (Bell and McCaffrey's CR2): what a
+    # block with a share L of the curvature has left is (I − L)^½ of what it had. By its series.
+    share = curvature @ inverse[:, None]
+    more, had = left, left.clone()
+    for factor in _ROOT_SERIES:
+        more = (share @ more[..., None])[..., 0]
+        had += factor * more
+    squares = torch.einsum("bck,bcl->bkl", had, had)
     spread = corner.T @ inverse @ squares @ inverse @ corner
     along = torch.diagonal(spread, dim1=-2, dim2=-1).mean(-1)
     # Corners of a translation err all alike, in two directions; those of a homography in up to eight, of which large
@@ -241,7 +272,23 @@ def corner_spread(
     freedoms = (64 * along.square() / spread.square().sum((1, 2)).clamp(min=1e-30)).clamp(2.0, 8.0)
     width = 2 / (9 * freedoms)
     quantile = (1 - width + _95_OF_100 * width.sqrt()) ** 3  # of the mean square
-    return (quantile / 2 * (along + floor**2)).sqrt(), (quantile / 2 * along).sqrt()
+    square = _mean_distance_squared(spread) / 2
+    return (quantile / 2 * (square + floor**2)).sqrt(), (quantile / 2 * square).sqrt()
+
+
+def _mean_distance_squared(spread: torch.Tensor) -> torch.Tensor:
+    """(B,) expected square of the mean distance of four corners with a covariance (B, 8, 8).
+
+    It is less than their mean square distance, unless all go the same way: of two corners that err each by itself the
+    mean product of their distances is π/4 of what it is if they err alike.
+    """
+    pairs = spread.view(-1, 4, 2, 4, 2).transpose(2, 3)
+    shared = pairs.square().sum((3, 4))
+    own = torch.diagonal(shared, dim1=1, dim2=2).clamp(min=1e-30)
+    lengths = torch.diagonal(spread, dim1=1, dim2=2).view(-1, 4, 2).sum(2).sqrt()
+    alike = shared / (own[:, :, None] * own[:, None]).sqrt()
+    products = lengths[:, :, None] * lengths[:, None] * (alike + math.pi / 4 * (1 - alike))
+    return products.mean((1, 2))
 
 
 def _correlation(a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,8 @@ _MOST_PIXELS = 64_000_000  # of all originals together that it is taken at; of m
 _IN_REACH = 0.25  # pixels of the originals: poses that are so sure by a smaller level go on on plain values at once
 _CONTRADICTED = 5.0  # standard errors of a pose by local contrast that plain values may move a corner by, …
 _MOST = 0.8  # … of these images at least; of all, if levels of local contrast are left out for them
-_APART = 1.2  # of the error bar: rms of the corners' mean distance, by χ² with 2 to 4 freedoms 1.15 to 1.25
+_APART = {"translation": 1.16, "rigid": 1.19, "similarity": 1.27, "affine": 1.36, "homography": 1.39}  # of the error
+# bar: rms of the corners' mean distance, by χ² of so many freedoms
 _ALIKE = 0.3  # of their errors that two ways to look at the same pixels share at least
 _UNLIKE = 0.3  # of the usual likeness: with less, an image is lost. A copy of china that is 91 pixels off has 0.01, the
 # least alike of 200 threes and of 42 photographs of Jennifer Capriati 0.5
@@ -211,7 +212,7 @@ def _on_values(climb: _Climb, motion: str, keep: torch.Tensor, *, all_agree: boo
     if not surer or float(agree[keep].double().mean()) < (1.0 if all_agree else _MOST):
         return None
     bars = _bar(done, details, motion, keep) * larger_by, found.bar
-    bar = _joined(_mean_distance(entry, found.poses, finest), *bars, weight, agree)
+    bar = _joined(_mean_distance(entry, found.poses, finest) / _APART[motion], *bars, weight, agree)
     climb.poses = poses_at(poses, finest, stack)
     sure = float(bar[keep].nanmedian()) * stack.native_size / max(finest.frame)
     sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
@@ -250,7 +251,7 @@ def _joined(
     How far apart they are, over all images where they agree, says how far they err alike: if not at all, by the root of
     the sum of their squares. If they are farther apart than that, both are less sure than they think.
     """
-    apart = (away[agree] / _APART).square().mean()
+    apart = away[agree].square().mean()
     squares, product = (one.square() + other.square())[agree].mean(), (one * other)[agree].mean()
     alike = ((squares - apart) / (2 * product)).clamp(_ALIKE, 1).nan_to_num(1.0)
     mine, theirs = weight * other, (1 - weight) * one

@@ -24,6 +24,7 @@ from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import within_motion
 from congeal.solvers.gaussnewton import point_motion
+from congeal.solvers.level import SAMPLING_ERROR, SHRINKING_ERROR
 from congeal.solvers.motions import Foretold, MotionChoice, simplest
 from congeal.solvers.pairs import PairSolver, Registered
 from congeal.solvers.patches import LARGE_TILES, TILES, Patches
@@ -31,7 +32,6 @@ from congeal.solvers.posegraph import Adjusted, Graph, Origin, adjust
 from congeal.solvers.shifts import find_shifts, overlap, shifted
 from congeal.solvers.streaming import chunks
 from congeal.solvers.threads import in_order
-from congeal.solvers.votes import SAMPLING_ERROR, SHRINKING_ERROR
 
 FIRST_MOTION = "similarity"
 """What views are matched with before it is known which motion they need."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -10,16 +9,15 @@ import numpy as np
 import torch
 
 from congeal.geometry import map_points, warp
-from congeal.geometry.matrix import corners
 from congeal.geometry.sampling import points_inside, sample_points
 from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge, mean_motion
-from congeal.solvers.gaussnewton import GaussNewton, point_motion
+from congeal.solvers.level import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelSums
 from congeal.solvers.streaming import CHUNK_VALUES, stack_values
 from congeal.solvers.threads import in_order, side_by_side
 from congeal.solvers.tiles import MOST_TILES, Tiles, tile_side
-from congeal.solvers.votes import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelSums, Poll, Votes, share_of_others
+from congeal.solvers.votes import Poll, Votes, share_of_others
 
 PASSES = 6
 """At most, over a set at one level; two to four are usual."""
@@ -248,7 +246,7 @@ def sharpen(
         assert level is not None
         poll, answers, moved = Poll(level, motion), [], torch.empty_like(found)
         for part, (seen, covered) in looks:
-            votes = poll.ask(seen, covered, keep[part])
+            votes = poll.ask(seen, covered, keep[part], found[part])
             moved[part] = poll.newton.compose(found[part], votes.delta * to_mean[part, None])
             answers.append(votes)
             if not few:
@@ -266,7 +264,6 @@ def sharpen(
             break
     assert before is not None
     assert level is not None
-    found = gauge.fix(without_sampling_bias(found, level.tiles, level.roughness, motion), None, keep)
     return Sharpened(found, error, noise, before, likeness, level)
 
 
@@ -281,40 +278,9 @@ def sharpen_alone(
     poll, found, alone = Poll(level, motion), poses.double(), torch.zeros(len(part), dtype=torch.bool)
 
     def ask() -> Votes:
-        return poll.ask(*details.on_tiles(part, found, level.tiles), alone)
+        return poll.ask(*details.on_tiles(part, found, level.tiles), alone, found)
 
     for _ in range(passes):
         found = poll.newton.compose(found, ask().delta)
     error = ask().error
-    return (without_sampling_bias(found, level.tiles, level.roughness, motion) if passes else found), error
-
-
-def without_sampling_bias(poses: torch.Tensor, tiles: Tiles, roughness: torch.Tensor, motion: str) -> torch.Tensor:
-    """Poses (n, 3, 3) freed from what bilinear sampling on tiles adds to them. roughness: as that of a `Level`.
-
-    A value between two pixels, at the share x of the way, shows what is at x − w² x (1 − x) (1 − 2x) / 6, w being the
-    frequency of what is there: the third cumulant of the two weights. Steps end where that looks right. If a picture is
-    turned, x differs from tile to tile and little is left of it; if it is only shifted, all tiles err alike.
-    """
-    corner = tiles.corner.double()
-    if not len(corner):
-        return poses
-    where = map_points(poses, corner)  # (n, T, 2) of one pixel in each tile
-    share = where - where.floor()
-    bias = roughness * share * (1 - share) * (1 - 2 * share) / 6
-    fields = point_motion(corner, tiles.frame, motion).flatten(1).T  # (2T, k): where each freedom moves the tiles
-    delta = (torch.linalg.pinv(fields) @ bias.flatten(1)[..., None])[..., 0]
-    return GaussNewton(motion, tiles.frame).compose(poses, delta)
-
-
-def sampled_alike(poses: torch.Tensor, tiles: Tiles, motion: str) -> torch.Tensor:
-    """(n,) how far what sampling between pixels adds, tile by tile, looks like a motion of the frame's corners: 1 if a
-    picture is only shifted and all tiles err alike, next to nothing if it is turned or scaled by much."""
-    corner = tiles.corner.double()
-    turns = 2 * math.pi * map_points(poses, corner).flatten(1)  # (n, 2T): where between pixels each tile is, as a phase
-    fields, ends = (
-        point_motion(points, tiles.frame, motion).flatten(1).T
-        for points in (corner, torch.as_tensor(corners(tiles.frame)).double())
-    )
-    moved = torch.stack([turns.cos(), turns.sin()]) @ torch.linalg.pinv(fields).T @ ends.T  # (2, n, 8)
-    return moved.square().sum(0).mean(1).sqrt()
+    return found, error

@@ -15,36 +15,30 @@ A pass looks at every image once. What a tile's residual has in common with 1, T
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from congeal.geometry.matrix import corners
 from congeal.geometry.motion import n_parameters
+from congeal.solvers.between import Between, bending, roughness
 from congeal.solvers.gauge import Gauge
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
-from congeal.solvers.sharpen import Details, sampled_alike, without_sampling_bias
+from congeal.solvers.level import Level, shown_enough, some_noise
+from congeal.solvers.sharpen import Details
+from congeal.solvers.spread import corner_spread, curvature_in_blocks
 from congeal.solvers.tiles import Tiles
-from congeal.solvers.votes import (
-    DAMPING,
-    LEAST_TILES,
-    Level,
-    bending,
-    corner_spread,
-    curvature_in_blocks,
-    robust_weight,
-    share_of_others,
-    shown_enough,
-    some_noise,
-)
+from congeal.solvers.votes import DAMPING, LEAST_TILES, robust_weight, share_of_others
 
 _PASSES = 2  # over a new image; a set has two of its own
 _NEAR = 256  # tiles of the first pass, which only has to come near
-_SOME = 4  # to know the template one of so many tiles will do
+_SOME = 4  # of the tiles, at most, are in the first pass
 _LIGHT = 2  # numbers of light in a block: offset and gain
 _ROUNDS = 4  # of solving for the steps of all images, each with the template as the others' steps leave it
-_SAMPLED = 0.0023  # pixels along an axis, times the template's roughness: what sampling between pixels costs in the end
+_SAMPLED = (
+    0.0029  # pixels of a standard error, times the template's roughness, that sampling of a shifted picture costs
+)
 _LEAST_COMMON = 0.2  # of the slopes of a template: with less of them real, there is nothing to hold on to
 _SAME_WHITE = 0.02  # of exposure that images may differ by before it matters where they are clipped
 _MOST_CLIPPED = 0.15  # of the images, at a pixel: with more, it is not compared
@@ -86,12 +80,12 @@ def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: tor
     for here in (some, tiles):
         seen, covered = _looked(details, found, here, clipped=light is None or _same_white(light[keep]))
         light = _own_light(here.inner(seen), covered) if light is None else light
-        alike = sampled_alike(found, here, motion)
-        step = _step(here, seen, covered, keep, light, newton, alike)
+        step = _step(here, seen, covered, keep, light, newton, found)
         found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light
-    found = gauge.fix(without_sampling_bias(found, tiles, step.level.roughness, motion), None, keep)
-    bar = torch.hypot(step.noise, step.level.sampling_left * alike)
-    return Valued(found, step.error, bar, step.level)
+    between = Between(step.level, motion)
+    alike = between.alike(found)
+    error, bar = (torch.hypot(step.noise, most * alike) for most in (step.level.floor, between.left))
+    return Valued(found, error, bar, step.level)
 
 
 @torch.no_grad()
@@ -100,18 +94,17 @@ def values_alone(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A run of new images, each alone, towards plain values of others: poses, and their errors in frame pixels."""
     newton, nobody = GaussNewton(motion, details.stack.frame, damping=DAMPING), torch.zeros(1, dtype=torch.bool)
-    found, error = poses.double().clone(), torch.empty(len(part), dtype=torch.float64)
+    found, noise = poses.double().clone(), torch.empty(len(part), dtype=torch.float64)
     for i in range(len(part)):
         one, light = slice(i, i + 1), None
         for _ in range(_PASSES):
             clipped = light is None or bool(level.template.isfinite().all())
             seen, covered = details.on_tiles(part[one], found[one], level.tiles, clipped=clipped)
             light = _own_light(level.tiles.inner(seen), covered) if light is None else light
-            alike = sampled_alike(found[one], level.tiles, motion)
-            step = _step(level.tiles, seen, covered, nobody, light, newton, alike, level)
+            step = _step(level.tiles, seen, covered, nobody, light, newton, found[one], level)
             found[one], light = newton.compose(found[one], step.delta), step.light
-        error[one] = step.error
-    return without_sampling_bias(found, level.tiles, level.roughness, motion), error
+        noise[one] = step.noise
+    return found, torch.hypot(noise, level.floor * Between(level, motion).alike(found))
 
 
 def _looked(details: Details, poses: torch.Tensor, tiles: Tiles, *, clipped: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,11 +134,9 @@ def _own_light(inner: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Step:
-    """A step (n, k), its error (n,) and what of it is noise (n,), light (n, 2) as it is now, and what the images were
-    compared with."""
+    """A step (n, k), what noise makes its error (n,), light (n, 2) as it is now, and what images were compared with."""
 
     delta: torch.Tensor
-    error: torch.Tensor
     noise: torch.Tensor
     light: torch.Tensor
     level: Level
@@ -158,12 +149,12 @@ def _step(
     keep: torch.Tensor,
     light: torch.Tensor,
     newton: GaussNewton,
-    alike: torch.Tensor,
+    poses: torch.Tensor,
     level: Level | None = None,
 ) -> _Step:
     """From what tiles show of all images (n, T, side + 2, side + 2), which is changed, and which they cover (n, T).
 
-    alike (n,): as `sampled_alike` says. level: what others have made, if images are not to be compared with each other.
+    level: what others have made, if images are not to be compared with each other.
     """
     seen.sub_(light[:, 0, None, None, None]).div_(light[:, 1, None, None, None])
     own = covered * keep[:, None]
@@ -185,6 +176,12 @@ def _step(
     compared = torch.where(usable, tiles.inner(template), torch.nan)
     residual = tiles.inner(seen).sub_(compared).mul_(alone[..., None].float()).nan_to_num_()
     pull = torch.einsum("tpk,ntp->ntk", basis, residual).double()
+    made = Level(
+        tiles, template, torch.ones(len(tiles)), (count * shown).float(), _SAMPLED * float(common[1:].mean()), common
+    )
+    sampling = Between(made, newton.motion).votes(poses)
+    sampling -= (own[..., None] * sampling).sum(0) / count.clamp(min=1)[:, None]
+    pull[..., _LIGHT:] += sampling * alone[..., None]
 
     light_gram, blocks = gram[:, :_LIGHT, :_LIGHT], tiles.blocks.double()
     by_block = _solved(curvature_in_blocks(tiles, covered, light_gram), _in_blocks(blocks, covered, pull[..., :_LIGHT]))
@@ -217,18 +214,15 @@ def _step(
         pull += ((along - change[:, None]) * alone[..., None]).transpose(0, 1).bmm(gram).transpose(0, 1)
     left = votes - (free @ delta[:, None, :, None])[..., 0]
     corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, newton.motion).flatten(1)
-    floor = _SAMPLED * float(common[1:].mean())
     known = covered.sum(1) >= LEAST_TILES
-    both_errors = corner_spread(left, common[0] * free, inverse, corner, floor * alike)
-    error, noise_alone = (torch.where(known, one, torch.nan) * share_of_others(keep) for one in both_errors)
+    spread = corner_spread(left, common[0] * free, inverse, corner) * share_of_others(keep)
     offset, gain = light.unbind(1)
     more, factor = changes[:, :_LIGHT].float().unbind(1)
     return _Step(
         torch.where(known[:, None], changes[:, _LIGHT:], 0.0),
-        error,
-        noise_alone,
+        torch.where(known, spread, torch.nan),
         torch.stack([offset + gain * more, gain * (1 + factor)], 1),
-        Level(tiles, template, noise.float(), (count * shown).float(), floor, common),
+        replace(made, noise=noise.float()),
     )
 
 
@@ -250,19 +244,15 @@ def _common(seen: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
     seen (n, T, side + 2, side + 2); own (n, T): which of it counts.
     """
-    rows = torch.nonzero(own.any(1))[:, 0]
-    halves = [(rows[half], own[rows[half]]) for half in (slice(0, None, 2), slice(1, None, 2))]
-    counts = [counted.sum(0) for _, counted in halves]
-    used = torch.nonzero((counts[0] > 0) & (counts[1] > 0))[::_SOME, 0]  # of so many pixels a part will do
-    means = [
-        torch.einsum("nt,ntij->tij", counted[:, used], seen[half[:, None], used]) / count[used, None, None]
-        for (half, counted), count in zip(halves, counts, strict=True)
-    ]
-    bends, slopes = bending(*means)
+    half = torch.zeros(len(own), 1)
+    half[torch.nonzero(own.any(1))[::2, 0]] = 1
+    halves = own * half, own * (1 - half)
+    used = torch.nonzero((halves[0].sum(0) > 0) & (halves[1].sum(0) > 0))[:, 0]
+    means = [torch.einsum("nt,ntij->tij", one, seen)[used] / one.sum(0)[used, None, None] for one in halves]
     common = (_slopes(means[0]) * _slopes(means[1])).nansum(dtype=torch.float64)
     all_of_it = _slopes((means[0] + means[1]) / 2).square().nansum(dtype=torch.float64)
     share = (common / all_of_it.clamp(min=1e-12)).clamp(min=_LEAST_COMMON)
-    return torch.cat([share[None], (bends / slopes.clamp(min=1e-12)).clamp(min=0)])
+    return torch.cat([share[None], roughness(*bending(*means))])
 
 
 def _slopes(mean: torch.Tensor) -> torch.Tensor:

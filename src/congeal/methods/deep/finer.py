@@ -26,12 +26,13 @@ from congeal.mapped import room, runs
 from congeal.methods.job import Job, Spread
 from congeal.metrics import scales
 from congeal.solvers.appearance import Appearance
+from congeal.solvers.between import Between
 from congeal.solvers.gauge import corner_motion
-from congeal.solvers.sharpen import PASSES, STILL, Details, Sharpened, sampled_alike, sharpen, sharpen_alone
+from congeal.solvers.level import Level
+from congeal.solvers.sharpen import PASSES, STILL, Details, Sharpened, sharpen, sharpen_alone
 from congeal.solvers.streaming import chunks, stack_values
 from congeal.solvers.threads import one_thread
 from congeal.solvers.values import sharpen_values, values_alone
-from congeal.solvers.votes import Level
 
 _FINE_ENOUGH = 0.02  # pixels of the originals: a pose this sure is sure enough for every use
 _SHARP = 0.25  # pixels of a level: poses that are surer than this are better than those of a coarser level; others …
@@ -45,8 +46,7 @@ _MOST_PIXELS = 64_000_000  # of all originals together that it is taken at; of m
 _IN_REACH = 0.25  # pixels of the originals: poses that are so sure by a smaller level go on on plain values at once
 _CONTRADICTED = 5.0  # standard errors of a pose by local contrast that plain values may move a corner by, …
 _MOST = 0.8  # … of these images at least; of all, if levels of local contrast are left out for them
-_APART = {"translation": 1.16, "rigid": 1.19, "similarity": 1.27, "affine": 1.36, "homography": 1.39}  # of the error
-# bar: rms of the corners' mean distance, by χ² of so many freedoms
+_APART = 1.15  # of the error bar: rms of the corners' mean distance, with 2 to 4 freedoms and 30 blocks 1.11 to 1.22
 _ALIKE = 0.3  # of their errors that two ways to look at the same pixels share at least
 _UNLIKE = 0.3  # of the usual likeness: with less, an image is lost. A copy of china that is 91 pixels off has 0.01, the
 # least alike of 200 threes and of 42 photographs of Jennifer Capriati 0.5
@@ -212,7 +212,7 @@ def _on_values(climb: _Climb, motion: str, keep: torch.Tensor, *, all_agree: boo
     if not surer or float(agree[keep].double().mean()) < (1.0 if all_agree else _MOST):
         return None
     bars = _bar(done, details, motion, keep) * larger_by, found.bar
-    bar = _joined(_mean_distance(entry, found.poses, finest) / _APART[motion], *bars, weight, agree)
+    bar = _joined(_mean_distance(entry, found.poses, finest) / _APART, *bars, weight, agree)
     climb.poses = poses_at(poses, finest, stack)
     sure = float(bar[keep].nanmedian()) * stack.native_size / max(finest.frame)
     sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
@@ -265,10 +265,10 @@ def _bar(done: Sharpened, details: Details, motion: str, keep: torch.Tensor) -> 
     Tiles of an image that shows something else, or is lost, vote as well, and may even agree. They know nothing.
     """
     level, shrunk = done.level, details.stack.native_size > max(details.stack.frame)
-    alike = torch.empty(len(done.poses), dtype=torch.float64)
+    alike, between = torch.empty(len(done.poses), dtype=torch.float64), Between(level, motion)
     for part in runs(len(alike)):
-        alike[part] = sampled_alike(done.poses[part], level.tiles, motion)
-    bar = torch.hypot(done.noise, alike * (level.floor if shrunk else level.sampling_left))
+        alike[part] = between.alike(done.poses[part])
+    bar = torch.hypot(done.noise, alike * (level.floor if shrunk else between.left))
     lost = done.after < _UNLIKE * done.after[keep].nanmedian()
     return torch.where(lost, bar.clamp(min=_ANYWHERE * max(level.frame)), bar)
 

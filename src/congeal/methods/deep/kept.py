@@ -9,9 +9,9 @@ import torch
 from congeal.methods.deep.networks import DeSTNet
 from congeal.methods.deep.settle import Bars, Guide
 from congeal.solvers.appearance import Appearance
+from congeal.solvers.level import Level
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.tiles import Tiles
-from congeal.solvers.votes import Level
 
 
 def guide_tensors(guide: Guide) -> dict[str, torch.Tensor]:

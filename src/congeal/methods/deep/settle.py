@@ -25,13 +25,13 @@ from congeal.methods.deep.state import State
 from congeal.methods.job import Job, Spread
 from congeal.solvers.appearance import Appearance, at_most
 from congeal.solvers.filters import frame_unit
+from congeal.solvers.level import Level
 from congeal.solvers.matching import Matcher, Views, random_warps
 from congeal.solvers.moments import evenly_turned, poses_by_ink
 from congeal.solvers.motions import restricted
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import chunks, stack_values
 from congeal.solvers.threads import few_threads, in_order
-from congeal.solvers.votes import Level
 
 _DOUBTFUL, _LOST = 0.25, 0.1  # of the matching images: so many would be tried again once, and until tries agree
 HELPED = 0.02

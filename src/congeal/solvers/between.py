@@ -47,16 +47,26 @@ class Between:
         """(n, T, k): what tiles have to vote for besides what they see at poses (n, 3, 3), to be free of it."""
         where = map_points(poses, self.pixel)  # (n, T, 2)
         share = where - where.floor()
-        bias = share * (1 - share) * (1 - 2 * share) / 6
+        bias = share * (1 - share) * (1 - 2 * share) / 6 * self._lasting(poses, where)
         return torch.einsum("tkj,ntj->ntk", self._bends, bias)
+
+    def _lasting(self, poses: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        """(n, T, 2): of what one pixel of a tile says of it, how much is left in the mean of all its pixels, which are
+        not at the same place between pixels if a picture is turned or scaled."""
+        lasting = torch.ones_like(where)
+        for step in torch.eye(2, dtype=torch.float64):
+            lasting *= torch.sinc((map_points(poses, self.pixel + step) - where - step) * self.level.tiles.side)
+        return lasting
 
     def alike(self, poses: torch.Tensor) -> torch.Tensor:
         """(n,) how far it looks like a motion of the frame's corners: 1 if a picture is only shifted and all tiles err
         alike, next to nothing if it is turned or scaled by much."""
         weight = ((self.level.count > 0) / self.level.noise).double()
         inverse = torch.linalg.pinv(torch.einsum("t,tkj,ltj->kl", weight, self._slopes, self._fields))
-        turns = 2 * math.pi * map_points(poses, self.pixel)  # where between pixels each tile is, as a phase
-        pulls = torch.einsum("t,tkj,pntj->pnk", weight, self._slopes, torch.stack([turns.cos(), turns.sin()]))
+        where = map_points(poses, self.pixel)
+        turns, lasting = 2 * math.pi * where, self._lasting(poses, where)  # where between pixels, as a phase
+        phases = torch.stack([turns.cos(), turns.sin()]) * lasting
+        pulls = torch.einsum("t,tkj,pntj->pnk", weight, self._slopes, phases)
         return (pulls @ inverse @ self._corner).square().sum(0).mean(1).sqrt()
 
 

@@ -19,12 +19,14 @@ from congeal.images import stack as stacks
 from congeal.methods.base import Method
 from congeal.methods.deep import finer
 from congeal.metrics import corner_error
-from congeal.solvers import sharpen, values, votes
+from congeal.solvers import between, sharpen, values, votes
 from congeal.solvers.appearance import PhotoEdges
 from congeal.solvers.gaussnewton import point_motion
+from congeal.solvers.level import Level, LevelSums
+from congeal.solvers.spread import corner_spread
 from congeal.solvers.tiles import Tiles
 from congeal.solvers.values import Valued, sharpen_values
-from congeal.solvers.votes import Level, LevelSums, Poll
+from congeal.solvers.votes import Poll
 
 SIDE = 96
 FRAME = (SIDE, SIDE)
@@ -80,7 +82,7 @@ def test_levels_rise_and_are_in_the_history(model: Method) -> None:
     assert {row["size"] for row in model.history_} == {96}
     assert [row["step"] for row in model.history_] == list(range(1, len(model.history_) + 1))
     moved = [row["moved"] for row in model.history_]
-    assert moved[-1] < 0.1 * moved[0], "it settles"
+    assert moved[-1] < 0.2 * moved[0], "it settles"
 
 
 @pytest.mark.parametrize(("finest", "levels"), [(32, (32,)), (64, (32, 64)), (500, (32, 96))])
@@ -171,13 +173,9 @@ def test_twice_an_error_bar_holds_95_of_100_whatever_the_freedoms(motion: str, s
     delta = pulls.sum(1) @ inverse
     left = pulls - torch.einsum("ckl,nl->nck", curvature, delta)
     every = len(pulls)
-    bar, noise = votes.corner_spread(
-        left, curvature.expand(every, -1, -1, -1), inverse.expand(every, -1, -1), corner, 0.0
-    )
-    assert torch.equal(bar, noise), "without a floor"
+    bar = corner_spread(left, curvature.expand(every, -1, -1, -1), inverse.expand(every, -1, -1), corner)
     distance = (delta @ corner).view(-1, 4, 2).norm(dim=2).mean(1)
-    # A bar from a few blocks is itself unsure, so that fewer are inside.
-    assert (0.87 if side == 4 else 0.94) < float((distance <= 2 * bar).double().mean()) < 0.96
+    assert 0.93 < float((distance <= 2 * bar).double().mean()) < 0.97
 
 
 @pytest.mark.parametrize("wrong", ["poses", "errors"])
@@ -403,10 +401,10 @@ def test_roughness_is_the_square_of_the_frequency(waves: int) -> None:
     """So many waves across a tile, along x and y."""
     frequency = 2 * np.pi * waves / 16
     one = (frequency * torch.arange(18.0, dtype=torch.float64)).sin()
-    level = Level(
-        Tiles((64, 64), 16, torch.tensor([[8, 8]])), (one + one[:, None])[None], torch.ones(1), torch.ones(1), floor=0.0
-    )
-    assert level.roughness.numpy() == pytest.approx([frequency**2] * 2, rel=0.08)
+    pictures = (one + one[:, None])[None]
+    bends, more, slopes = between.bending(pictures, pictures)
+    assert (bends / slopes).numpy() == pytest.approx([frequency**2] * 2, rel=0.08)
+    assert (more / slopes).numpy() == pytest.approx([frequency**4] * 2, rel=0.4)
 
 
 def test_a_few_images_meet_at_their_mean_in_one_step() -> None:

@@ -18,7 +18,7 @@ from congeal.solvers.gaussnewton import point_motion
 from congeal.solvers.level import Level
 
 _FIFTH = 0.054  # of w⁴ that w² has to be more by, for the fifth cumulant: 1/20, and what a sine of x has of it
-_LEFT = 0.0005, 0.0012  # pixels along an axis, and as much times the roughness: what is left of the bias at most, once
+_LEFT = 0.0004, 0.001  # pixels along an axis, and as much times the roughness: what is left of the bias at most, once
 # it is taken off. Chosen on shifted copies and stacks of DEVELOP in benchmarks/everyday_sets.py
 
 

@@ -24,7 +24,6 @@ from congeal.images import Stack
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import within_motion
 from congeal.solvers.gaussnewton import point_motion
-from congeal.solvers.level import SAMPLING_ERROR, SHRINKING_ERROR
 from congeal.solvers.motions import Foretold, MotionChoice, simplest
 from congeal.solvers.pairs import PairSolver, Registered
 from congeal.solvers.patches import LARGE_TILES, TILES, Patches
@@ -35,6 +34,7 @@ from congeal.solvers.threads import in_order
 
 FIRST_MOTION = "similarity"
 """What views are matched with before it is known which motion they need."""
+_SAMPLED, _SHRUNK = 0.004, 0.01  # pixels along an axis: what sampling costs a pair, and pictures that were made smaller
 _STEPS = (12, 4)  # of a pair at working size, and at each finer one
 _OVERLAP = 0.4  # of a view: links need so much in common
 _ALIKE = 0.5  # of the median likeness of neighbours: less is no match
@@ -85,7 +85,7 @@ class Pictures:
         self.stack, self.appearance, self.frame = stack, appearance, stack.frame
         eye = np.eye(3)
         self._plain = stack.size == stack.frame and bool(np.allclose(stack.start, eye)) and not stack.has_masks
-        self.floor = SHRINKING_ERROR if stack.native_size > max(stack.frame) else SAMPLING_ERROR
+        self.floor = _SHRUNK if stack.native_size > max(stack.frame) else _SAMPLED
 
     def of(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(B, h, w) of these images, and where they have a picture; None: everywhere."""

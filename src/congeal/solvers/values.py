@@ -78,7 +78,9 @@ def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: tor
     some = Tiles(tiles.frame, tiles.side, tiles.corner[:: max(_SOME, len(tiles) // _NEAR)])
     light = None
     for here in (some, tiles):
-        seen, covered = _looked(details, found, here, clipped=light is None or _same_white(light[keep]))
+        seen, covered = _looked(
+            details, found, here, clipped=light is None or motion == "translation" or _same_white(light[keep])
+        )
         light = _own_light(here.inner(seen), covered) if light is None else light
         step = _step(here, seen, covered, keep, light, newton, found)
         found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light

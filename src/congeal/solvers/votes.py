@@ -9,6 +9,7 @@ there: a face counts more than what is behind it. In one image it weighs less if
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -58,7 +59,10 @@ class Poll:
         self.inner = self.tiles.inner(level.template)
         corner = point_motion(torch.as_tensor(corners(level.frame)).double(), level.frame, motion)
         self.corner = corner.flatten(1)  # (k, 8)
-        self.between = Between(level, motion)
+
+    @cached_property
+    def _between(self) -> Between:
+        return Between(self.level, self.newton.motion)  # `foretold` does without
 
     def ask(self, seen: torch.Tensor, covered: torch.Tensor, own: torch.Tensor, poses: torch.Tensor) -> Votes:
         """seen (B, T, side + 2, side + 2), covered (B, T); own (B,) bool: which images are part of the template; poses
@@ -68,7 +72,7 @@ class Poll:
         away = residual.square().mean(2)
         weight = (covered * robust_weight(self.level.noise, away)).double()
         votes, inverse = self._votes(residual, weight)
-        votes += self.between.votes(poses) * (weight * self._without_itself(own))[..., None]
+        votes += self._between.votes(poses) * (weight * self._without_itself(own))[..., None]
         delta = (inverse @ votes.sum(1)[..., None])[..., 0]
         # At the optimum the votes cancel; what a block adds beyond its share of the step is noise.
         curvature = curvature_in_blocks(self.tiles, weight, self.curvature)

@@ -17,8 +17,7 @@ from congeal.geometry.matrix import corners
 from congeal.solvers.gaussnewton import point_motion
 from congeal.solvers.level import Level
 
-_FIFTH = 0.054  # of w⁴ that w² has to be more by, for the fifth cumulant: 1/20, and what a sine of x has of it
-_LEFT = 0.0002, 0.0011  # pixels along an axis, and as much times the square of the roughness: what is left of the bias
+_LEFT = 0.0001, 0.0011  # pixels along an axis, and as much times the square of the roughness: what is left of the bias
 # at most, once it is taken off. Chosen on shifted copies and stacks of DEVELOP in benchmarks/everyday_sets.py
 
 
@@ -28,17 +27,13 @@ class Between:
     def __init__(self, level: Level, motion: str) -> None:
         self.level, tiles = level, level.tiles
         self.pixel = tiles.corner.double() + tiles.side // 2  # one in each tile stands for all
-        template = level.template[level.count > 0]
-        bends, more, slopes = bending(template, template)
-        common = level.plain
-        if common is None:
-            common = torch.cat([bends.new_ones(1), roughness(bends, more, slopes)])
-        self.left = _LEFT[0] + _LEFT[1] * float(common[1:].mean()) ** 2
+        self.left = _LEFT[0] + _LEFT[1] * float(level.common.roughness.mean()) ** 2
         """Pixels along an axis that a picture which is only shifted may still err by; a largest value, without
         tails."""
         by_slopes, by_bends = _by_tile(level.template)
         # Noise bends a template as well.
-        by_bends *= common[0] * common[1:] * slopes / bends.clamp(min=1e-12)
+        bends = by_bends[level.count > 0].diagonal(dim1=1, dim2=2).sum(0)
+        by_bends *= level.common.slopes * level.common.roughness / bends.clamp(min=1e-12)
         self._fields = point_motion(self.pixel, tiles.frame, motion)  # (k, T, 2)
         self._slopes, self._bends = (torch.einsum("kti,tij->tkj", self._fields, one) for one in (by_slopes, by_bends))
         self._corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, motion).flatten(1)
@@ -58,6 +53,15 @@ class Between:
             lasting *= torch.sinc((map_points(poses, self.pixel + step) - where - step) * self.level.tiles.side)
         return lasting
 
+    def bar(self, noise: torch.Tensor, poses: torch.Tensor, least: float | None = None) -> torch.Tensor:
+        """(n,) error bars of poses (n, 3, 3), from what of their errors is noise (n,). least: pixels that shifted
+        pictures err by, if not by what is left of sampling."""
+        # Steps of a rough picture are too long, because it is steeper than slopes over two pixels say; where they end,
+        # noise counts for less by as much. If a picture is turned, what sampling does to each tile takes its place.
+        alike = self.alike(poses)
+        noise = noise * torch.lerp(torch.ones_like(alike), alike.new_tensor(1 / self.level.common.gain), alike)
+        return torch.hypot(noise, alike * (self.left if least is None else least))
+
     def alike(self, poses: torch.Tensor) -> torch.Tensor:
         """(n,) how far it looks like a motion of the frame's corners: 1 if a picture is only shifted and all tiles err
         alike, next to nothing if it is turned or scaled by much."""
@@ -68,36 +72,6 @@ class Between:
         phases = torch.stack([turns.cos(), turns.sin()]) * lasting
         pulls = torch.einsum("t,tkj,pntj->pnk", weight, self._slopes, phases)
         return (pulls @ inverse @ self._corner).square().sum(0).mean(1).sqrt()
-
-
-def roughness(bends: torch.Tensor, more: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
-    """(2,) mean square frequency along x and y, in (radians per pixel)², and a little more for the fifth cumulant, of
-    what `bending` gives."""
-    return (bends + _FIFTH * more).clamp(min=0) / slopes.clamp(min=1e-12)
-
-
-def bending(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What two pictures on tiles (T, side + 2, side + 2) have in common of their bends, of how these change, and of
-    their slopes, along x and y, (2,) each. Of waves of frequency w the first two by the last are w² and w⁴.
-
-    A slope's w² comes out as sin² w if its ends are two pixels apart, as 4 sin²(w/2) between neighbours; the w⁴ of
-    bends as 16 sin⁴(w/2). A third of the first and two thirds of the second lack as much of it as bends do.
-    """
-    both = []
-    for axis in (2, 1):
-        a, b = (tiles.narrow(3 - axis, 1, tiles.shape[1] - 2).diff(dim=axis) for tiles in (one, other))
-        last = a.shape[axis] - 1
-        (a0, a1), (b0, b1) = ((x.narrow(axis, 0, last), x.narrow(axis, 1, last)) for x in (a, b))
-        near, far = _common(a0, b0) + _common(a1, b1), _common(a0 + a1, b0 + b1)
-        bent = a1 - a0, b1 - b0
-        more = _common(*(x.diff(dim=axis) for x in bent))
-        both.append(torch.stack([_common(*bent), more, far / 12 + near / 3]))
-    bends, more, slopes = torch.stack(both, 1)
-    return bends, more, slopes
-
-
-def _common(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a * b).nansum(dtype=torch.float64)
 
 
 def _by_tile(template: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

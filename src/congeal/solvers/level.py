@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from congeal.geometry.matrix import Size
+from congeal.solvers.halves import Common, in_common
 from congeal.solvers.tiles import Tiles
 
 _LEAST_NOISE = 0.02  # of the mean variance: no tile is quite free of noise
@@ -34,9 +35,10 @@ class Level:
         How many images each tile was made of; 0 where too few show it to be a witness.
     floor : float
         The standard error that no pose can be without, in frame pixels.
-    plain : (3,) tensor or None
-        If it is made of plain values (`values.py`): the share of its squared slopes that is not noise, and the mean
-        square frequency of what is not, along x and y.
+    common : Common
+        What of its slopes and bends is real.
+    plain : bool
+        Whether it is made of plain values (`values.py`), not of local contrast.
     """
 
     tiles: Tiles
@@ -44,7 +46,8 @@ class Level:
     noise: torch.Tensor
     count: torch.Tensor
     floor: float
-    plain: torch.Tensor | None = None
+    common: Common
+    plain: bool = False
 
     @property
     def frame(self) -> Size:
@@ -57,12 +60,17 @@ class LevelSums:
 
     def __init__(self, tiles: Tiles, floor: float) -> None:
         self.tiles, self.floor, self.images = tiles, floor, 0
-        self.image = torch.zeros(len(tiles), tiles.side + 2, tiles.side + 2, dtype=torch.float64)
+        shape = len(tiles), tiles.side + 2, tiles.side + 2
+        self.image, self.other = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+        self.others = torch.zeros(len(tiles), dtype=torch.float64)
         self.square, self.weight = (torch.zeros(len(tiles), dtype=torch.float64) for _ in range(2))
 
     def add(self, seen: torch.Tensor, covered: torch.Tensor) -> None:
         """Take in images on tiles (B, T, side + 2, side + 2), and which tiles they cover (B, T)."""
         covered = covered.double()
+        half = slice(self.images % 2, None, 2)  # every other image of all
+        self.other += torch.einsum("btij,bt->tij", seen[half].double(), covered[half])
+        self.others += covered[half].sum(0)
         self.image += torch.einsum("btij,bt->tij", seen.double(), covered)
         self.square += (self.tiles.inner(seen).double().square().mean(2) * covered).sum(0)
         self.weight += covered.sum(0)
@@ -75,7 +83,15 @@ class LevelSums:
         noise = (self.square / count - self.tiles.inner(mean).square().mean(1)).clamp(min=0)
         shown = shown_enough(self.weight, self.images)
         noise = some_noise(noise * count / (count - 1).clamp(min=1), shown)
-        return Level(self.tiles, mean.float(), noise.float(), (self.weight * shown).float(), self.floor)
+        count = (self.weight * shown).float()
+        return Level(self.tiles, mean.float(), noise.float(), count, self.floor, self._common(shown, mean))
+
+    def _common(self, shown: torch.Tensor, mean: torch.Tensor) -> Common:
+        rest = self.weight - self.others
+        used = shown & (self.others > 0) & (rest > 0)
+        sums, counts = (self.other, self.image - self.other), (self.others, rest)
+        one, other = (part[used] / count[used, None, None] for part, count in zip(sums, counts, strict=True))
+        return in_common(one, other, mean[used])
 
 
 def shown_enough(count: torch.Tensor, images: int) -> torch.Tensor:

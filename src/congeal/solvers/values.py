@@ -22,12 +22,13 @@ import torch
 
 from congeal.geometry.matrix import corners
 from congeal.geometry.motion import n_parameters
-from congeal.solvers.between import Between, bending, roughness
+from congeal.solvers.between import Between
 from congeal.solvers.gauge import Gauge
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
+from congeal.solvers.halves import Common, central_slopes, in_common
 from congeal.solvers.level import Level, shown_enough, some_noise
 from congeal.solvers.sharpen import Details
-from congeal.solvers.spread import corner_spread, curvature_in_blocks
+from congeal.solvers.spread import corner_spread, curvature_in_blocks, motion_squares, real_enough
 from congeal.solvers.tiles import Tiles
 from congeal.solvers.votes import DAMPING, LEAST_TILES, robust_weight, share_of_others
 
@@ -39,7 +40,7 @@ _ROUNDS = 4  # of solving for the steps of all images, each with the template as
 _SAMPLED = (
     0.0029  # pixels of a standard error, times the template's roughness, that sampling of a shifted picture costs
 )
-_LEAST_COMMON = 0.2  # of the slopes of a template: with less of them real, there is nothing to hold on to
+_LEAST_REAL = 0.2  # of a curvature: with less of it real, there is nothing to hold on to
 _SAME_WHITE = 0.02  # of exposure that images may differ by before it matters where they are clipped
 _MOST_CLIPPED = 0.15  # of the images, at a pixel: with more, it is not compared
 _FLAT = 1e-6  # of its own curvature that light is damped by: a flat block has no gain
@@ -85,9 +86,8 @@ def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: tor
         step = _step(here, seen, covered, keep, light, newton, found)
         found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light
     between = Between(step.level, motion)
-    alike = between.alike(found)
-    error, bar = (torch.hypot(step.noise, most * alike) for most in (step.level.floor, between.left))
-    return Valued(found, error, bar, step.level)
+    error = torch.hypot(step.noise, step.level.floor * between.alike(found))
+    return Valued(found, error, between.bar(step.noise, found), step.level)
 
 
 @torch.no_grad()
@@ -160,13 +160,13 @@ def _step(
     """
     seen.sub_(light[:, 0, None, None, None]).div_(light[:, 1, None, None, None])
     own = covered * keep[:, None]
-    if level is None or level.plain is None:
+    if level is None:
         count = own.sum(0)
         template = _mean(seen, own, count)
         shown = shown_enough(count, int(keep.sum()))
-        common = _common(seen, own * shown)
+        common = _in_common(seen, own * shown, template)
     else:
-        template, count, shown, common = level.template, level.count, level.count > 0, level.plain
+        template, count, shown, common = level.template, level.count, level.count > 0, level.common
     basis = _basis(tiles, template, newton.motion)
     usable = basis.isfinite().all(2)
     basis.nan_to_num_().mul_(usable[..., None])
@@ -178,9 +178,8 @@ def _step(
     compared = torch.where(usable, tiles.inner(template), torch.nan)
     residual = tiles.inner(seen).sub_(compared).mul_(alone[..., None].float()).nan_to_num_()
     pull = torch.einsum("tpk,ntp->ntk", basis, residual).double()
-    made = Level(
-        tiles, template, torch.ones(len(tiles)), (count * shown).float(), _SAMPLED * float(common[1:].mean()), common
-    )
+    floor = _SAMPLED * float(common.roughness.mean())
+    made = Level(tiles, template, torch.ones(len(tiles)), (count * shown).float(), floor, common, plain=True)
     sampling = Between(made, newton.motion).votes(poses)
     sampling -= (own[..., None] * sampling).sum(0) / count.clamp(min=1)[:, None]
     pull[..., _LIGHT:] += sampling * alone[..., None]
@@ -198,7 +197,8 @@ def _step(
     light_curvature, both = curvature[..., :_LIGHT, :_LIGHT], curvature[..., _LIGHT:, :_LIGHT]
     lit = _solved(light_curvature, both.transpose(-1, -2))  # how a block's light follows the motion
     free = curvature[..., _LIGHT:, _LIGHT:] - both @ lit  # curvature of the motion where light is fitted too
-    inverse = newton.damped_inverse(free.sum(1)) / common[0]
+    whole = free.sum(1)
+    inverse = newton.damped_inverse(whole)
     seen_in = covered @ blocks  # (n, blocks) tiles
     share_of = seen_in / seen_in.sum(1, keepdim=True).clamp(min=1)
     changes = torch.zeros(len(seen), gram.shape[1], dtype=torch.float64)
@@ -215,13 +215,17 @@ def _step(
         # Products of the tiles, not of all images and tiles: large ones cost more to lay out than to multiply.
         pull += ((along - change[:, None]) * alone[..., None]).transpose(0, 1).bmm(gram).transpose(0, 1)
     left = votes - (free @ delta[:, None, :, None])[..., 0]
+    # By slopes that are part noise, steps are too short.
+    noisy = common.steepness * torch.einsum("nt,tkl->nkl", weight * usable.sum(1), motion_squares(tiles, newton.motion))
+    longer = torch.linalg.solve(real_enough(whole, noisy, _LEAST_REAL), whole)
     corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, newton.motion).flatten(1)
     known = covered.sum(1) >= LEAST_TILES
-    spread = corner_spread(left, common[0] * free, inverse, corner) * share_of_others(keep)
+    spread = corner_spread(left, free, inverse, longer.transpose(1, 2) @ corner) * share_of_others(keep)
+    delta = (longer @ changes[:, _LIGHT:, None])[..., 0]
     offset, gain = light.unbind(1)
     more, factor = changes[:, :_LIGHT].float().unbind(1)
     return _Step(
-        torch.where(known[:, None], changes[:, _LIGHT:], 0.0),
+        torch.where(known[:, None], delta, 0.0),
         torch.where(known, spread, torch.nan),
         torch.stack([offset + gain * more, gain * (1 + factor)], 1),
         replace(made, noise=noise.float()),
@@ -241,25 +245,14 @@ def _mean(seen: torch.Tensor, own: torch.Tensor, count: torch.Tensor) -> torch.T
     return mean
 
 
-def _common(seen: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """What the means of both halves of a set have in common, as `Level.plain`: what they do not is noise.
-
-    seen (n, T, side + 2, side + 2); own (n, T): which of it counts.
-    """
+def _in_common(seen: torch.Tensor, own: torch.Tensor, mean: torch.Tensor) -> Common:
+    """Of both halves of a set: seen (n, T, side + 2, side + 2), own (n, T): which of it counts; and its mean."""
     half = torch.zeros(len(own), 1)
     half[torch.nonzero(own.any(1))[::2, 0]] = 1
     halves = own * half, own * (1 - half)
     used = torch.nonzero((halves[0].sum(0) > 0) & (halves[1].sum(0) > 0))[:, 0]
-    means = [torch.einsum("nt,ntij->tij", one, seen)[used] / one.sum(0)[used, None, None] for one in halves]
-    common = (_slopes(means[0]) * _slopes(means[1])).nansum(dtype=torch.float64)
-    all_of_it = _slopes((means[0] + means[1]) / 2).square().nansum(dtype=torch.float64)
-    share = (common / all_of_it.clamp(min=1e-12)).clamp(min=_LEAST_COMMON)
-    return torch.cat([share[None], roughness(*bending(*means))])
-
-
-def _slopes(mean: torch.Tensor) -> torch.Tensor:
-    """(2, T, side, side) along x and y, of (T, side + 2, side + 2)."""
-    return torch.stack([mean[:, 1:-1, 2:] - mean[:, 1:-1, :-2], mean[:, 2:, 1:-1] - mean[:, :-2, 1:-1]]) / 2
+    one, other = (torch.einsum("nt,ntij->tij", own, seen)[used] / own.sum(0)[used, None, None] for own in halves)
+    return in_common(one, other, mean[used])
 
 
 def _basis(tiles: Tiles, template: torch.Tensor, motion: str) -> torch.Tensor:
@@ -267,7 +260,7 @@ def _basis(tiles: Tiles, template: torch.Tensor, motion: str) -> torch.Tensor:
     inner, steps = tiles.inner(template), torch.arange(tiles.side)
     y, x = torch.meshgrid(steps, steps, indexing="ij")
     points = (tiles.corner[:, None] + torch.stack([x.flatten(), y.flatten()], 1)).flatten(0, 1).float()
-    dx, dy = _slopes(template).flatten(2)
+    dx, dy = central_slopes(template).flatten(2)
     basis = torch.empty(*inner.shape, _LIGHT + n_parameters(motion))
     basis[..., 0], basis[..., 1] = 1.0, inner
     for column, moved in enumerate(point_motion(points, tiles.frame, motion), _LIGHT):

@@ -17,9 +17,10 @@ from congeal.geometry.matrix import corners
 from congeal.solvers.between import Between
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.level import Level
-from congeal.solvers.spread import corner_spread, curvature_in_blocks
+from congeal.solvers.spread import corner_spread, curvature_in_blocks, motion_squares, real_enough
 
 _FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals: a few are far off
+_LEAST_REAL = 0.5  # of a curvature: after a few steps an error is at most a few times larger than one step says
 LEAST_TILES = 6  # that an image must cover before it is moved or its error is known
 DAMPING = 1e-4
 
@@ -56,6 +57,8 @@ class Poll:
         # In float64, so that an image gets the same answer in any batch.
         self.slopes = self.tiles.slopes(level.template, motion).double()  # (T, P, k)
         self.curvature = self.slopes.transpose(1, 2) @ self.slopes  # (T, k, k)
+        # How much of it is noise in the template's slopes.
+        self.noisy = level.common.steepness * self.tiles.side**2 * motion_squares(self.tiles, motion)
         self.inner = self.tiles.inner(level.template)
         corner = point_motion(torch.as_tensor(corners(level.frame)).double(), level.frame, motion)
         self.corner = corner.flatten(1)  # (k, 8)
@@ -77,8 +80,12 @@ class Poll:
         # At the optimum the votes cancel; what a block adds beyond its share of the step is noise.
         curvature = curvature_in_blocks(self.tiles, weight, self.curvature)
         left = self._in_blocks(votes) - (curvature @ delta[:, None, :, None])[..., 0]
+        # By slopes that are part noise, steps are too short and look too sure.
+        whole, noisy = curvature.sum(1), torch.einsum("bt,tkl->bkl", weight, self.noisy)
+        longer = torch.linalg.solve(real_enough(whole, noisy, _LEAST_REAL), whole)
+        corner = longer.transpose(1, 2) @ self.corner
         known = covered.sum(1) >= LEAST_TILES
-        noise = torch.where(known, corner_spread(left, curvature, inverse, self.corner), torch.nan)
+        noise = torch.where(known, corner_spread(left, curvature, inverse, corner), torch.nan)
         error = noise.square().add(self.level.floor**2).sqrt()
         likeness = _correlation(shown, shown - residual, covered / self.level.noise)
         return Votes(torch.where(known[:, None], delta, 0.0), error, noise, likeness)

@@ -265,10 +265,9 @@ def _bar(done: Sharpened, details: Details, motion: str, keep: torch.Tensor) -> 
     Tiles of an image that shows something else, or is lost, vote as well, and may even agree. They know nothing.
     """
     level, shrunk = done.level, details.stack.native_size > max(details.stack.frame)
-    alike, between = torch.empty(len(done.poses), dtype=torch.float64), Between(level, motion)
-    for part in runs(len(alike)):
-        alike[part] = between.alike(done.poses[part])
-    bar = torch.hypot(done.noise, alike * (level.floor if shrunk else between.left))
+    bar, between, least = torch.empty_like(done.noise), Between(level, motion), level.floor if shrunk else None
+    for part in runs(len(bar)):
+        bar[part] = between.bar(done.noise[part], done.poses[part], least)
     lost = done.after < _UNLIKE * done.after[keep].nanmedian()
     return torch.where(lost, bar.clamp(min=_ANYWHERE * max(level.frame)), bar)
 
@@ -352,7 +351,7 @@ class _Alone:
 
     @cached_property
     def _details(self) -> list[Details]:
-        plain = [level.plain is not None for level, _ in self.steps]
+        plain = [level.plain for level, _ in self.steps]
         both = zip(self.larger, plain, strict=True)
         return [Details(stack, self.appearance, keep=False, plain=values) for stack, values in both]
 
@@ -360,7 +359,7 @@ class _Alone:
         here, unsure, before = torch.from_numpy(self.poses[part]).double(), torch.empty(0), self.stack.frame
         for detail, (level, passes) in zip(self._details, self.steps, strict=True):
             entry = poses_at(here, self.stack, detail.stack)
-            if level.plain is None:
+            if not level.plain:
                 there, unsure = sharpen_alone(detail, part, entry, level, self.motion, passes)
             else:
                 theirs = unsure * max(detail.stack.frame) / max(before)
@@ -378,7 +377,7 @@ class _Alone:
             (level.tiles.frame, level.tiles.side, level.tiles.corner, level.template, level.noise, level.count, passes)
             for level, passes in self.steps
         ]
-        more = [(level.floor, level.plain) for level, _ in self.steps]
+        more = [(level.floor, level.common.tensor(), level.plain) for level, _ in self.steps]
         return key_of("finer", levels, more, self.appearance.kind, self.motion, self.poses, self.stack.kept)
 
 

@@ -9,6 +9,7 @@ import torch
 from congeal.methods.deep.networks import DeSTNet
 from congeal.methods.deep.settle import Bars, Guide
 from congeal.solvers.appearance import Appearance
+from congeal.solvers.halves import Common, in_common
 from congeal.solvers.level import Level
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.tiles import Tiles
@@ -30,9 +31,9 @@ def guide_tensors(guide: Guide) -> dict[str, torch.Tensor]:
             f"level{number}.noise": level.noise,
             f"level{number}.count": level.count,
             f"level{number}.floor": torch.tensor(level.floor, dtype=torch.float64),
+            f"level{number}.common": level.common.tensor(),
         }
-        if level.plain is not None:
-            tensors[f"level{number}.plain"] = level.plain
+        if level.plain:
             tensors[f"level{number}.clipped"] = level.template.isnan()  # a model file holds no NaN
     return tensors
 
@@ -51,7 +52,10 @@ def guide_from_tensors(
         template, noise, count, floor = (tensors[f"{name}.{part}"] for part in ("template", "noise", "count", "floor"))
         if (clipped := tensors.get(f"{name}.clipped")) is not None:
             template = template.masked_fill(clipped, torch.nan)
-        levels.append(Level(tiles, template, noise, count, float(floor), tensors.get(f"{name}.plain")))
+        # Models of earlier versions do not know what of their templates is noise.
+        numbers = tensors.get(f"{name}.common")
+        common = in_common(template, template) if numbers is None else Common.of(numbers)
+        levels.append(Level(tiles, template, noise, count, float(floor), common, plain=clipped is not None))
     return Guide(
         motion,
         aligner,

@@ -31,7 +31,7 @@ from congeal.solvers.votes import Poll
 
 SIDE = 96
 FRAME = (SIDE, SIDE)
-NO_LEVEL = Level(Tiles(FRAME, 16, torch.zeros(0, 2)), *torch.zeros(3, 0), floor=0.0, common=Common(*torch.zeros(2, 2)))
+NO_LEVEL = Level(Tiles(FRAME, 16, torch.zeros(0, 2)), *torch.zeros(3, 0), floor=0.0, common=Common(*torch.zeros(4, 2)))
 
 
 def apart(found: np.ndarray, others: np.ndarray) -> float:
@@ -64,17 +64,23 @@ def test_poses_are_as_exact_as_the_originals_allow() -> None:
     assert errors[64] > 0.2
 
 
-def test_sampling_between_pixels_does_not_pull_at_shifted_pictures() -> None:
+@pytest.mark.parametrize(("slanted", "most"), [(False, 0.004), (True, 0.006)])
+def test_sampling_between_pixels_does_not_pull_at_shifted_pictures(slanted: bool, most: float) -> None:
+    """slanted: of waves along one diagonal mostly, so that sampling along x pulls along y, too."""
     rng, side = np.random.default_rng(0), 128
     across, down = np.meshgrid(np.fft.fftfreq(side), np.fft.fftfreq(side))
     steps = np.hypot(across, down)
     spectrum = np.fft.fft2(rng.standard_normal((side, side))) / (0.02 + steps) * (steps < 0.35)
+    if slanted:
+        spectrum *= np.where(across * down > 0, 1, 0.2)
     shifts = np.stack([np.linspace(0, 3, 13), np.linspace(2, 0, 13)], 1)
     made = [np.fft.ifft2(spectrum * np.exp(-2j * np.pi * (across * x + down * y))).real for x, y in shifts]
     images = np.stack(made).astype(np.float32)[:, 16:-16, 16:-16]
     found = DeepCongealing(size=32, motion="translation").fit(images).transforms_.matrices[:, :2, 2]
     off = found + shifts
-    assert np.abs(off - off.mean(0)).max() < 0.008, "0.017 with the bias of bilinear weights"
+    assert np.abs(off - off.mean(0)).max() < most, (
+        "0.017 with the bias of bilinear weights, 0.009 with what it does across"
+    )
 
 
 def test_levels_rise_and_are_in_the_history(model: Method) -> None:

@@ -46,10 +46,12 @@ def test_roughness_is_the_square_of_the_frequency(waves: int) -> None:
     """So many waves across a tile, along x and y."""
     frequency = 2 * np.pi * waves / 16
     one = (frequency * torch.arange(18.0, dtype=torch.float64)).sin()
-    common = in_common(*[(one + one[:, None])[None]] * 2)
-    fifth = 0.054 * frequency**4
-    assert common.roughness.numpy() == pytest.approx([frequency**2 + fifth] * 2, rel=0.12)
-    assert common.gain == pytest.approx(frequency / np.sin(frequency), rel=0.1 if waves < 5 else 0.3)
+    picture = (one + one[:, None])[None]
+    common = in_common(picture, picture)
+    assert common.roughness.numpy() == pytest.approx([frequency**2] * 2, rel=0.08)
+    assert common.fourth.numpy() == pytest.approx([frequency**4] * 2, rel=0.4)
+    assert common.frequency.numpy() == pytest.approx([frequency] * 2, rel=0.1)
+    assert common.gain == pytest.approx(frequency / np.sin(frequency), rel=0.05 * waves)
     assert torch.equal(Common.of(common.tensor()).tensor(), common.tensor())
 
 

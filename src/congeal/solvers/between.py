@@ -17,8 +17,12 @@ from congeal.geometry.matrix import corners
 from congeal.solvers.gaussnewton import point_motion
 from congeal.solvers.level import Level
 
-_LEFT = 0.0001, 0.0011  # pixels along an axis, and as much times the square of the roughness: what is left of the bias
-# at most, once it is taken off. Chosen on shifted copies and stacks of DEVELOP in benchmarks/everyday_sets.py
+_FIFTH = (
+    10.5  # as below: 12 for one wave; 2 if a wave that is between pixels, and so seen less, counted for less by that
+)
+_LEFT = 0.0003  # pixels along an axis: what is left of the bias at most, once it is taken off, …
+_LEFT_OF_ROUGH = {False: 0.002, True: 0.0005}  # … and more, times the square of the roughness; plain values: True.
+# Chosen on shifted copies of nine photographs (docs/experiments.md).
 
 
 class Between:
@@ -27,13 +31,18 @@ class Between:
     def __init__(self, level: Level, motion: str) -> None:
         self.level, tiles = level, level.tiles
         self.pixel = tiles.corner.double() + tiles.side // 2  # one in each tile stands for all
-        self.left = _LEFT[0] + _LEFT[1] * float(level.common.roughness.mean()) ** 2
+        self.left = _LEFT + _LEFT_OF_ROUGH[level.plain] * float(level.common.roughness.mean()) ** 2
         """Pixels along an axis that a picture which is only shifted may still err by; a largest value, without
         tails."""
         by_slopes, by_bends = _by_tile(level.template)
         # Noise bends a template as well.
         bends = by_bends[level.count > 0].diagonal(dim1=1, dim2=2).sum(0)
-        by_bends *= level.common.slopes * level.common.roughness / bends.clamp(min=1e-12)
+        by_bends *= level.common.slopes / bends.clamp(min=1e-12)
+        # … and slopes over two pixels miss some of how it bends across.
+        wave = level.common.frequency
+        bend = 2 - 2 * wave.cos()
+        missed = 3 * wave * bend / (wave.sin() * (wave.sin().square() + 2 * bend))
+        by_bends *= torch.where(torch.eye(2, dtype=torch.bool), 1.0, missed)
         self._fields = point_motion(self.pixel, tiles.frame, motion)  # (k, T, 2)
         self._slopes, self._bends = (torch.einsum("kti,tij->tkj", self._fields, one) for one in (by_slopes, by_bends))
         self._corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, motion).flatten(1)
@@ -42,7 +51,9 @@ class Between:
         """(n, T, k): what tiles have to vote for besides what they see at poses (n, 3, 3), to be free of it."""
         where = map_points(poses, self.pixel)  # (n, T, 2)
         share = where - where.floor()
-        bias = share * (1 - share) * (1 - 2 * share) / 6 * self._lasting(poses, where)
+        both, common = share * (1 - share), self.level.common
+        squares = common.roughness + (_FIFTH * both - 1) / 20 * common.fourth
+        bias = both * (1 - 2 * share) / 6 * squares * self._lasting(poses, where)
         return torch.einsum("tkj,ntj->ntk", self._bends, bias)
 
     def _lasting(self, poses: torch.Tensor, where: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-_FIFTH = 0.054  # of w⁴ that w² has to be more by, for the fifth cumulant: 1/20, and what a sine of x has of it
+_SLOWEST, _FASTEST = 0.01, 2.5  # radians per pixel: one wave stands for all, and not for what is near two pixels
 
 
 @dataclass(frozen=True)
@@ -21,28 +21,44 @@ class Common:
     ----------
     slopes : (2,) tensor
         Squared slopes along x and y, of all pixels together.
-    roughness : (2,) tensor
-        Mean square frequency along x and y, in (radians per pixel)².
-    gain : float
-        By how much a picture is steeper than slopes say whose ends are two pixels apart.
+    roughness, fourth : (2,) tensor
+        Mean square and mean fourth power of the frequency along x and y, in radians per pixel.
+    steeper : (2,) tensor
+        How much larger squared slopes along x and y are between neighbours than between pixels two apart.
     steepness : float
         Variance of the slopes of the mean of all images that is noise, along one axis.
     """
 
     slopes: torch.Tensor
     roughness: torch.Tensor
-    gain: float = 1.0
+    fourth: torch.Tensor
+    steeper: torch.Tensor
     steepness: float = 0.0
 
+    @property
+    def frequency(self) -> torch.Tensor:
+        """(2,) along x and y, in radians per pixel: that of one wave which bends, and changes its bends, as all of them
+        together do."""
+        squared = self.fourth / self.roughness.clamp(min=1e-12)  # as 4 sin²(w/2)
+        return 2 * (squared.sqrt() / 2).clamp(_SLOWEST / 2, 1).asin().clamp(max=_FASTEST)
+
+    @property
+    def gain(self) -> float:
+        """By how much pictures are steeper than slopes between pixels two apart say: w by sin w, for waves of frequency
+        w. Slopes squared say 1 / cos²(w/2), of which it is the power that begins alike."""
+        return float(self.steeper.mean()) ** (2 / 3)
+
     def tensor(self) -> torch.Tensor:
-        """All of it, (6,)."""
-        rest = torch.tensor([self.gain, self.steepness], dtype=torch.float64)
-        return torch.cat([self.slopes, self.roughness, rest])
+        """All of it, (9,)."""
+        return torch.cat(
+            [self.slopes, self.roughness, self.fourth, self.steeper, self.slopes.new_tensor([self.steepness])]
+        )
 
     @classmethod
     def of(cls, numbers: torch.Tensor) -> Common:
         """From what `tensor` gave."""
-        return cls(numbers[:2], numbers[2:4], *numbers[4:].tolist())
+        slopes, roughness, fourth, steeper = numbers[:8].view(4, 2)
+        return cls(slopes, roughness, fourth, steeper, float(numbers[8]))
 
 
 def in_common(one: torch.Tensor, other: torch.Tensor, mean: torch.Tensor | None = None) -> Common:
@@ -62,11 +78,10 @@ def in_common(one: torch.Tensor, other: torch.Tensor, mean: torch.Tensor | None 
         near, far = (_product(a0, b0) + _product(a1, b1)) / 2, _product(a0 + a1, b0 + b1) / 4
         by_axis.append(torch.stack([_product(*bent), change, near, far]))
     bends, change, near, far = torch.stack(by_axis, 1)
-    slopes = far / 3 + near * 2 / 3
-    roughness = (bends + _FIFTH * change).clamp(min=0) / slopes.clamp(min=1e-12)
-    # w by sin w, as the power of 1 / cos(w/2) that begins like it
-    gain = float((near.sum() / far.sum().clamp(min=1e-12)).clamp(min=1)) ** (2 / 3)
-    return Common(slopes, roughness, gain, 0.0 if mean is None else _steepness(one, other, mean))
+    slopes = (far / 3 + near * 2 / 3).clamp(min=1e-12)
+    roughness, fourth = (one.clamp(min=0) / slopes for one in (bends, change))
+    steeper = (near / far.clamp(min=1e-12)).clamp(min=1)
+    return Common(slopes, roughness, fourth, steeper, 0.0 if mean is None else _steepness(one, other, mean))
 
 
 def _steepness(one: torch.Tensor, other: torch.Tensor, mean: torch.Tensor) -> float:

@@ -37,9 +37,7 @@ _NEAR = 256  # tiles of the first pass, which only has to come near
 _SOME = 4  # of the tiles, at most, are in the first pass
 _LIGHT = 2  # numbers of light in a block: offset and gain
 _ROUNDS = 4  # of solving for the steps of all images, each with the template as the others' steps leave it
-_SAMPLED = (
-    0.0029  # pixels of a standard error, times the template's roughness, that sampling of a shifted picture costs
-)
+_SAMPLED = 0.0015  # pixels of a standard error, times the roughness, that sampling of a shifted picture costs
 _LEAST_REAL = 0.2  # of a curvature: with less of it real, there is nothing to hold on to
 _SAME_WHITE = 0.02  # of exposure that images may differ by before it matters where they are clipped
 _MOST_CLIPPED = 0.15  # of the images, at a pixel: with more, it is not compared

@@ -163,6 +163,20 @@ def test_only_other_exposures_make_highlights_unlike() -> None:
     assert not values._same_white(same * torch.tensor([[1.0], [0.9], [1.1]]))
 
 
+def test_what_parts_with_the_exposure_is_in_the_bar(copies: tuple[np.ndarray, np.ndarray]) -> None:
+    """Plain values are off by 0.1 pixels for every 10 % of exposure, and by 0.2 whatever it is."""
+    stack, n = stacks.prepare(congeal.open_images(copies[0]), size=SIDE), 12
+    exposure, all_agree = torch.linspace(-0.1, 0.1, n).double(), torch.ones(n, dtype=torch.bool)
+    entry = torch.eye(3, dtype=torch.float64).repeat(n, 1, 1)
+    off = entry.clone()
+    off[:, 0, 2] += exposure + 0.2
+    found = Valued(off, torch.ones(n), torch.ones(n), NO_LEVEL, exposure)
+    parted = finer._parted_by_exposure(entry, found, stack, all_agree)
+    torch.testing.assert_close(parted, exposure.abs())
+    alike = Valued(off, torch.ones(n), torch.ones(n), NO_LEVEL, torch.zeros(n).double())
+    assert not finer._parted_by_exposure(entry, alike, stack, all_agree).any()
+
+
 @pytest.mark.parametrize("wrong", ["poses", "errors"])
 def test_plain_values_that_contradict_or_know_less_are_not_taken(
     copies: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch, wrong: str
@@ -171,7 +185,7 @@ def test_plain_values_that_contradict_or_know_less_are_not_taken(
         shift = torch.eye(3, dtype=torch.float64)
         shift[0, 2] = 3.0 if wrong == "poses" else 0.0
         error = torch.full((len(poses),), 1e-3 if wrong == "poses" else 9.0, dtype=torch.float64)
-        return Valued(poses @ shift, error, error, NO_LEVEL)
+        return Valued(poses @ shift, error, error, NO_LEVEL, torch.zeros(len(poses)))
 
     monkeypatch.setattr(finer, "sharpen_values", misled)
     found = DeepCongealing(size=32, motion="similarity").fit(copies[0][:6])

@@ -3,7 +3,8 @@
 A value between two pixels, at the share x of the way, shows what is at x − w² x (1 − x) (1 − 2x) / 6, w being the
 frequency of what is there: the third cumulant of the two weights of bilinear sampling. Steps end where that looks
 right. If a picture is turned, x differs from tile to tile and little is left of it; if it is only shifted, all tiles
-err alike.
+err alike. Along x it also depends on y, where what is seen is slanted. And such a value is blurred, by the second
+cumulant, x (1 − x): that moves nothing, unless only one side of an edge is compared.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.nn.functional import pad
 
 from congeal.geometry import map_points
 from congeal.geometry.matrix import corners
@@ -34,17 +36,18 @@ class Between:
         self.left = _LEFT + _LEFT_OF_ROUGH[level.plain] * float(level.common.roughness.mean()) ** 2
         """Pixels along an axis that a picture which is only shifted may still err by; a largest value, without
         tails."""
-        by_slopes, by_bends = _by_tile(level.template)
-        # Noise bends a template as well.
-        bends = by_bends[level.count > 0].diagonal(dim1=1, dim2=2).sum(0)
-        by_bends *= level.common.slopes / bends.clamp(min=1e-12)
-        # … and slopes over two pixels miss some of how it bends across.
+        slopes, bends, ends, blurs = _by_tile(level.template)
+        # Noise bends a template as well …
+        scale = level.common.slopes / bends[level.count > 0].diagonal(dim1=1, dim2=2).sum(0).clamp(min=1e-12)
+        # … and slopes over two pixels miss some of what is there.
         wave = level.common.frequency
         bend = 2 - 2 * wave.cos()
         missed = 3 * wave * bend / (wave.sin() * (wave.sin().square() + 2 * bend))
-        by_bends *= torch.where(torch.eye(2, dtype=torch.bool), 1.0, missed)
+        bends = (bends * torch.where(torch.eye(2, dtype=torch.bool), 1.0, missed) - ends * missed) * scale
         self._fields = point_motion(self.pixel, tiles.frame, motion)  # (k, T, 2)
-        self._slopes, self._bends = (torch.einsum("kti,tij->tkj", self._fields, one) for one in (by_slopes, by_bends))
+        self._slopes, self._bends, self._blurs = (
+            torch.einsum("kti,tij->tkj", self._fields, one) for one in (slopes, bends, blurs * wave.square() / bend)
+        )
         self._corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, motion).flatten(1)
 
     def votes(self, poses: torch.Tensor) -> torch.Tensor:
@@ -53,8 +56,10 @@ class Between:
         share = where - where.floor()
         both, common = share * (1 - share), self.level.common
         squares = common.roughness + (_FIFTH * both - 1) / 20 * common.fourth
-        bias = both * (1 - 2 * share) / 6 * squares * self._lasting(poses, where)
-        return torch.einsum("tkj,ntj->ntk", self._bends, bias)
+        lasting = self._lasting(poses, where)
+        bias = both * (1 - 2 * share) / 6 * squares * lasting
+        blur = (both - 1 / 6) / 2 * lasting
+        return torch.einsum("tkj,ntj->ntk", self._bends, bias) - torch.einsum("tkj,ntj->ntk", self._blurs, blur)
 
     def _lasting(self, poses: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         """(n, T, 2): of what one pixel of a tile says of it, how much is left in the mean of all its pixels, which are
@@ -85,8 +90,9 @@ class Between:
         return (pulls @ inverse @ self._corner).square().sum(0).mean(1).sqrt()
 
 
-def _by_tile(template: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(T, 2, 2) each: products of slopes along x and y, and what bends along x and y pull with at these slopes."""
+def _by_tile(template: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(T, 2, 2) each, of slopes along x and y with: themselves; what bends along x and y change by, as the product of
+    bends that it is by parts; what that leaves where usable pixels end; and bends."""
     middle, before, after = slice(1, -1), slice(None, -2), slice(2, None)
     here, left, right = (template[:, middle, columns] for columns in (middle, before, after))
     above, below = (template[:, rows, middle] for rows in (before, after))
@@ -95,7 +101,17 @@ def _by_tile(template: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     xy = (xy + template[:, before, before]) / 4
     usable = (xx + yy).isfinite()
     x, y, xx, yy, xy = (one.where(usable, 0.0).nan_to_num() for one in (x, y, xx, yy, xy))
-    slopes, bends = ((x, x), (x, y), (x, y), (y, y)), ((xx, xx), (xy, yy), (xy, xx), (yy, yy))
-    products = [[(a * b).sum((1, 2), dtype=torch.float64) for a, b in pairs] for pairs in (slopes, bends)]
-    by_slopes, by_bends = (torch.stack(one, 1).view(-1, 2, 2) for one in products)
-    return by_slopes, by_bends
+    products = (x * x, x * y, x * y, y * y), (xx * xx, xy * yy, xy * xx, yy * yy), (x * xx, x * yy, y * xx, y * yy)
+    slopes, bends, blurs = (torch.stack([one.sum((1, 2), dtype=torch.float64) for one in four], 1) for four in products)
+    ends = torch.stack([_at_ends(one, usable, axis) for one, axis in zip(products[2], (2, 1, 2, 1), strict=True)], 1)
+    return slopes.view(-1, 2, 2), bends.view(-1, 2, 2), ends.view(-1, 2, 2), blurs.view(-1, 2, 2)
+
+
+def _at_ends(values: torch.Tensor, usable: torch.Tensor, axis: int) -> torch.Tensor:
+    """(T,) sums of values (T, side, side) half a pixel beyond where usable pixels end along an axis, less those where
+    they begin. The edges of tiles, beyond which there are more, are neither."""
+    values, usable = values.movedim(axis, 2), usable.movedim(axis, 2)
+    step = values.diff(dim=2) * (usable[..., 1:] & usable[..., :-1]) / 2
+    ends, begins = values[..., :-1] + pad(step[..., :-1], (1, 0)), values[..., 1:] - pad(step[..., 1:], (0, 1))
+    ends, begins = ends * (usable[..., :-1] & ~usable[..., 1:]), begins * (usable[..., 1:] & ~usable[..., :-1])
+    return (ends - begins).sum((1, 2), dtype=torch.float64)

@@ -58,12 +58,15 @@ class Valued:
         The same as it is told: noise, and what is left of sampling.
     level : Level
         What they were compared with in the end.
+    exposure : (n,) tensor
+        How bright they are, as the logarithm of a gain.
     """
 
     poses: torch.Tensor
     error: torch.Tensor
     bar: torch.Tensor
     level: Level
+    exposure: torch.Tensor
 
 
 @torch.no_grad()
@@ -85,7 +88,7 @@ def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: tor
         found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light
     between = Between(step.level, motion)
     error = torch.hypot(step.noise, step.level.floor * between.alike(found))
-    return Valued(found, error, between.bar(step.noise, found), step.level)
+    return Valued(found, error, between.bar(step.noise, found), step.level, step.light[:, 1].double().log())
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ from congeal.solvers.level import Level
 from congeal.solvers.sharpen import PASSES, STILL, Details, Sharpened, sharpen, sharpen_alone
 from congeal.solvers.streaming import chunks, stack_values
 from congeal.solvers.threads import one_thread
-from congeal.solvers.values import sharpen_values, values_alone
+from congeal.solvers.values import Valued, sharpen_values, values_alone
 
 _FINE_ENOUGH = 0.02  # pixels of the originals: a pose this sure is sure enough for every use
 _SHARP = 0.25  # pixels of a level: poses that are surer than this are better than those of a coarser level; others …
@@ -213,6 +213,7 @@ def _on_values(climb: _Climb, motion: str, keep: torch.Tensor, *, all_agree: boo
         return None
     bars = _bar(done, details, motion, keep) * larger_by, found.bar
     bar = _joined(_mean_distance(entry, found.poses, finest) / _APART, *bars, weight, agree)
+    bar = torch.hypot(bar, _parted_by_exposure(entry, found, finest, agree & keep) / _APART)
     climb.poses = poses_at(poses, finest, stack)
     sure = float(bar[keep].nanmedian()) * stack.native_size / max(finest.frame)
     sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
@@ -240,6 +241,20 @@ def _mean_distance(one: torch.Tensor, other: torch.Tensor, stack: Stack) -> torc
     """(n,) mean distance of the frame's corners between two sets of poses, in frame pixels."""
     frame = torch.as_tensor(corners(stack.frame))
     return (map_points(one, frame) - map_points(other, frame)).norm(dim=-1).mean(-1) / _zoom(one, stack)
+
+
+def _parted_by_exposure(entry: torch.Tensor, found: Valued, stack: Stack, agree: torch.Tensor) -> torch.Tensor:
+    """(n,) mean distance of corners, in frame pixels, by which local contrast and plain values part with the exposure:
+    where light misleads one of them, by a highlight that is clipped on one side, it may mislead both."""
+    frame = torch.as_tensor(corners(stack.frame))
+    apart = (map_points(found.poses, frame) - map_points(entry, frame)).flatten(1) / _zoom(entry, stack)[:, None]
+    brighter = found.exposure - found.exposure[agree].mean()
+    apart = apart - apart[agree].mean(0)
+    spread = brighter[agree].square().sum()
+    if not spread > 0:
+        return torch.zeros_like(brighter)
+    by_exposure = brighter[agree] @ apart[agree] / spread
+    return (brighter[:, None] * by_exposure).view(-1, 4, 2).norm(dim=2).mean(1)
 
 
 def _joined(

@@ -19,9 +19,7 @@ from congeal.geometry.matrix import corners
 from congeal.solvers.gaussnewton import point_motion
 from congeal.solvers.level import Level
 
-_FIFTH = (
-    10.5  # as below: 12 for one wave; 2 if a wave that is between pixels, and so seen less, counted for less by that
-)
+_FIFTH = 10.5  # of x (1 − x), in the fifth cumulant: 12 for one wave. Of many, those that are blurred count for less
 _LEFT = 0.0003  # pixels along an axis: what is left of the bias at most, once it is taken off, …
 _LEFT_OF_ROUGH = {False: 0.002, True: 0.0005}  # … and more, times the square of the roughness; plain values: True.
 # Chosen on shifted copies of nine photographs (docs/experiments.md).
@@ -103,7 +101,10 @@ def _by_tile(template: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
     x, y, xx, yy, xy = (one.where(usable, 0.0).nan_to_num() for one in (x, y, xx, yy, xy))
     products = (x * x, x * y, x * y, y * y), (xx * xx, xy * yy, xy * xx, yy * yy), (x * xx, x * yy, y * xx, y * yy)
     slopes, bends, blurs = (torch.stack([one.sum((1, 2), dtype=torch.float64) for one in four], 1) for four in products)
-    ends = torch.stack([_at_ends(one, usable, axis) for one, axis in zip(products[2], (2, 1, 2, 1), strict=True)], 1)
+    ends = torch.zeros_like(blurs)
+    if not usable.all():
+        by_axis = zip(products[2], (2, 1, 2, 1), strict=True)
+        ends = torch.stack([_at_ends(one, usable, axis) for one, axis in by_axis], 1)
     return slopes.view(-1, 2, 2), bends.view(-1, 2, 2), ends.view(-1, 2, 2), blurs.view(-1, 2, 2)
 
 

@@ -58,15 +58,15 @@ class Valued:
         The same as it is told: noise, and what is left of sampling.
     level : Level
         What they were compared with in the end.
-    exposure : (n,) tensor
-        How bright they are, as the logarithm of a gain.
+    brightness : (n,) tensor
+        The logarithm of their gains, if they differ and highlights are compared though they are clipped; else 0.
     """
 
     poses: torch.Tensor
     error: torch.Tensor
     bar: torch.Tensor
     level: Level
-    exposure: torch.Tensor
+    brightness: torch.Tensor
 
 
 @torch.no_grad()
@@ -88,7 +88,9 @@ def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: tor
         found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light
     between = Between(step.level, motion)
     error = torch.hypot(step.noise, step.level.floor * between.alike(found))
-    return Valued(found, error, between.bar(step.noise, found), step.level, step.light[:, 1].double().log())
+    compared = motion == "translation" and not _same_white(step.light[keep])
+    brightness = step.light[:, 1].double().log() * compared
+    return Valued(found, error, between.bar(step.noise, found), step.level, brightness)
 
 
 @torch.no_grad()

@@ -248,7 +248,7 @@ def _parted_by_exposure(entry: torch.Tensor, found: Valued, stack: Stack, agree:
     where light misleads one of them, by a highlight that is clipped on one side, it may mislead both."""
     frame = torch.as_tensor(corners(stack.frame))
     apart = (map_points(found.poses, frame) - map_points(entry, frame)).flatten(1) / _zoom(entry, stack)[:, None]
-    brighter = found.exposure - found.exposure[agree].mean()
+    brighter = found.brightness - found.brightness[agree].mean()
     apart = apart - apart[agree].mean(0)
     spread = brighter[agree].square().sum()
     if not spread > 0:

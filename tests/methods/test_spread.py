@@ -11,9 +11,12 @@ from congeal import DeepCongealing
 from congeal.geometry import MOTIONS
 from congeal.geometry.matrix import corners
 from congeal.metrics import corner_error
+from congeal.solvers.between import Between
 from congeal.solvers.gaussnewton import point_motion
 from congeal.solvers.halves import Common, in_common
+from congeal.solvers.level import Level
 from congeal.solvers.spread import corner_spread, real_enough
+from congeal.solvers.tiles import Tiles
 
 
 @pytest.mark.parametrize("motion", MOTIONS)
@@ -93,3 +96,42 @@ def test_bars_hold_where_there_is_little_to_see_along_one_axis() -> None:
         error = corner_error(model.transforms_.matrices, truth, (side, side))
         inside.append(error <= 2 * model.transforms_.uncertainty_px)
     assert np.mean(inside) >= 0.85, "0.77 if all slopes are taken for real"
+
+
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("shift", [(0.25, 0.0), (0.3, 0.7), (0.5, 0.2)])
+def test_votes_against_sampling_are_what_sampling_adds(holes: bool, shift: tuple[float, float]) -> None:
+    """Slanted waves, seen by bilinear weights. holes: bright pixels on one side of edges are left out."""
+    rng = np.random.default_rng(0)
+    waves = rng.uniform(0.2, 0.9, (30, 2)) * np.where(rng.random((30, 1)) < 0.8, 1, [1, -1])
+    phases = rng.uniform(0, 2 * np.pi, 30)
+    y, x = np.mgrid[:64, :64].astype(float)
+
+    def picture(dx: float, dy: float) -> torch.Tensor:
+        return torch.from_numpy(
+            sum(np.cos(u * (x + dx) + v * (y + dy) + p) for (u, v), p in zip(waves, phases, strict=True))
+        )
+
+    tiles = Tiles((64, 64), 16, torch.cartesian_prod(torch.tensor([8, 24, 40]), torch.tensor([8, 24, 40])))
+    here = tiles.points.long()
+
+    def on_tiles(values: torch.Tensor) -> torch.Tensor:
+        return values[here[:, 1], here[:, 0]].view(len(tiles), 18, 18)
+
+    template, (fx, fy) = on_tiles(picture(0, 0)), shift
+    weights = [(wx * wy, ox - fx, oy - fy) for wx, ox in ((1 - fx, 0), (fx, 1)) for wy, oy in ((1 - fy, 0), (fy, 1))]
+    seen = sum((on_tiles(picture(dx, dy)) * weight for weight, dx, dy in weights), torch.zeros(()))
+    if holes:
+        slope = on_tiles(picture(0.5, 0) - picture(-0.5, 0))
+        template = template.masked_fill((template > 3) & (slope > 0), torch.nan)
+    slopes = tiles.slopes(template, "translation")
+    usable = slopes.isfinite().all(2)
+    residual = torch.where(usable, tiles.inner(seen - template), 0.0)
+    added = torch.einsum("tpk,tp->k", slopes.nan_to_num(), residual.nan_to_num())
+    common = in_common(template, template)
+    level = Level(tiles, template, torch.ones(9), torch.ones(9), 0.0, common, plain=True)
+    poses = torch.eye(3, dtype=torch.float64).repeat(2, 1, 1)
+    poses[1, :2, 2] = torch.tensor(shift)
+    at_pixels, between = Between(level, "translation").votes(poses).sum(1)
+    left = added + between - at_pixels  # as one image sees it that another sees at its pixels
+    assert float(left.norm()) < (0.4 if holes else 0.25) * float(added.norm())

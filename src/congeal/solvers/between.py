@@ -67,12 +67,11 @@ class Between:
             lasting *= torch.sinc((map_points(poses, self.pixel + step) - where - step) * self.level.tiles.side)
         return lasting
 
-    def bar(self, noise: torch.Tensor, poses: torch.Tensor, least: float | None = None) -> torch.Tensor:
-        """(n,) error bars of poses (n, 3, 3), from what of their errors is noise (n,). least: pixels that shifted
-        pictures err by, if not by what is left of sampling."""
+    def bar(self, noise: torch.Tensor, alike: torch.Tensor, least: float | None = None) -> torch.Tensor:
+        """(n,) error bars of poses, from what of their errors is noise (n,) and what `alike` says of them (n,). least:
+        pixels that shifted pictures err by, if not by what is left of sampling."""
         # Steps of a rough picture are too long, because it is steeper than slopes over two pixels say; where they end,
         # noise counts for less by as much. If a picture is turned, what sampling does to each tile takes its place.
-        alike = self.alike(poses)
         noise = noise * torch.lerp(torch.ones_like(alike), alike.new_tensor(1 / self.level.common.gain), alike)
         return torch.hypot(noise, alike * (self.left if least is None else least))
 

@@ -73,6 +73,12 @@ def motion_squares(tiles: Tiles, motion: str) -> torch.Tensor:
     return torch.einsum("kti,lti->tkl", fields, fields)
 
 
+def lengthened(curvature: torch.Tensor, noise: torch.Tensor, least: float) -> torch.Tensor:
+    """(n, k, k): what makes steps by curvatures (n, k, k), which are part noise and so too short, as long as by what is
+    real of them; least: as `real_enough`."""
+    return torch.linalg.solve(real_enough(curvature, noise, least), curvature)
+
+
 def real_enough(curvature: torch.Tensor, noise: torch.Tensor, least: float) -> torch.Tensor:
     """What is real of curvatures (n, k, k), given what of them is noise; in no direction less than a share of it."""
     own = torch.diagonal(curvature, dim1=-2, dim2=-1)

@@ -28,7 +28,7 @@ from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.halves import Common, central_slopes, in_common
 from congeal.solvers.level import Level, shown_enough, some_noise
 from congeal.solvers.sharpen import Details
-from congeal.solvers.spread import corner_spread, curvature_in_blocks, motion_squares, real_enough
+from congeal.solvers.spread import corner_spread, curvature_in_blocks, lengthened, motion_squares
 from congeal.solvers.tiles import Tiles
 from congeal.solvers.votes import DAMPING, LEAST_TILES, robust_weight, share_of_others
 
@@ -87,10 +87,11 @@ def sharpen_values(details: Details, poses: torch.Tensor, motion: str, keep: tor
         step = _step(here, seen, covered, keep, light, newton, found)
         found, light = gauge.fix(newton.compose(found, step.delta), None, keep), step.light
     between = Between(step.level, motion)
-    error = torch.hypot(step.noise, step.level.floor * between.alike(found))
+    alike = between.alike(found)
+    error = torch.hypot(step.noise, step.level.floor * alike)
     compared = motion == "translation" and not _same_white(step.light[keep])
     brightness = step.light[:, 1].double().log() * compared
-    return Valued(found, error, between.bar(step.noise, found), step.level, brightness)
+    return Valued(found, error, between.bar(step.noise, alike), step.level, brightness)
 
 
 @torch.no_grad()
@@ -220,7 +221,7 @@ def _step(
     left = votes - (free @ delta[:, None, :, None])[..., 0]
     # By slopes that are part noise, steps are too short.
     noisy = common.steepness * torch.einsum("nt,tkl->nkl", weight * usable.sum(1), motion_squares(tiles, newton.motion))
-    longer = torch.linalg.solve(real_enough(whole, noisy, _LEAST_REAL), whole)
+    longer = lengthened(whole, noisy, _LEAST_REAL)
     corner = point_motion(torch.as_tensor(corners(tiles.frame)).double(), tiles.frame, newton.motion).flatten(1)
     known = covered.sum(1) >= LEAST_TILES
     spread = corner_spread(left, free, inverse, longer.transpose(1, 2) @ corner) * share_of_others(keep)

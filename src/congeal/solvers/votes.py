@@ -17,7 +17,7 @@ from congeal.geometry.matrix import corners
 from congeal.solvers.between import Between
 from congeal.solvers.gaussnewton import GaussNewton, point_motion
 from congeal.solvers.level import Level
-from congeal.solvers.spread import corner_spread, curvature_in_blocks, motion_squares, real_enough
+from congeal.solvers.spread import corner_spread, curvature_in_blocks, lengthened, motion_squares
 
 _FREEDOM = 4.0  # degrees of freedom of the t-distribution of a tile's residuals: a few are far off
 _LEAST_REAL = 0.5  # of a curvature: after a few steps an error is at most a few times larger than one step says
@@ -81,9 +81,8 @@ class Poll:
         curvature = curvature_in_blocks(self.tiles, weight, self.curvature)
         left = self._in_blocks(votes) - (curvature @ delta[:, None, :, None])[..., 0]
         # By slopes that are part noise, steps are too short and look too sure.
-        whole, noisy = curvature.sum(1), torch.einsum("bt,tkl->bkl", weight, self.noisy)
-        longer = torch.linalg.solve(real_enough(whole, noisy, _LEAST_REAL), whole)
-        corner = longer.transpose(1, 2) @ self.corner
+        noisy = torch.einsum("bt,tkl->bkl", weight, self.noisy)
+        corner = lengthened(curvature.sum(1), noisy, _LEAST_REAL).transpose(1, 2) @ self.corner
         known = covered.sum(1) >= LEAST_TILES
         noise = torch.where(known, corner_spread(left, curvature, inverse, corner), torch.nan)
         error = noise.square().add(self.level.floor**2).sqrt()

@@ -239,15 +239,19 @@ def _weighed(
 
 def _mean_distance(one: torch.Tensor, other: torch.Tensor, stack: Stack) -> torch.Tensor:
     """(n,) mean distance of the frame's corners between two sets of poses, in frame pixels."""
+    return _corners_apart(one, other, stack).norm(dim=-1).mean(-1)
+
+
+def _corners_apart(one: torch.Tensor, other: torch.Tensor, stack: Stack) -> torch.Tensor:
+    """(n, 4, 2) from the frame's corners by one set of poses to those by another, in frame pixels."""
     frame = torch.as_tensor(corners(stack.frame))
-    return (map_points(one, frame) - map_points(other, frame)).norm(dim=-1).mean(-1) / _zoom(one, stack)
+    return (map_points(other, frame) - map_points(one, frame)) / _zoom(one, stack)[:, None, None]
 
 
 def _parted_by_exposure(entry: torch.Tensor, found: Valued, stack: Stack, agree: torch.Tensor) -> torch.Tensor:
     """(n,) mean distance of corners, in frame pixels, by which local contrast and plain values part with the exposure:
     where light misleads one of them, by a highlight that is clipped on one side, it may mislead both."""
-    frame = torch.as_tensor(corners(stack.frame))
-    apart = (map_points(found.poses, frame) - map_points(entry, frame)).flatten(1) / _zoom(entry, stack)[:, None]
+    apart = _corners_apart(entry, found.poses, stack).flatten(1)
     brighter = found.brightness - found.brightness[agree].mean()
     apart = apart - apart[agree].mean(0)
     spread = brighter[agree].square().sum()
@@ -282,7 +286,7 @@ def _bar(done: Sharpened, details: Details, motion: str, keep: torch.Tensor) -> 
     level, shrunk = done.level, details.stack.native_size > max(details.stack.frame)
     bar, between, least = torch.empty_like(done.noise), Between(level, motion), level.floor if shrunk else None
     for part in runs(len(bar)):
-        bar[part] = between.bar(done.noise[part], done.poses[part], least)
+        bar[part] = between.bar(done.noise[part], between.alike(done.poses[part]), least)
     lost = done.after < _UNLIKE * done.after[keep].nanmedian()
     return torch.where(lost, bar.clamp(min=_ANYWHERE * max(level.frame)), bar)
 

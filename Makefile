@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 LOWEST ?= .venv-lowest
+# Installing builds it; see hatch_build.py.
+NATIVE := src/congeal/geometry/native.c hatch_build.py
 
 .PHONY: demo test lowest docs lint types browser clean
 
@@ -11,7 +13,7 @@ demo: $(VENV)/.installed
 
 # The environment of the lowest versions is for tests/test_lowest.py.
 test: $(VENV)/.installed-dev $(LOWEST)/.installed browser
-	LOWEST=$(LOWEST) $(BIN)/python -m pytest -n 3 --dist worksteal
+	LOWEST=$(LOWEST) $(BIN)/python -m pytest -n 4 --dist worksteal
 
 # More of the tests with the lowest version of every dependency than `make test` runs with them.
 LOWEST_TESTS := tests/images tests/test_run.py tests/test_transforms.py tests/test_export.py tests/test_cli.py \
@@ -43,12 +45,12 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 # The constraints file pins torch, so that no accelerator packages are pulled in.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/.installed

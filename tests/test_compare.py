@@ -22,9 +22,12 @@ import deciding
 from blobs import blob, save_folder
 from congeal import CongealError, Transforms, align, compare
 from congeal.cli import main
+from congeal.comparison import child
+from congeal.comparison.child import fit_in_child
 from congeal.comparison.compare import has_nothing_left
 from congeal.comparison.entries import motion_for, read_labels
 from congeal.comparison.frozen import FrozenStack, freeze, sizes_asked_for
+from congeal.files import write_json
 from congeal.images import prepare
 from congeal.images.files import FileSource
 from congeal.methods.registry import method_class, methods
@@ -185,7 +188,7 @@ def test_the_report_can_be_written_again(compared: Path, part: str) -> None:
 
 def test_the_same_command_runs_nothing_again(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
-    monkeypatch.setattr("congeal.comparison.child.subprocess.Popen", lambda *a, **k: started.append(str(a)))
+    monkeypatch.setattr(comparing, "fit_in_child", lambda *a: started.append(str(a)))
     before = (compared / "table.json").read_text()
     assert main(command(compared, "--quiet")) == 0
     assert not started
@@ -433,3 +436,72 @@ def test_what_is_gone_from_the_folder_of_a_method_is_made_again(compared: Path, 
     (part / "transforms.csv").write_bytes(b"")
     assert main(command(spoiled, "--quiet")) == 0
     assert ((part / "mean.png").read_bytes(), (part / "transforms.csv").read_bytes()) == expected
+
+
+# ---- the process that methods are forked from
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> RunFolder:
+    """A job that fails at once, for want of a stack; it says so itself."""
+    run = RunFolder(tmp_path / "job")
+    run.work.mkdir(parents=True)
+    write_json(run.work / "job.json", {"method": "lsc", "params": {}, "stack": str(tmp_path / "none"), "quiet": True})
+    return run
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every method has a process that was started for it")
+def test_one_process_forks_for_all_and_is_replaced_where_it_ended(job: RunFolder) -> None:
+    def failed(time_limit: float | None) -> bool:
+        error = fit_in_child(job, time_limit)["error"]
+        return "none" in error and (job.work / "outcome.json").exists()
+
+    assert failed(None)
+    first = child._Nursery.running()
+    assert failed(60)
+    assert child._Nursery.running() is first
+    first.process.kill()
+    first.process.wait()
+    assert failed(None)
+    second = child._Nursery.running()
+    assert second is not first
+    with child._BUSY:  # another thread compares, too
+        assert failed(None)
+    assert child._Nursery.running() is second
+    assert failed(None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every method has a process that was started for it")
+def test_nothing_is_left_of_a_job_that_was_stopped(job: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    before = child._Nursery.running()
+    monkeypatch.setattr(child, "_wait", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fit_in_child(job, None)
+    monkeypatch.undo()
+    assert before.process.returncode is not None
+    assert "error" in fit_in_child(job, None)
+    assert (job.work / "outcome.json").exists()
+
+
+def test_without_a_way_to_watch_forks_a_process_is_started_for_every_job(
+    job: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "_can_fork", lambda: False)
+    monkeypatch.setattr(child, "_Forked", None)
+    assert "none" in fit_in_child(job, None)["error"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every method has a process that was started for it")
+def test_a_job_that_comes_when_that_process_has_waited_long_enough(
+    job: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", ""]  # ends at once, with code 0
+    monkeypatch.setattr(child, "_start", lambda *_, **more: subprocess.Popen(command, stdin=subprocess.PIPE, **more))
+    monkeypatch.setattr(child._Nursery, "current", None)
+    forked = child._Forked(job.path)
+    monkeypatch.undo()
+    assert forked.wait() == 0
+    assert "error" in json.loads((job.work / "outcome.json").read_text())

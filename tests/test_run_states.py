@@ -115,7 +115,7 @@ class RunStates(RuleBasedStateMachine):
 
 TestRunStates = RunStates.TestCase
 TestRunStates.settings = settings(
-    max_examples=20,
+    max_examples=10,
     stateful_step_count=6,
     deadline=None,
     derandomize=True,  # the same ones each time; benchmarks/fuzz.py draws new ones

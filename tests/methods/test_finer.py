@@ -239,7 +239,7 @@ def test_new_images_end_on_plain_values_too(
     assert corner_error(together, truth, (LARGE, LARGE))[6:].max() < 0.04
     assert new.uncertainty_px.max() < 0.03
     alone = align_new(by_values, images[7:]).transforms
-    assert apart(alone.matrices, new.matrices[1:]) < 1e-5
+    assert apart(alone.matrices, new.matrices[1:]) < 1e-4, "but for the last digits of sums"
     by_values.save(tmp_path / "model.safetensors")
     assert align_new(congeal.load(tmp_path / "model.safetensors"), images[6:]).transforms == new
 

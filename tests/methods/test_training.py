@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_warps import Kept, align_new, photograph_copies, pixels
+from known_warps import Kept, align_new, digits, photograph_copies, pixels
 from safetensors import safe_open
 
 import congeal
 from congeal import CongealError, DeepCongealing
 from congeal.geometry import warp
+from congeal.methods.deep import recipe
+from congeal.methods.job import Job
+from congeal.solvers.appearance import plain_appearance
 from congeal.solvers.matching import random_warps
 
 FEW = {"steps": 4, "batch_size": 16, "restarts": 4}
@@ -62,13 +65,29 @@ def test_a_few_images_that_nothing_matches_are_not_worth_a_network() -> None:
     assert 2 <= round(60 * told["unmatched"]) < 16, "and some are left, but few"
 
 
-def test_images_that_need_tries_are_worth_a_network() -> None:
+def test_images_that_need_tries_are_worth_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of this set 33 % are helped and 16 left, a few more or less from one processor to the next.
+    monkeypatch.setattr(recipe, "_MANY", 0.2)
+    monkeypatch.setattr(recipe, "_WORTH_IT", 8)
     model = DeepCongealing(**FEW).fit(with_specks("3", 200, 0.3, 9))
     assert model.trained_
     assert isinstance(model.aligner_, torch.nn.Module)
     sentence = model.decisions_["training"]["sentence"]
     assert sentence.startswith("A network was trained: further tries found better poses")
     assert sum("loss" in row for row in model.history_) == 4
+
+
+@pytest.mark.parametrize(
+    ("helped", "unmatched", "n", "trained"),
+    [(0.31, 16, 200, True), (0.31, 15, 200, False), (0.3, 16, 200, False), (0.9, 16, 49, False), (0.9, 16, 900, False)],
+)
+def test_how_many_have_to_need_it(helped: float, unmatched: int, n: int, trained: bool) -> None:
+    appearance = plain_appearance("object")
+    stages = recipe.Recipe(digits("3", 2), appearance, DeepCongealing(**FEW), Job("deep"), torch.device("cpu"))
+    scores = torch.ones(n)
+    scores[:unmatched] = 0.8
+    assert stages._should_train(helped, scores) == trained
+    assert stages.decisions["training"]["unmatched"] == pytest.approx(unmatched / n)
 
 
 @pytest.mark.parametrize(("train", "steps"), [("never", 4), ("auto", 0)])

@@ -2,6 +2,9 @@
 Or, for a job with the task "align", a whole `congeal align` into a run folder elsewhere.
 
     python -m congeal.comparison.worker FOLDER
+    python -m congeal.comparison.worker --fork DESCRIPTOR
+
+The second one imports what methods need and forks a process for each job that it is told of (`serve`).
 
 FOLDER/.work/job.json     in: method, params, where the stack is, quiet, on; or task, source, output, options, quiet
 FOLDER/.work/phase.json   while at work: "fitting" or "saving", so that imports and files do not count as fitting
@@ -10,13 +13,16 @@ FOLDER/.work/outcome.json out: seconds, or metrics; or the error as one sentence
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import select
 import signal
 import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +30,9 @@ from congeal.errors import CongealError
 from congeal.files import read_json, write_json
 from congeal.runs.folder import RunFolder
 from congeal.runs.memory import peak_memory_mb
+
+END = b"end\n"
+IDLE = 120.0  # seconds without a job, after which a process that forks ends
 
 
 def work(run: RunFolder) -> dict[str, Any]:
@@ -105,5 +114,56 @@ def main(folder: str) -> None:
     write_json(run.work / "outcome.json", outcome)
 
 
+def serve(answers: int) -> None:
+    """Each line of standard input is a job: fork a process for it, and write to `answers` how that ended.
+
+    "end" before it has, or the end of the input, ends it. This process has no threads of Python when it forks, and
+    does not wait for jobs for ever: it takes memory.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import congeal.methods.deep.congealing
+    import congeal.pipeline.stages  # noqa: F401
+
+    while select.select([0], [], [], IDLE)[0] and (line := _read_line()):
+        if line == END:  # of a job that had just ended by itself
+            continue
+        job = json.loads(line)
+        theirs, ours = os.pipe()  # ends when this process does
+        child = os.fork()
+        if child == 0:
+            os.close(answers)
+            os.close(ours)
+            os.dup2(theirs, 0)
+            os.environ.clear()
+            os.environ.update(job["environment"])
+            os.chdir(job["here"])
+            return main(job["folder"])  # and end as any process does, with what it clears away
+        os.close(theirs)
+        watched = os.pidfd_open(child)
+        ready = select.select([watched, 0], [], [])[0]
+        if watched not in ready:
+            _read_line()
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        os.close(watched)
+        os.close(ours)
+        with suppress(BrokenPipeError):  # nobody is there any more to hear it
+            os.write(answers, str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _read_line() -> bytes:
+    """The next line of standard input, without a buffer that would hide what came with it; empty at its end."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return b""
+        line += byte
+    return bytes(line)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "--fork":
+        serve(int(sys.argv[2]))
+    else:
+        main(sys.argv[1])

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as functional
 
 from congeal.errors import CongealError
+from congeal.geometry import native
 from congeal.geometry.cover import columns_at_edges, columns_inside, shares_of
 from congeal.geometry.interpolation import Interpolation, Room, interpolate, spline_coefficients
 from congeal.geometry.matrix import rescale
@@ -42,9 +43,12 @@ class Sampling:
     fill: Fill = 0.0
 
     def value(self, dtype: np.dtype) -> float:
-        """What is put outside an image of this dtype."""
+        """What is put outside an image of this dtype, inside its range."""
         if self.fill == "edge" or (dtype.kind != "f" and not math.isfinite(self.fill)):
             return 0.0
+        if dtype.kind in "ui":
+            limits = np.iinfo(dtype)
+            return float(min(max(self.fill, limits.min), limits.max))
         return float(self.fill)
 
     def kernel(self, dtype: np.dtype) -> Interpolation:
@@ -74,7 +78,7 @@ def warp_pixels(
         reduced = (max(1, round(image.shape[0] / shrink)), max(1, round(image.shape[1] / shrink)))
         placement = Placement(reduced[1] / image.shape[1], reduced[0] / image.shape[0], 0.0, 0.0)
         values, _ = put_on_canvas(image, reduced, placement, sharp=sampling.interpolation != "bilinear")
-        result = _sample(values[None], (placement.matrix @ matrix)[None], size, image.dtype, sampling)[0]
+        result = _sample_reduced(values, placement.matrix @ matrix, size, image.dtype, sampling)
     else:
         result = warp_pixel_batch(image[None], matrix[None], size, sampling)[0]
     return result[..., 0] if grey else result
@@ -93,19 +97,54 @@ def warp_pixel_batch(
     for k in np.flatnonzero(still):
         _shift(pixels[k], np.rint(matrices[k, :2, 2]).astype(int), sampling, out[k])
     moved = np.flatnonzero(~still)
-    if not len(moved):
+    if len(moved):
+        some = pixels if len(moved) == len(pixels) else pixels[moved]
+        sampled = _sample_pixels(some, matrices[moved], size, sampling)
+        if len(moved) == len(pixels):
+            return sampled
+        out[moved] = sampled
+    return out
+
+
+def _sample_pixels(pixels: np.ndarray, matrices: np.ndarray, size: Size, sampling: Sampling) -> np.ndarray:
+    """`warp_pixel_batch` of images that move."""
+    if native.suits(pixels.dtype, sampling.kernel(pixels.dtype)):
+        out = np.empty((len(pixels), *size, pixels.shape[-1]), pixels.dtype)
+        left = ~_draw(pixels, matrices, out, sampling)
+        if left.any():
+            out[left] = _sample_by_torch(pixels[left], matrices[left], size, sampling)
         return out
-    some = pixels if len(moved) == len(pixels) else pixels[moved]
-    batch, height, width, channels = some.shape
+    return _sample_by_torch(pixels, matrices, size, sampling)
+
+
+def _sample_by_torch(pixels: np.ndarray, matrices: np.ndarray, size: Size, sampling: Sampling) -> np.ndarray:
+    batch, height, width, channels = pixels.shape
     wide = pixels.dtype.itemsize > 2 and pixels.dtype != np.float32  # float32 holds no more than 24 bits exactly
     values = np.empty((batch, channels, height, width), np.float64 if wide else np.float32)
     for channel in range(channels):
-        values[:, channel] = some[..., channel]
-    sampled = _sample(values, matrices[moved], size, pixels.dtype, sampling)
-    if len(moved) == len(pixels):
-        return sampled
-    out[moved] = sampled
-    return out
+        values[:, channel] = pixels[..., channel]
+    return _sample(values, matrices, size, pixels.dtype, sampling)
+
+
+def _sample_reduced(
+    values: np.ndarray, source_from_aligned: np.ndarray, size: Size, dtype: np.dtype, sampling: Sampling
+) -> np.ndarray:
+    """(C, H, W) floats of an image that was filtered first → (h, w, C) of `dtype`."""
+    if values.dtype == np.float32 and native.suits(dtype, sampling.kernel(dtype)):
+        out = np.empty((1, *size, len(values)), dtype)
+        if _draw(np.moveaxis(values, 0, -1)[None], source_from_aligned[None], out, sampling)[0]:
+            return out[0]
+    return _sample(values[None], source_from_aligned[None], size, dtype, sampling)[0]
+
+
+def _draw(pixels: np.ndarray, matrices: np.ndarray, out: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """(B,) which images were drawn into `out`, by the library that is built for it."""
+    kernel, fill = sampling.kernel(out.dtype), sampling.value(out.dtype)
+    if sampling.fill == "edge":
+        return native.warp(pixels, matrices, out, kernel, "edge", 0.0)
+    if math.isnan(fill):
+        return native.warp(pixels, matrices, out, kernel, "cut", fill)
+    return native.warp(pixels, matrices, out, kernel, "fade", fill)
 
 
 def is_plain_resize(source_from_output: np.ndarray, source: Size, size: Size) -> bool:
@@ -166,10 +205,7 @@ def _fitting(value: float, dtype: np.dtype) -> float:
     """A value as this dtype holds it."""
     if dtype.kind == "b":
         return float(value >= 0.5)
-    if dtype.kind in "ui":
-        limits = np.iinfo(dtype)
-        return float(min(max(round(value), limits.min), limits.max))
-    return value
+    return float(round(value)) if dtype.kind in "ui" else value
 
 
 def _sample(
@@ -207,7 +243,7 @@ def _sample(
 
 def _range(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Least and largest of each channel (B, C, 1, 1); of what was filtered first, not beyond what `dtype` holds."""
-    low, high = (limit((2, 3), keepdims=True) for limit in (values.min, values.max))
+    low, high = (limit.reduce(values, (2, 3), keepdims=True) for limit in (np.fmin, np.fmax))  # NaN is no limit
     if dtype.kind in "ui":
         limits = np.iinfo(dtype)
         low, high = np.maximum(low, limits.min), np.minimum(high, limits.max)

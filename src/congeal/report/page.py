@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ def fill_template(template: str, *, folder: Path | None = None, **data: Any) -> 
 
     Everything put into it is escaped, and a name it lacks is an error.
     """
+    return shown_name(_environment(folder).get_template(template).render(**data))
+
+
+@lru_cache(maxsize=4)
+def _environment(folder: Path | None) -> jinja2.Environment:
+    """Kept, because compiling the templates takes longer than filling them."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([TEMPLATES] if folder is None else [folder, TEMPLATES]),
         autoescape=True,
@@ -27,7 +34,7 @@ def fill_template(template: str, *, folder: Path | None = None, **data: Any) -> 
         lstrip_blocks=True,
     )
     environment.filters.update(number=number, percent=percent, duration=duration, two_figures=two_figures)
-    return shown_name(environment.get_template(template).render(**data))
+    return environment
 
 
 def shown_name(text: str) -> str:

@@ -18,6 +18,7 @@ from congeal.solvers.appearance import lasting_appearance
 from congeal.solvers.gauge import Gauge
 from congeal.solvers.gaussnewton import GaussNewton
 from congeal.solvers.looks import Look, Window
+from congeal.solvers.threads import few_threads
 
 STEPS = 15
 MOTION = "similarity"
@@ -35,15 +36,16 @@ class Edges:
     @torch.no_grad()
     def place(self, stack: Stack, poses: np.ndarray) -> np.ndarray:
         """stack_from_frame poses of images after steps towards the template, each image by itself."""
-        pose, line = [], _newton(stack).linearise(self.template)
-        for i in range(len(stack)):
-            shown, found = _softened(stack, np.array([i])), torch.from_numpy(poses[[i]]).double()
-            for _ in range(STEPS):
-                images, counted = _in_frame(stack, np.array([i]), shown, found)
-                delta = _newton(stack).delta(images, line, counted * self.weight)
-                found = _newton(stack).compose(found, delta.double())
-            pose.append(found)
-        return np.asarray(normalise(torch.cat(pose).numpy()))
+        with few_threads(stack.frame):
+            pose, line = [], _newton(stack).linearise(self.template)
+            for i in range(len(stack)):
+                shown, found = _softened(stack, np.array([i])), torch.from_numpy(poses[[i]]).double()
+                for _ in range(STEPS):
+                    images, counted = _in_frame(stack, np.array([i]), shown, found)
+                    delta = _newton(stack).delta(images, line, counted * self.weight)
+                    found = _newton(stack).compose(found, delta.double())
+                pose.append(found)
+            return np.asarray(normalise(torch.cat(pose).numpy()))
 
 
 @torch.no_grad()
@@ -53,14 +55,16 @@ def settle(stack: Stack, poses: np.ndarray, weight: torch.Tensor, keep: np.ndarr
     weight (1, h, w): where in the frame the object is, from 0 to 1.
     """
     everyone, began = np.arange(len(stack)), torch.from_numpy(poses).double()
-    newton, shown, found, mean = _newton(stack), _softened(stack, everyone), began, torch.zeros(0)
+    newton, found, mean = _newton(stack), began, torch.zeros(0)
     # Poses of mirrored and plain images have no mean; what each was moved by has.
     gauge = Gauge(torch.eye(3).double().expand(len(stack), 3, 3), stack.frame, MOTION)
-    for _ in range(STEPS):
-        images, counted = _in_frame(stack, everyone, shown, found)
-        mean = (images * counted)[keep].sum(0) / counted[keep].sum(0).clamp(min=1e-3)
-        moved = newton.compose(found, newton.delta(images, newton.linearise(mean), counted * weight).double())
-        found = began @ gauge.fix(invert(began) @ moved, None, torch.from_numpy(keep))
+    with few_threads(stack.frame):
+        shown = _softened(stack, everyone)
+        for _ in range(STEPS):
+            images, counted = _in_frame(stack, everyone, shown, found)
+            mean = (images * counted)[keep].sum(0) / counted[keep].sum(0).clamp(min=1e-3)
+            moved = newton.compose(found, newton.delta(images, newton.linearise(mean), counted * weight).double())
+            found = began @ gauge.fix(invert(began) @ moved, None, torch.from_numpy(keep))
     return np.asarray(normalise(found.numpy())), Edges(mean, weight)
 
 

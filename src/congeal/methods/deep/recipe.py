@@ -210,8 +210,8 @@ class Recipe:
 
     def _should_train(self, helped: float, scores: torch.Tensor) -> bool:
         """Whether a net has something to learn (poses that steps from the start do not find) and somebody to help."""
-        wish, left = self.parameters.train, float((scores < _UNMATCHED * scores.median()).float().mean())
-        enough = len(scores) >= _ENOUGH and left * len(scores) >= _WORTH_IT
+        wish, unmatched = self.parameters.train, int((scores < _UNMATCHED * scores.median()).sum())
+        left, enough = unmatched / len(scores), len(scores) >= _ENOUGH and unmatched >= _WORTH_IT
         many = helped > _MANY and left > _LEFT and enough
         will = self.parameters.steps > 0 and (wish == "always" or (wish == "auto" and many))
         facts = (

@@ -6,6 +6,8 @@ They look in `$CONGEAL_DATA` or, where that is not set, in the data folder besid
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,20 @@ os.fsync = lambda descriptor: None
 # No test looks at the clock: a deadline fails on a busy machine. Few examples, because each is run every time.
 settings.register_profile("congeal", deadline=None, max_examples=25)
 settings.load_profile("congeal")
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """No test leaves torch with another number of threads: sums of tests after it would differ in their last bits."""
+    before = _threads()
+    yield
+    assert before in (None, _threads())
+
+
+def _threads() -> int | None:
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
+
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 

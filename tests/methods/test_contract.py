@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_warps import Kept, align_new, pixels
+from known_warps import Kept, align_new, photograph_copies, pixels
 from PIL import Image
 from sklearn.base import clone
 from sklearn.decomposition import PCA
@@ -33,7 +33,7 @@ from congeal.methods.job import Event
 from congeal.methods.registry import method_class, methods
 from congeal.metrics import corner_error
 from congeal.runs.checkpoint import Checkpoint
-from congeal.solvers.threads import few_threads
+from congeal.solvers.threads import one_thread
 
 # How much work a method does, by the names methods give it: enough to exercise everything, little enough to be quick.
 EFFORT = {
@@ -383,18 +383,33 @@ def test_an_interrupted_pass_over_new_images_goes_on(
 # ---- what several fits share
 
 
-def test_few_threads_inside_few_threads_stay_few() -> None:
+def test_one_thread_inside_one_thread_stays_one() -> None:
     """Sums over many images differ in their last bits with the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with few_threads(FRAME):
-            with few_threads(FRAME) as side_by_side:
+        with one_thread():
+            with one_thread() as side_by_side:
                 assert side_by_side == 3
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("name", "more"), [("lsc", {"size": 28}), ("deep", {"size": 128, "train": "never"})])
+def test_the_answer_does_not_depend_on_the_number_of_threads(name: str, more: dict[str, Any]) -> None:
+    """Workers of a cluster have one each, and a run that they share ends with the same bytes as one without them."""
+    images = pixels("3", 0, 80) if name == "lsc" else np.asarray(photograph_copies("similarity", n=12)[0])
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            model = small(name, **more).fit(images)
+            found.append((model.transforms_.matrices, align_new(model, images).transforms.matrices))
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(np.array_equal, *found))
 
 
 def test_threads_are_given_back_whoever_ends_last() -> None:
@@ -403,13 +418,13 @@ def test_threads_are_given_back_whoever_ends_last() -> None:
     entered, left, free = threading.Barrier(2), threading.Event(), []
 
     def first() -> None:
-        with few_threads(FRAME) as side_by_side:
+        with one_thread() as side_by_side:
             free.append(side_by_side)
             entered.wait(60)
         left.set()
 
     def second() -> None:
-        with few_threads(FRAME) as side_by_side:
+        with one_thread() as side_by_side:
             free.append(side_by_side)
             entered.wait(60)
             left.wait(60)

@@ -28,6 +28,7 @@ from congeal.solvers.gaussnewton import GaussNewton, Linearisation
 from congeal.solvers.reference import reference_image
 from congeal.solvers.setpass import SetPass
 from congeal.solvers.streaming import chunks, stack_values, start_poses
+from congeal.solvers.threads import in_order, one_thread
 
 _OF_THE_SET = ("auto", "mean", "stack")  # references that the set itself makes, anew with every step
 
@@ -101,7 +102,7 @@ class LSC(Method):
         start = start_poses(stack)
         state = job.load() or {"found": start, "level": 0, "iteration": 0, "target": None, "zoom": 1.0}
         found, total = state["found"], sum(self.iterations)
-        with torch.no_grad():
+        with torch.no_grad(), one_thread():
             gauge = None
             if self.guards and fixed is None:  # a fixed reference holds the common pose by itself
                 zoom = float(state["zoom"])
@@ -153,13 +154,13 @@ class LSC(Method):
     def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
         """Steps towards the template that `fit` ended with."""
         found, newton, unit = start_poses(stack), self._newton(stack), frame_unit(stack.frame)
-        with torch.no_grad():
+        with torch.no_grad(), one_thread() as side_by_side:
             template = self._template.double()[None]
             levels = [(sigma * unit, newton.linearise(blur(template, sigma * unit)[0])) for sigma in self.blurs]
             placing = _Placing(stack, appearance, newton, levels, self.iterations, self.tolerance)
             key = key_of("lsc", template, self._plain_params(), stack.kept, stack.start, appearance.kind)
             spread = Spread(placing, key, stack_values(stack)) if job.crew is not None else None
-            job.place(chunks(stack), lambda parts: map(placing, parts), found, spread=spread)
+            job.place(chunks(stack), lambda parts: in_order(placing, parts, side_by_side), found, spread=spread)
         return found
 
     def _state(self) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ from congeal.solvers.looks import Basis, Look, Window, look
 from congeal.solvers.pairing import TOLERANCE, Pair, Rules
 from congeal.solvers.sight import FeatureSight
 from congeal.solvers.synchronise import Matches, errors, meet
-from congeal.solvers.threads import few_threads
+from congeal.solvers.threads import one_thread
 
 LEAST_IMAGES = 4
 """Fewer have too few pairs to tell right matches from wrong ones."""
@@ -207,7 +207,7 @@ class SemanticCongealing(Method):
             side, window = seen.side, template.window
             where = frame_corners(few.frame, window, side)
             rules = Rules(tolerance * side, np.pi / 3, reach=None if reach is None else reach * side)
-            with few_threads((1, 1)):
+            with one_thread():
                 found = [place_one(seen, row, template, possible, rules) for row in range(len(few))]
                 moves, unsure = zip(
                     *(_move(pair, motion, rules.tolerance, seen, where) for _, pair in found), strict=True

@@ -46,7 +46,7 @@ from congeal.solvers.sequence import (
     restricted,
 )
 from congeal.solvers.shifts import find_shifts, shifted
-from congeal.solvers.threads import few_threads
+from congeal.solvers.threads import one_thread
 
 WORDS = ("first", "previous", "mean")
 """What the reference of a sequence may be, besides a position or a file."""
@@ -138,7 +138,7 @@ class _Work:
         sizes = finer_sizes(max(self.stack.frame), min(native, self.method.finest or native))
         total, done = 1 + len(sizes), self._restore(self.job.load())
         if done == 0:
-            with few_threads(self.stack.frame):
+            with one_thread():
                 self.known = follow(Pictures(self.stack, self.appearance), self.motion, self.origin, joint=self.joint)
             if not sizes:
                 self._choose_motion(Pictures(self.stack, self.appearance), again=True)

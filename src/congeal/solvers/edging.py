@@ -18,7 +18,7 @@ from congeal.solvers.appearance import lasting_appearance
 from congeal.solvers.gauge import Gauge
 from congeal.solvers.gaussnewton import GaussNewton
 from congeal.solvers.looks import Look, Window
-from congeal.solvers.threads import few_threads
+from congeal.solvers.threads import one_thread
 
 STEPS = 15
 MOTION = "similarity"
@@ -36,7 +36,7 @@ class Edges:
     @torch.no_grad()
     def place(self, stack: Stack, poses: np.ndarray) -> np.ndarray:
         """stack_from_frame poses of images after steps towards the template, each image by itself."""
-        with few_threads(stack.frame):
+        with one_thread():
             pose, line = [], _newton(stack).linearise(self.template)
             for i in range(len(stack)):
                 shown, found = _softened(stack, np.array([i])), torch.from_numpy(poses[[i]]).double()
@@ -58,7 +58,7 @@ def settle(stack: Stack, poses: np.ndarray, weight: torch.Tensor, keep: np.ndarr
     newton, found, mean = _newton(stack), began, torch.zeros(0)
     # Poses of mirrored and plain images have no mean; what each was moved by has.
     gauge = Gauge(torch.eye(3).double().expand(len(stack), 3, 3), stack.frame, MOTION)
-    with few_threads(stack.frame):
+    with one_thread():
         shown = _softened(stack, everyone)
         for _ in range(STEPS):
             images, counted = _in_frame(stack, everyone, shown, found)

@@ -24,7 +24,7 @@ from congeal.solvers.extractors import Extractor
 from congeal.solvers.looks import Basis, Look, Window, look
 from congeal.solvers.pairing import TOLERANCE, Pair, Rules, agree, between, mutual
 from congeal.solvers.synchronise import PLAIN_UNLESS, Key, Matches, choose_orientations, errors, matches_of, meet, tree
-from congeal.solvers.threads import few_threads
+from congeal.solvers.threads import one_thread
 
 REACH = 0.3
 """Of the view's side: how far apart matches of the second look may be."""
@@ -80,7 +80,7 @@ def join(
     start, whole = np.asarray(stack.start, dtype=np.float64), Window.whole(stack.frame)
     ways = orientations(mirror=mirror, turns=turns)
     first = look(stack, start, whole, extractor, ways, quiet=quiet)
-    with few_threads((1, 1)):
+    with one_thread():
         rules = Rules(TOLERANCE * first.side, np.pi / 4 if turns else np.pi / 3)
         dealt = Chance()
         pairs = all_pairs(first, ways, rules, seed, dealt)
@@ -95,7 +95,7 @@ def join(
     chance = dealt.times if follow >= FOLLOWED_SHARE else 0.0
     report("above_chance", chance)
     second = look(stack, found, window, extractor, quiet=quiet)
-    with few_threads((1, 1)):
+    with one_thread():
         rules = Rules(FINE * second.side, np.pi / 4, (0.6, 1.7), REACH * second.side)
         pairs, upright = all_pairs(second, (0,), rules, seed), np.zeros(len(stack), dtype=int)
         matches = matches_of(pairs, upright, (0,))
@@ -166,7 +166,7 @@ def followed(stack: Stack, poses: np.ndarray, window: Window, extractor: Extract
         return agree(places[rows], places[columns], alike, rules, here.side, 0)
 
     along = []
-    with few_threads((1, 1)):
+    with one_thread():
         for a, b in combinations(range(len(few)), 2):
             first, second = similarity(a, b, here), similarity(a, b, there)
             if first.score > 0 and second.score > 0:

@@ -23,7 +23,7 @@ from congeal.images import Stack
 from congeal.images.threads import in_order, usable_cores
 from congeal.progress import Progress
 from congeal.solvers.extractors import Extractor
-from congeal.solvers.threads import few_threads
+from congeal.solvers.threads import one_thread
 
 CHANNELS = 64
 """Numbers that are kept of a cell: two thirds of the variance, and all of what nearest neighbours agree on."""
@@ -128,7 +128,7 @@ def look(
     """
     seeing = Seeing(stack, poses, window, extractor)
     jobs = [(i, way) for i in range(len(stack)) for way in orientations]
-    with few_threads((1, 1)), torch.inference_mode(False), torch.no_grad():
+    with one_thread(), torch.inference_mode(False), torch.no_grad():
         if basis is None:
             basis = _learn(seeing, len(stack), orientations[0])
         cells: Any = None

@@ -33,7 +33,7 @@ from congeal.solvers.appearance import Appearance
 from congeal.solvers.filters import centre_window
 from congeal.solvers.streaming import chunks
 from congeal.solvers.synchronise import PLAIN_UNLESS, orient, relative
-from congeal.solvers.threads import few_threads
+from congeal.solvers.threads import one_thread
 
 _SAMPLE = 100
 _REACH = 0.25  # of the frame: shifts that are tried
@@ -65,7 +65,7 @@ class Upright:
 def find_orientations(stack: Stack, appearance: Appearance, ways: Sequence[int]) -> tuple[np.ndarray, Upright]:
     """(n,) the orientation of every image of a stack, one of `ways`; and what tells that of others."""
     sample = np.unique(np.linspace(0, len(stack) - 1, min(len(stack), _SAMPLE)).round().astype(int))
-    with few_threads(stack.frame), torch.no_grad():
+    with one_thread(), torch.no_grad():
         seen = _spectra(stack, sample, appearance, ways)
         _, chosen = max((_settled(seen, one, ways) for one in _beginnings(seen, ways)), key=lambda one: one[0])
         fits = _fits_of_others(seen, chosen)
@@ -80,7 +80,7 @@ def find_orientations(stack: Stack, appearance: Appearance, ways: Sequence[int])
 def orientations_of(stack: Stack, appearance: Appearance, ways: Sequence[int], upright: Upright) -> np.ndarray:
     """(n,) the orientation, one of `ways`, in which each image of a stack fits what a set shows best."""
     answer = np.zeros(len(stack), dtype=int)
-    with few_threads(stack.frame), torch.no_grad():
+    with one_thread(), torch.no_grad():
         mean = fft.rfft2(upright.mean)
         for part in chunks(stack):
             best = _choices(_fit(_spectra(stack, part, appearance, ways), mean).numpy(), ways)

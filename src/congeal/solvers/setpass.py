@@ -25,7 +25,7 @@ from congeal.solvers.gaussnewton import GaussNewton, Linearisation, steepest_des
 from congeal.solvers.matching import at_size, from_size, shrunk
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import chunks, shards, stack_values
-from congeal.solvers.threads import in_order
+from congeal.solvers.threads import in_order, one_thread
 
 TIMES_LONGER = 8  # are shards of a round than those of placing images
 _LONGEST = 8  # times longer runs of photographs than usual
@@ -60,8 +60,6 @@ class SetPass:
         Images are held to poses that the kept ones make likely.
     looser : (n,) tensor, optional
         How many times as far from those each image may be.
-    threads : int
-        Runs of images that are worked on side by side; the result does not depend on it.
     crew : Crew, optional
         Other processes that look at the images; not with `pairs`, whose sums are larger than the images.
     """
@@ -80,13 +78,12 @@ class SetPass:
         keep: torch.Tensor | None = None,
         use_prior: bool = False,
         looser: torch.Tensor | None = None,
-        threads: int = 1,
         crew: Crew | None = None,
     ) -> None:
         self.stack, self.newton, self.appearance = stack, newton, appearance
         self.sigma, self.shrink, self.gauge, self.pairs = sigma, shrink, gauge, pairs
         self.fixed = None if fixed is None else blur(fixed[None], sigma / shrink)[0]
-        self.keep, self.use_prior, self.looser, self.threads, self.crew = keep, use_prior, looser, threads, crew
+        self.keep, self.use_prior, self.looser, self.crew = keep, use_prior, looser, crew
         self._soft: dict[int, torch.Tensor] = {}
         pixels = len(stack) * stack.size[0] * stack.size[1]
         self._room = 16 * pixels < _KEPT_BYTES if appearance.costly else 4 * pixels * stack.channels < _KEPT_PIXELS
@@ -123,9 +120,10 @@ class SetPass:
         if self.crew is not None and not self.pairs and len(self._shards()) > 1:
             yield from self._by_crew(self.crew, this)
             return
-        done = in_order(lambda part: self.one(part, this), self.parts, self.threads)
-        for part, (share, poses) in zip(self.parts, done, strict=True):
-            yield part, share, poses
+        with one_thread() as side_by_side:  # as in another process: sums depend on it
+            done = in_order(lambda part: self.one(part, this), self.parts, side_by_side)
+            for part, (share, poses) in zip(self.parts, done, strict=True):
+                yield part, share, poses
 
     @torch.no_grad()
     def one(self, part: np.ndarray, this: _Round) -> tuple[_Share, torch.Tensor | None]:

@@ -1,7 +1,8 @@
-"""Threads for small pictures: one inside an operation, several side by side.
+"""Threads: one inside an operation, several side by side.
 
-Operations on pictures of this size take milliseconds; threads that share one spend more time waiting for each other
-than working, threads with a part of the set each do not.
+Operations on small pictures take milliseconds; threads that share one spend more time waiting for each other than
+working, threads with a part of the set each do not. And sums that threads share differ in their last bits with the
+number of threads: what workers of a cluster may do, too, has one thread everywhere, so that the answer is the same.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Usual:
         with self.lock:
             self.asking -= 1
             self.own.depth -= 1
-            if not self.own.depth:  # inside another "few" of this thread it stays few: sums depend on it
+            if not self.own.depth:  # inside another one of this thread it stays one: sums depend on it
                 torch.set_num_threads(self.number)
 
 
@@ -70,7 +71,7 @@ def one_thread() -> Iterator[int]:
 
 @contextmanager
 def few_threads(frame: Size) -> Iterator[int]:
-    """`one_thread` where pictures are small."""
+    """`one_thread` where pictures are small: for work, such as training, that is not cut into parts."""
     if max(frame) > _ONE_THREAD_FRAME:
         yield 1
         return

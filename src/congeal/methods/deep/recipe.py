@@ -112,7 +112,7 @@ class Recipe:
 
     def learn(self, saved: Mapping[str, Any]) -> Learnt:
         """All stages. saved: the state of an interrupted training, or nothing."""
-        with few_threads(self.stack.frame):
+        with one_thread():
             sample = Sample.of(self.stack, self.appearance, self.motion, self.parameters.guards)
             reference = self.parameters.reference
             first = reference_features(reference, self.stack, self.appearance, self.parameters.random_state)
@@ -160,7 +160,7 @@ class Recipe:
                 settled = self._settled(state, guide, quiet)
                 state, helped = replace(state, poses=settled.poses, scores=settled.scores), settled.helped
             state, guide = self._refined(state, guide, near=most_match(state.scores))
-            with few_threads(self.stack.frame):  # scores against the template as it is now
+            with one_thread():  # scores against the template as it is now
                 state = state.scored(sample)
             guide = replace(guide, bars=Bars.of(state.scores[state.scores >= state.scores.quantile(_MATCHING)]))
             if helped <= _A_FEW:
@@ -199,7 +199,7 @@ class Recipe:
         if count <= _A_FEW * len(state.scores):
             return state, guide
         state, guide = self._refined(state, guide)
-        with few_threads(self.stack.frame):
+        with one_thread():
             return state.scored(sample), guide
 
     # ---- with one
@@ -244,7 +244,7 @@ class Recipe:
         state, guide = self._refined(state, guide)
         if not self.appearance.needs_prior:  # objects were all looked for
             return state, guide
-        with few_threads(self.stack.frame):
+        with one_thread():
             state = state.scored(sample)
         return self._rescued(sample, state, guide, self._beside())
 
@@ -255,9 +255,9 @@ class Recipe:
         if not as many as usual."""
         settings = settings_of(RefineSettings, self.parameters)
         settings = settings if steps is None else replace(settings, refine_steps=steps)
-        with few_threads(self.stack.frame) as free:
+        with one_thread():
             doubtful, motion = guide.bars.doubtful, guide.motion
-            refined = refine(self.stack, settled, self.appearance, doubtful, motion, settings, near=near, threads=free)
+            refined = refine(self.stack, settled, self.appearance, doubtful, motion, settings, near=near)
             kept = last_sound(self.stack, [settled, refined], self.appearance) if self.parameters.guards else refined
         if kept is refined:
             guide = replace(guide, template=refined.template, prior=refined.prior)
@@ -278,7 +278,7 @@ class Recipe:
         start = torch.as_tensor(stack.start)
         poses = restricted(state.poses, start, choice.motion, stack.frame).float()
         guide = replace(guide, motion=choice.motion)
-        with few_threads(stack.frame):
+        with one_thread():
             state = replace(state, poses=poses).scored(replace(sample, motion=choice.motion))
         # Where larger pictures will place the images, steps at this size would only be taken twice.
         steps = 0 if most_match(state.scores) and self._larger_pictures() else None
@@ -316,7 +316,7 @@ class Recipe:
         """The inverse, with the networks of the training that was saved beside it."""
         done, trained = saved["sample"], None
         if "aligner" in saved:
-            with few_threads(self.stack.frame):
+            with one_thread():
                 sample = Sample.of(self.stack, self.appearance, self.motion, self.parameters.guards)
                 state = State.fresh(sample, saved["tensors"]["template"])
             trained = self._train(sample, state, saved)

@@ -48,7 +48,6 @@ def refine(
     settings: RefineSettings,
     *,
     near: bool = False,
-    threads: int = 1,
 ) -> State:
     """Joint steps towards the running mean, in the gauge of the start; doubtful: the score below which an image may be
     wrong. Gives the poses, that mean, and which poses are likely now. near: only the last, sharpest stage is needed."""
@@ -62,7 +61,7 @@ def refine(
     freedom, sigma, shrink, _ = looks.pop()
     # The last stage, too, is mostly done in smaller pictures; what is left is a matter of a few steps.
     looks += [(freedom, sigma, small, settings.refine_steps) for small in sorted({shrink, 1}, reverse=True)]
-    how: dict[str, Any] = {"keep": keep, "looser": state.looser, "threads": threads if appearance.costly else 1}
+    how: dict[str, Any] = {"keep": keep, "looser": state.looser}
     for freedom, sigma, shrink, steps in looks if settings.refine_steps else ():
         newton = GaussNewton(freedom, shrunk_size(stack.frame, shrink), robust=appearance.robust)
         prior = appearance.needs_prior

@@ -31,7 +31,7 @@ from congeal.solvers.moments import evenly_turned, poses_by_ink
 from congeal.solvers.motions import restricted
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import chunks, stack_values
-from congeal.solvers.threads import few_threads, in_order
+from congeal.solvers.threads import in_order, one_thread
 
 _DOUBTFUL, _LOST = 0.25, 0.1  # of the matching images: so many would be tried again once, and until tries agree
 HELPED = 0.02
@@ -161,7 +161,7 @@ def settle(
     found, scores, gained = (torch.from_numpy(room((n, *shape), np.float32)) for shape in ((3, 3), (), ()))
 
     def work(parts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, ...]]:
-        with few_threads(stack.frame) as free:
+        with one_thread() as free:
             yield from in_order(settling.one, map(settling.read, parts), free)
 
     # The same runs for any number of threads: sums over other runs differ in their last bits.

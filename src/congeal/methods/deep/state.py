@@ -18,7 +18,7 @@ from congeal.solvers.gauge import Gauge
 from congeal.solvers.matching import Matcher, Views
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import CHUNK_VALUES, start_poses
-from congeal.solvers.threads import few_threads, in_order
+from congeal.solvers.threads import in_order, one_thread
 
 Work = Callable[[Views, torch.Tensor, torch.Tensor], torch.Tensor]
 _FEWEST = 3  # images that always count as matching: a template needs some
@@ -77,7 +77,7 @@ class Sample:
             masks = None if self.masks is None else self.masks[rows]
             return work(Views(self.images[rows], masks), self.start[rows], poses[rows])
 
-        with few_threads(self.frame) as free:
+        with one_thread() as free:
             return torch.cat(list(in_order(one, pieces, free)))
 
     def in_gauge(self, poses: torch.Tensor, good: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ from congeal.solvers.appearance import Appearance
 from congeal.solvers.cuts import Graph, cut, merges
 from congeal.solvers.extractors import Extractor
 from congeal.solvers.filters import blur
-from congeal.solvers.threads import few_threads, in_order
+from congeal.solvers.threads import in_order, one_thread
 from congeal.solvers.upright import frame_from_view
 from congeal.solvers.witnesses import NO_MATCH, Witnesses
 from congeal.transforms.transforms import NO_GROUP
@@ -344,7 +344,7 @@ def _neighbours(witnesses: Witnesses) -> tuple[torch.Tensor, torch.Tensor]:
         top = witnesses.aligned(views, which)[0].topk(count, 1)
         return which.gather(1, top.indices), top.values
 
-    with few_threads(witnesses.size) as threads:
+    with one_thread() as threads:
         _ = witnesses.directions, witnesses.steps  # made once, before threads ask for them
         found = list(in_order(of, torch.arange(n).split(_AT_ONCE), threads))
     neighbours, likeness = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -445,6 +445,6 @@ def placing(
             )
         return views
 
-    with few_threads(sorter.witnesses.size) as threads, torch.no_grad():
+    with one_thread() as threads, torch.no_grad():
         _ = sorter.witnesses.directions, sorter.witnesses.steps
         yield from in_order(of, parts, threads)

@@ -6,6 +6,9 @@ LOWEST ?= .venv-lowest
 # Installing builds it; see hatch_build.py.
 NATIVE := src/congeal/geometry/native.c hatch_build.py
 
+# Where this is set every process compiles the package anew, and the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lowest docs lint types browser clean
 
 demo: $(VENV)/.installed
@@ -13,7 +16,8 @@ demo: $(VENV)/.installed
 
 # The environment of the lowest versions is for tests/test_lowest.py.
 test: $(VENV)/.installed-dev $(LOWEST)/.installed browser
-	LOWEST=$(LOWEST) $(BIN)/python -m pytest -n 4 --dist worksteal
+# One thread for each of the four: NumPy reads it when it is loaded, by a plugin and before conftest.py.
+	LOWEST=$(LOWEST) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal
 
 # More of the tests with the lowest version of every dependency than `make test` runs with them.
 LOWEST_TESTS := tests/images tests/test_run.py tests/test_transforms.py tests/test_export.py tests/test_cli.py \

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import congeal
@@ -46,14 +45,7 @@ def test_a_film_is_aligned_and_resumed(tmp_path: Path, format: str) -> None:
     assert ended.returncode == -signal.SIGKILL
     assert not [path for path in (killed / "aligned").iterdir() if not path.name.startswith(".")]
     congeal.align(source, killed, output_format=format, **OPTIONS)
-    again, before = outputs(killed), outputs(tmp_path / "whole")
-    if format == "auto":  # on some processors the encoder decides a little differently from film to film
-        films = [read_film(folder / "aligned" / "aligned.mp4") for folder in (killed, tmp_path / "whole")]
-        (ours, rate), (theirs, same_rate) = films
-        assert (len(ours), rate) == (len(theirs), same_rate)
-        assert np.abs(np.array(ours, dtype=float) - np.array(theirs, dtype=float)).mean() < 2
-        assert again.pop("aligned/aligned.mp4") and before.pop("aligned/aligned.mp4")  # noqa: PT018
-    assert again == before
+    assert outputs(killed) == outputs(tmp_path / "whole")
 
 
 def test_a_run_of_chosen_frames_finds_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

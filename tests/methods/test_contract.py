@@ -45,7 +45,7 @@ EFFORT = {
     "sweeps": 1,
     "clusters": 4,
     "units": 8,
-    "steps": 10,
+    "steps": 5,
     "refine_steps": 6,
     "restarts": 2,
     "batch_size": 16,

@@ -29,6 +29,11 @@ settings.register_profile("congeal", deadline=None, max_examples=25)
 settings.load_profile("congeal")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests come first, so that no worker is left alone with one in the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(autouse=True)
 def same_threads() -> Iterator[None]:
     """No test leaves torch with another number of threads: sums of tests after it would differ in their last bits."""

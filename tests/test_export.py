@@ -56,6 +56,7 @@ def close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
     return float(difference.max()) <= tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's exporter has many of its own
 def test_the_page_on_exports(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("cv2", "skimage", "SimpleITK", "scipy", "onnxscript", "onnxruntime"):

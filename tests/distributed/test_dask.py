@@ -130,6 +130,7 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], ends: str = "") -> No
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_shards")
 def test_worker_driver_and_scheduler_are_killed(tmp_path: Path) -> None:
     np.save(tmp_path / "digits.npy", open_images("digits:3").batch(np.arange(60))[..., 0])

@@ -19,6 +19,7 @@ def block(language: str, holding: str) -> str:
     return next(text for text in found if holding in text)
 
 
+@pytest.mark.slow
 def test_on_a_laptop(tmp_path: Path) -> None:
     photographs(tmp_path / "photos", 12)
     (tmp_path / "script.py").write_text(block("python", 'executor="processes:2"'))

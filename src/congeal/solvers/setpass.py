@@ -25,7 +25,7 @@ from congeal.solvers.gaussnewton import GaussNewton, Linearisation, steepest_des
 from congeal.solvers.matching import at_size, from_size, shrunk
 from congeal.solvers.pose_prior import PosePrior
 from congeal.solvers.streaming import chunks, shards, stack_values
-from congeal.solvers.threads import in_order, one_thread
+from congeal.solvers.threads import in_order, one_thread, side_by_side
 
 TIMES_LONGER = 8  # are shards of a round than those of placing images
 _LONGEST = 8  # times longer runs of photographs than usual
@@ -91,6 +91,7 @@ class SetPass:
         self.parts = chunks(stack, min(_LONGEST, 4 * shrink**2), multiple=2) if appearance.costly else chunks(stack)
         self.target: dict[str, Any] = {}
 
+    @one_thread()
     def collect(self, found: torch.Tensor) -> dict[str, Any]:
         """What every image is aligned to, given where they are: the mean, and for `stack` the pairwise sums."""
         total = _Sums(self.pairs)
@@ -98,6 +99,7 @@ class SetPass:
             total.add(share)
         return total.result(self.fixed)
 
+    @one_thread()  # as in another process: sums depend on it
     def step(self, found: torch.Tensor) -> tuple[torch.Tensor, float, float]:
         """Move every image once: (new stack_from_frame, mean corner motion, mean squared residual)."""
         moved, total = torch.from_numpy(room(tuple(found.shape), found.detach().numpy().dtype)), _Sums(self.pairs)
@@ -120,10 +122,9 @@ class SetPass:
         if self.crew is not None and not self.pairs and len(self._shards()) > 1:
             yield from self._by_crew(self.crew, this)
             return
-        with one_thread() as side_by_side:  # as in another process: sums depend on it
-            done = in_order(lambda part: self.one(part, this), self.parts, side_by_side)
-            for part, (share, poses) in zip(self.parts, done, strict=True):
-                yield part, share, poses
+        done = in_order(lambda part: self.one(part, this), self.parts, side_by_side())
+        for part, (share, poses) in zip(self.parts, done, strict=True):
+            yield part, share, poses
 
     @torch.no_grad()
     def one(self, part: np.ndarray, this: _Round) -> tuple[_Share, torch.Tensor | None]:

@@ -43,7 +43,7 @@ def test_the_lowest_versions_are_those_we_promise() -> None:
 # ---- with these versions
 
 PART = (  # at least one test that needs each package
-    # numpy, pillow, tifffile, imagecodecs, pyarrow, isal, fsspec, zarr, astropy, av
+    # numpy, pillow, tifffile, imagecodecs, pyarrow, fsspec, zarr, astropy, av
     *(
         f"tests/images/test_{name}.py"
         for name in ("decode", "sources", "writers", "hyperstacks", "zarr", "fits", "video")

@@ -54,8 +54,8 @@ def png_bytes(pixels: np.ndarray) -> bytes:
     rows = np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder(">")).view(np.uint8).reshape(height, -1)
     step = channels * pixels.dtype.itemsize
     at_once = max(1, _BYTES_AT_ONCE // rows.shape[1])
-    # Runs only, as OpenCV does. isal needs a fifth of the time, but files of the same pixels once had other bytes.
-    deflate = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_RLE)
+    # isal needs a fifth of the time, but files of the same pixels once had other bytes.
+    deflate = zlib.compressobj(1)
     parts = (_filtered(rows, step, first, first + at_once) for first in range(0, height, at_once))
     header = struct.pack(">IIBBBBB", width, height, depth, _PNG_COLOUR[channels], 0, 0, 0)
     data = b"".join([*(deflate.compress(part.data) for part in parts), deflate.flush()])

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,17 @@ def test_png_finds_what_repeats() -> None:
     assert len(png_bytes(pattern)) < pattern.size / 20
     noise = rng.integers(0, 256, (320, 360, 1), dtype=np.uint8)
     assert len(png_bytes(noise)) < 1.01 * noise.size
+
+
+def test_the_same_pixels_are_the_same_png_in_any_thread_and_after_any_other() -> None:
+    """What a compressor keeps of the picture before, or of another thread's, must not show."""
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 1 + k, (5 + 3 * k, 40, 1 + k % 4), dtype=np.uint8) for k in range(40)]
+    alone = [png_bytes(picture) for picture in pictures]
+    order = rng.permutation(np.repeat(np.arange(40), 25))
+    with ThreadPoolExecutor(4) as pool:
+        again = list(pool.map(png_bytes, [pictures[k] for k in order]))
+    assert again == [alone[k] for k in order]
 
 
 def test_warp_pixels_keeps_dtype_and_moves_exactly() -> None:

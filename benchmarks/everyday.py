@@ -163,15 +163,16 @@ PEERS: dict[str, Callable[[np.ndarray, str], np.ndarray | None]] = {"ECC": openc
 def precision(args: argparse.Namespace) -> None:
     """Corner errors on copies of photographs, in pixels, and seconds."""
     photos = args.photos or (sets.REPORT[:1] if args.quick else sets.REPORT)
-    sides = args.sides or ([256] if args.quick else [512, 1024])
+    sizes: list[Any] = args.sides or ([256] if args.quick else [512, 1024])
+    sizes = [*sets.SHAPES] if args.shapes else sizes
     methods = [name for name in ("deep", "lsc", *PEERS) if name in args.methods]
     print("Corner error in pixels: mean (median, worst image). lsc, ECC and pystackreg are told the true motion.\n")
     head("photograph", "made", "true motion", "chosen", *methods, *(f"{name}, s" for name in methods))
     every: dict[str, list[float]] = {name: [] for name in methods}
     for photo in photos:
-        for side in sides:
+        for size in sizes:
             for motion in args.motions or MOTIONS:
-                known = sets.copies(photo, side, motion, n=6 if args.quick else 20)
+                known = sets.copies(photo, size, motion, n=6 if args.quick else 20)
                 picked, errors, seconds = "", {}, {}
                 for name in methods:
                     found, seconds[name], motion_used = _align(name, known)
@@ -368,6 +369,7 @@ def main() -> None:
         if measure is precision:
             row.add_argument("--photos", nargs="+", help=f"to choose settings on: {' '.join(sets.DEVELOP)}")
             row.add_argument("--sides", nargs="+", type=int)
+            row.add_argument("--shapes", action="store_true", help="pictures that are not square instead")
             row.add_argument("--motions", nargs="+", choices=MOTIONS)
             row.add_argument("--methods", nargs="+", default=["deep", "lsc", *PEERS])
         if measure is bars:

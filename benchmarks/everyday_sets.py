@@ -102,22 +102,22 @@ def photograph(name: str) -> NDArray[np.float32]:
     return pixels[..., None] if pixels.ndim == 2 else pixels[..., :3]
 
 
-def views(photo: str, truth: NDArray[np.float64], side: int) -> tuple[NDArray[np.float32], str]:
-    """(N, side, side, C) values of a photograph seen through warps `truth` (N,3,3), and how much it was enlarged.
+def views(photo: str, truth: NDArray[np.float64], size: tuple[int, int]) -> tuple[NDArray[np.float32], str]:
+    """(N, *size, C) values of a photograph seen through warps `truth` (N,3,3), and how much it was enlarged.
 
     The photograph is scaled so that no view looks beyond it: one of 512×512 is enlarged, by a cubic spline, because the
     views need a margin. One that is finer than the views is blurred before it is sampled, as by a lens.
     """
     pixels = photograph(photo)
     height, width = pixels.shape[:2]
-    middle = (side - 1) / 2
-    seen = np.abs(map_points(invert(truth), corners((side, side))) - middle).reshape(-1, 2).max(0)
+    middle = (np.array(size[::-1]) - 1) / 2
+    seen = np.abs(map_points(invert(truth), corners(size)) - middle).reshape(-1, 2).max(0)
     step = min((width / 2 - 2) / seen[0], (height / 2 - 2) / seen[1])  # pixels of the photograph per pixel of the scene
     photo_from_scene = np.array([[step, 0, (width - 1) / 2], [0, step, (height - 1) / 2], [0, 0, 1.0]])
-    photo_from_scene = photo_from_scene @ np.array([[1, 0, -middle], [0, 1, -middle], [0, 0, 1.0]])
+    photo_from_scene = photo_from_scene @ np.array([[1, 0, -middle[0]], [0, 1, -middle[1]], [0, 0, 1.0]])
     if step > 1:
         pixels = gaussian_filter(pixels, (0.45 * step, 0.45 * step, 0))
-    shown = sample(pixels, photo_from_scene @ invert(truth), (side, side))
+    shown = sample(pixels, photo_from_scene @ invert(truth), size)
     return shown, f"enlarged {1 / step:.2f}×" if step < 1 else f"reduced {step:.2f}×"
 
 
@@ -143,15 +143,22 @@ def exposed(values: NDArray[np.float32], rng: np.random.Generator, gain: float, 
     return counts[..., 0] if counts.shape[-1] == 1 else counts
 
 
-def copies(photo: str, side: int, motion: str, n: int = 20, seed: int = 0) -> KnownSet:
-    """n views of one photograph under random warps of a motion (`REACH`), exposure ±10 %, 2 % noise."""
-    rng = np.random.default_rng([seed, side, n_parameters(motion)])
+def copies(photo: str, size: int | tuple[int, int], motion: str, n: int = 20, seed: int = 0) -> KnownSet:
+    """n views of one photograph under random warps of a motion (`REACH`), exposure ±10 %, 2 % noise.
+
+    size: the side of a square, or (height, width).
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    rng = np.random.default_rng([seed, max(height, width), n_parameters(motion)])
     parameters = rng.uniform(-1, 1, (n, n_parameters(motion))) * REACH[: n_parameters(motion)]
-    truth = from_normalised(matrix_from_parameters(torch.from_numpy(parameters)).numpy(), (side, side))
-    values, about = views(photo, truth, side)
-    return KnownSet(f"{photo} {side}²", exposed(values, rng, EXPOSURE), truth, motion, (side, side), about)
+    truth = from_normalised(matrix_from_parameters(torch.from_numpy(parameters)).numpy(), (height, width))
+    values, about = views(photo, truth, (height, width))
+    name = f"{photo} {width}²" if height == width else f"{photo} {width}×{height}"
+    return KnownSet(name, exposed(values, rng, EXPOSURE), truth, motion, (height, width), about)
 
 
+SHAPES = ((354, 622), (473, 640), (301, 199))
+"""(height, width) that no small picture has exactly the shape of: sides of 64 pixels and less are rounded."""
 STACKS: tuple[tuple[str, int, int, dict[str, Any]], ...] = (
     ("cell", 200, 5, {}),
     ("ihc", 200, 50, {"turn": 1.0}),
@@ -174,7 +181,7 @@ def drift(photo: str, side: int, n: int, seed: int = 0, turn: float = 0.0, bits:
     walk[:, :2] *= 0.12 / np.linalg.norm(walk[:, :2], axis=1).max()
     walk[:, 2] *= np.radians(turn) / np.abs(walk[:, 2]).max()
     truth = from_normalised(matrix_from_parameters(torch.from_numpy(walk)).numpy(), (side, side))
-    values, about = views(photo, truth, side)
+    values, about = views(photo, truth, (side, side))
     frames = exposed(values.mean(-1, keepdims=True), rng, 0.0, bits)
     motion = "rigid" if turn else "translation"
     return KnownSet(f"{photo} {n}×{side}², {bits} bits", frames, truth, motion, (side, side), about)

@@ -432,3 +432,30 @@ def test_results_of_mixed_sizes_keep_the_resolution_of_the_largest(
     else:
         assert np.prod(stack.aligned_size) < 8.5 * 100**2, "one giant does not blow up all"
         assert scale[0] > 1
+
+
+@pytest.mark.parametrize("shape", [(354, 622), (356, 622), (201, 133), (640, 480), (20, 31)])
+def test_axes_have_one_scale_and_the_start_is_the_identity(shape: tuple[int, int]) -> None:
+    stack = prepare(open_images(np.random.default_rng(0).integers(0, 256, (3, *shape), dtype=np.uint8)), size=64)
+    for here in (stack, stack.at(130)):
+        for matrix in (here.stack_from_source[0], here.aligned_from_frame):
+            assert matrix[0, 0] == pytest.approx(matrix[1, 1], rel=1e-12)
+        np.testing.assert_allclose(here.aligned_from_source(here.start)[0], np.eye(3), atol=1e-9)
+        assert here.masks([0]) is None, "it has the shape of the canvas"
+
+
+@pytest.mark.parametrize("shape", [(354, 622), (356, 622), (201, 133)])
+@pytest.mark.parametrize("size", [64, 130])
+def test_a_canvas_shows_a_point_where_its_matrix_says(shape: tuple[int, int], size: int) -> None:
+    y, x = np.mgrid[: shape[0], : shape[1]]
+    images = []
+    for place in ((0.2, 0.3), (0.8, 0.75)):
+        at = place[0] * shape[0], place[1] * shape[1]
+        images.append(np.round(250 * np.exp(-((y - at[0]) ** 2 + (x - at[1]) ** 2) / (2 * 12**2))).astype(np.uint8))
+    stack = prepare(open_images(np.array(images)), size=size)
+    values = stack.images([0, 1])[:, 0].numpy()
+    rows, columns = np.mgrid[: stack.size[0], : stack.size[1]]
+    for image, seen, matrix in zip(images, values, stack.stack_from_source, strict=True):
+        source = [(image * axis).sum() / image.sum() for axis in (x, y)]
+        shown = [(seen * axis).sum() / seen.sum() for axis in (columns, rows)]
+        np.testing.assert_allclose(shown, (matrix @ [*source, 1])[:2], atol=0.01)

@@ -77,24 +77,25 @@ class Kept:
 
 
 def photograph_copies(
-    motion: str, side: int = 96, n: int = 6, *, noise: float = 0.02, seed: int = 0
+    motion: str, side: int | tuple[int, int] = 96, n: int = 6, *, noise: float = 0.02, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """A photograph under known warps of one motion, with noise (a share of white) and light that varies by 10 %.
 
     Images (n, side, side) uint8 and the aligned_from_source (n, 3, 3) that undo the warps. Every picture is sampled
-    from a photograph of 512×512, which is larger than what it shows.
+    from a photograph of 512×512, which is larger than what it shows. side: or (height, width).
     """
     from skimage.data import camera
 
+    height, width = size = (side, side) if isinstance(side, int) else side
     rng = torch.Generator().manual_seed(seed)
     reach = torch.tensor([0.06, 0.06, 0.06, 0.05, 0.03, 0.03, 0.03, 0.03])[: PARAMETERS[motion]]
     draws = (torch.rand(n, len(reach), generator=rng) * 2 - 1) * reach
-    truth = from_normalised(matrix_from_parameters(draws), (side, side)).double()
-    zoom = 512 / (1.3 * side)
-    middle = 255.5 - zoom * (side - 1) / 2
-    photo_from_aligned = torch.tensor([[zoom, 0, middle], [0, zoom, middle], [0, 0, 1]], dtype=torch.float64)
+    truth = from_normalised(matrix_from_parameters(draws), size).double()
+    zoom = 512 / (1.3 * max(size))
+    x, y = (255.5 - zoom * (length - 1) / 2 for length in (width, height))
+    photo_from_aligned = torch.tensor([[zoom, 0, x], [0, zoom, y], [0, 0, 1]], dtype=torch.float64)
     photo = blur(torch.as_tensor(camera().astype(np.float32))[None, None], 0.6 * zoom)
-    shown = warp(photo.expand(n, -1, -1, -1), (photo_from_aligned @ truth).float(), (side, side), mode="bicubic")
+    shown = warp(photo.expand(n, -1, -1, -1), (photo_from_aligned @ truth).float(), size, mode="bicubic")
     shown = shown + 255 * noise * torch.randn(shown.shape, generator=rng)
     light = 0.9 + 0.1 * (torch.rand(n, 1, 1, 1, generator=rng) * 2 - 1)
     return (shown * light).clamp(0, 255).round()[:, 0].numpy().astype(np.uint8), truth.numpy()

@@ -64,6 +64,17 @@ def test_poses_are_as_exact_as_the_originals_allow() -> None:
     assert errors[64] > 0.2
 
 
+@pytest.mark.parametrize("size", [(118, 207), (119, 207), (201, 133)])
+@pytest.mark.parametrize("motion", ["translation", "rigid"])
+def test_pictures_of_a_shape_that_is_rounded_at_working_size(motion: str, size: tuple[int, int]) -> None:
+    """36.5 rows of 64 columns are 36 or 37: what is lost or added there must not bend or stretch the motion."""
+    images, truth = photograph_copies(motion, size)
+    model = DeepCongealing(motion=motion).fit(images)
+    assert corner_error(model.transforms_.matrices, truth, size).mean() < 0.03
+    turns = model.transforms_.matrices[:, :2, :2]
+    np.testing.assert_allclose(turns @ turns.transpose(0, 2, 1), np.broadcast_to(np.eye(2), turns.shape), atol=1e-6)
+
+
 @pytest.mark.parametrize(("slanted", "most"), [(False, 0.004), (True, 0.006)])
 def test_sampling_between_pixels_does_not_pull_at_shifted_pictures(slanted: bool, most: float) -> None:
     """slanted: of waves along one diagonal mostly, so that sampling along x pulls along y, too."""

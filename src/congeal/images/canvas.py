@@ -13,6 +13,8 @@ import numpy as np
 
 Size = tuple[int, int]
 _SUMS_AT_ONCE = 8
+_SHORTER, _LONGER = 0.5 + 1e-9, 1 + 1e-9  # pixels; rounding a side to whole ones changes it by half of one
+_FILLED = 1 - _SHORTER / 2  # of an outermost pixel that such a side still covers
 
 
 class Placement(NamedTuple):
@@ -31,15 +33,16 @@ class Placement(NamedTuple):
 
 
 def place(source: Size, canvas: Size) -> Placement:
-    """Fit the source into the canvas, centred, aspect kept.
+    """Fit the source into the canvas, centred, both axes by the same scale, so that a turn stays a turn.
 
-    A source that misses the canvas' shape by less than half a pixel fills it, so that images of one size
-    get plain rescaling and no letterbox.
+    A canvas that has the source's shape but for rounding is filled along its longer side, so that images of about one
+    shape get no letterbox; along the other the source may be up to half a pixel shorter, or a pixel longer.
     """
     height, width = source
-    scale = min(canvas[0] / height, canvas[1] / width)
-    if abs(scale * height - canvas[0]) < 0.5 and abs(scale * width - canvas[1]) < 0.5:
-        return Placement(canvas[1] / width, canvas[0] / height, 0.0, 0.0)
+    scale = max(canvas) / max(source)
+    longer = scale * height - canvas[0], scale * width - canvas[1]
+    if min(longer) < -_SHORTER or max(longer) > _LONGER:
+        scale = min(canvas[0] / height, canvas[1] / width)
     return Placement(scale, scale, (canvas[1] - scale * width) / 2, (canvas[0] - scale * height) / 2)
 
 
@@ -68,6 +71,8 @@ def put_on_canvas(
         return out, None if mask is None or (mask >= 1).all() else mask.astype(np.float32)
     out = _across(_down(pixels, rows), columns)
     cover = np.outer(cover_y, cover_x)
+    if (cover >= _FILLED).all():  # its outermost pixels go on to the edge of the canvas
+        cover = np.ones_like(cover)
     if mask is not None:
         cover = cover * _across(_down(mask[..., None], rows), columns)[0]
     return out, None if (cover > 0.999).all() else cover.astype(np.float32)

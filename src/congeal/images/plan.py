@@ -217,7 +217,7 @@ def _zoom(headers: dict[int, Header], initial: np.ndarray, stack: Size, frame: S
     """How many frame pixels the start shows per pixel of the plain stack: the median over the sampled images."""
     from congeal.images.resample import scale_at_centre
 
-    aligned_from_frame = rescale(frame, aligned)
+    aligned_from_frame = np.linalg.inv(place(aligned, frame).matrix)
     zooms = []
     for i, header in headers.items():
         if not np.isfinite(initial[i]).all() or abs(np.linalg.det(initial[i])) < 1e-12:

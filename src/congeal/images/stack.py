@@ -19,7 +19,7 @@ from congeal.errors import CongealError
 from congeal.geometry.matrix import compose, invert, normalise, rescale
 from congeal.geometry.orientation import all_upright_from_source, orientation_of, upright_sizes
 from congeal.images.arrays import as_slice
-from congeal.images.canvas import placements
+from congeal.images.canvas import place, placements
 from congeal.images.channels import Channel, find_channels
 from congeal.images.decoding import fill_by_shards
 from congeal.images.intensity import (
@@ -102,7 +102,7 @@ class Stack:
             # One matrix n times, in the memory of one; not read-only only because torch dislikes that.
             one = rescale(self.frame, self.size)
             return np.lib.stride_tricks.as_strided(one, (n, 3, 3), (0, *one.strides))
-        aligned_from_frame, start = rescale(self.frame, self.aligned_size), np.empty((n, 3, 3))
+        aligned_from_frame, start = self.aligned_from_frame, np.empty((n, 3, 3))
         for part in _parts(n):
             source_from_aligned = invert(np.asarray(plan.initial[self.kept[part]], dtype=np.float64))
             start[part] = normalise(compose(self.stack_from_source[part], source_from_aligned, aligned_from_frame))
@@ -116,6 +116,22 @@ class Stack:
             setattr(few, name, getattr(self, name)[rows])
         few._part_of = (self, rows)
         return few
+
+    @property
+    def aligned_from_frame(self) -> np.ndarray:
+        """(3, 3) from the frame to the picture of the results; both axes by the same scale."""
+        return invert(place(self.aligned_size, self.frame).matrix)
+
+    def frame_from(self, other: Stack) -> np.ndarray:
+        """(3, 3) from the frame of the same set in pictures of another size to that of this one."""
+        return invert(self.aligned_from_frame) @ other.aligned_from_frame
+
+    def stack_from(self, other: Stack, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """(n, 3, 3), or (1, 3, 3) where it is the same for all: from images of the same set in pictures of another size
+        to those of this one. They are not each other's plain enlargement, because sides are rounded to whole pixels."""
+        pair = self.stack_from_source, other.stack_from_source
+        mine, theirs = (m[:1] if all(p.strides[0] == 0 for p in pair) else m[rows] for m in pair)
+        return mine @ invert(theirs)
 
     @property
     def native_size(self) -> int:
@@ -293,7 +309,7 @@ class Stack:
 
     def aligned_from_source(self, stack_from_frame: np.ndarray) -> np.ndarray:
         """(n, 3, 3) at full resolution from what a method found, (n, 3, 3) stack_from_frame."""
-        aligned_from_frame = rescale(self.frame, self.aligned_size)
+        aligned_from_frame = self.aligned_from_frame
         if stack_from_frame is self.start and self.start.strides[0] == self.stack_from_source.strides[0] == 0:
             found = invert(self.start[0])  # all rows are one and the same
             one = normalise(compose(aligned_from_frame, found, self.stack_from_source[0]))

@@ -19,7 +19,7 @@ import torch
 
 from congeal.distributed import Crew
 from congeal.distributed.broadcast import key_of
-from congeal.geometry import coverage, invert, normalise, rescale, warp
+from congeal.geometry import coverage, invert, normalise, warp
 from congeal.images import Stack
 from congeal.images.sharded import LEAST_SHARDS
 from congeal.mapped import room, runs
@@ -287,11 +287,10 @@ class _Views:
         self.stack = stack.at(FINE_SIDE) if len(stack) <= FINE_IMAGES else stack
         self.count = len(stack)
         self._poses, self._appearance = stack_from_frame, plain_appearance(kind)
-        self._larger_from_stack = rescale(stack.size, self.stack.size)
         # Sampling between pixels averages noise, which would make every image that moved look more like the others.
         # So nothing is sampled right on its pixels: all views are moved by the part of a pixel that averages as much
         # noise as a random one does.
-        self._frame_from_view = rescale(self.stack.frame, stack.frame) @ [[1, 0, PHASE], [0, 1, PHASE], [0, 0, 1]]
+        self._frame_from_view = stack.frame_from(self.stack) @ [[1, 0, PHASE], [0, 1, PHASE], [0, 0, 1]]
         self.sharpness = Sharpness()
 
     def of(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -305,7 +304,8 @@ class _Views:
 
     def _few(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
         stack, appearance = self.stack, self._appearance
-        poses = self._larger_from_stack @ self._poses[rows].astype(np.float64) @ self._frame_from_view
+        larger_from_stack = stack.stack_from(self._whole, rows)
+        poses = larger_from_stack @ self._poses[rows].astype(np.float64) @ self._frame_from_view
         matrices = _matrices(np.nan_to_num(normalise(poses)))
         shown = warp(stack.images(rows), matrices, stack.frame, padding=appearance.padding)
         weights = appearance.covered(matrices, stack.size, stack.frame, stack.masks(rows))

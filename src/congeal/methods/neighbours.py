@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from congeal.geometry import invert, normalise, rescale, warp
+from congeal.geometry import invert, normalise, warp
 from congeal.images import Stack
 from congeal.metrics.chance import best_shift_likeness
 from congeal.metrics.contrast import local_contrast
@@ -94,7 +94,7 @@ class _OwnViews:
     def __init__(self, stack: Stack, stack_from_frame: np.ndarray, kind: str) -> None:
         self.stack = stack.at(FINE_SIDE) if len(stack) <= FINE_IMAGES else stack
         self.appearance = plain_appearance(kind)
-        left, right = rescale(stack.size, self.stack.size), rescale(self.stack.frame, stack.frame)
+        left, right = self.stack.stack_from(stack), stack.frame_from(self.stack)
         self.start = left @ stack.start @ right
         self.found = left @ stack_from_frame.astype(np.float64) @ right
 

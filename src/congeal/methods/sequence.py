@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
-from congeal.geometry import MOTIONS, invert, rescale
+from congeal.geometry import MOTIONS, invert
 from congeal.geometry.matrix import normalise
 from congeal.images import Stack
 from congeal.images.levels import finer_sizes
@@ -177,7 +177,7 @@ class _Work:
 
     def _move_to(self, larger: Stack) -> None:
         assert self.known is not None
-        change = torch.as_tensor(rescale(self.at.frame, larger.frame))
+        change = torch.as_tensor(larger.frame_from(self.at))
         self.known = rescaled(self.known, change, max(larger.frame) / max(self.at.frame))
         self.at = larger
 
@@ -305,7 +305,7 @@ class _Work:
             both, some = torch.cat([shown, outside]), torch.arange(len(rows))
             shift, alike = find_shifts(both, some, torch.full_like(some, len(rows)))
             best = int(alike.argmax())
-            change = torch.as_tensor(rescale(self.stack.frame, self.at.frame))
+            change = torch.as_tensor(self.at.frame_from(self.stack))
             picture_from_view = shifted(shift[[best]])
             for stack, motion in ((self.stack, "translation"), (self.stack, self.motion), (self.at, self.motion)):
                 if stack is self.at and stack is not self.stack:

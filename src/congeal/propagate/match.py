@@ -17,7 +17,7 @@ import numpy as np
 
 from congeal.errors import CongealError
 from congeal.files import make_folders, sweep, write_rows
-from congeal.geometry import invert, map_points, rescale
+from congeal.geometry import invert, map_points
 from congeal.images import prepare
 from congeal.methods.base import load
 from congeal.methods.semantic import SemanticCongealing
@@ -105,7 +105,7 @@ class _Finder:
         stack = prepare(images, size=model.size, layout=model.layout_)
         self._found, self._kept = found, stack.kept
         self._back = invert(np.asarray(found.matrices, dtype=np.float64)[stack.kept])
-        aligned_from_frame = rescale(stack.frame, stack.aligned_size)
+        aligned_from_frame = stack.aligned_from_frame
         poses = stack.stack_from_source @ self._back @ aligned_from_frame
         extractor, template = model.extractor(), model.object_template
         seen = look(stack, poses, template.window, extractor, basis=template.basis)

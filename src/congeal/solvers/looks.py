@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from congeal.files import allocate
-from congeal.geometry import coverage, normalise, rescale, warp
+from congeal.geometry import coverage, normalise, warp
 from congeal.geometry.orientation import upright_from_source
 from congeal.images import Stack
 from congeal.images.threads import in_order, usable_cores
@@ -185,7 +185,7 @@ class Seeing:
             self.stack = stack.at(round(extractor.side * max(stack.frame) / (2 * window.half)))
         else:
             self.stack = stack.at(size, enlarge=True, once=True)
-        larger_from_stack = rescale(stack.size, self.stack.size)
+        larger_from_stack = self.stack.stack_from(stack)
         view = window.frame_from_view(extractor.side)
         self.matrices = normalise(larger_from_stack @ np.asarray(poses, dtype=np.float64) @ view)
         self.grid = (0, 0)

@@ -14,9 +14,10 @@ from torch.nn.functional import max_pool2d, pad
 
 from congeal.geometry import warp
 from congeal.geometry.cover import covered
-from congeal.geometry.matrix import invert, map_points, rescale
+from congeal.geometry.matrix import invert, map_points
 from congeal.geometry.pins import transform_from_points
 from congeal.images import warp_pixels
+from congeal.images.canvas import place
 from congeal.pipeline.display import smaller
 from congeal.solvers.contrast import REACH as SURROUNDINGS
 from congeal.solvers.contrast import local_contrast
@@ -54,7 +55,7 @@ def settle(
     begun = transform_from_points(map_points(aligned_from_source, places), targets, motion) @ aligned_from_source
     size = (mean.shape[0], mean.shape[1])
     frame = smaller(size, SIDE)
-    frame_from_aligned = rescale(size, frame)
+    frame_from_aligned = place(size, frame).matrix
     around = (round(MARGIN * frame[0]), round(MARGIN * frame[1]))
     canvas = (frame[0] + 2 * around[0], frame[1] + 2 * around[1])
     canvas_from_frame = np.array([[1.0, 0.0, around[1]], [0.0, 1.0, around[0]], [0.0, 0.0, 1.0]])

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from congeal.distributed.broadcast import key_of
-from congeal.geometry.matrix import corners, invert, map_points, normalise, rescale
+from congeal.geometry.matrix import corners, invert, map_points, normalise
 from congeal.images import Stack
 from congeal.images.levels import finer_sizes
 from congeal.mapped import room, runs
@@ -377,7 +377,7 @@ class _Alone:
     def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:
         here, unsure, before = torch.from_numpy(self.poses[part]).double(), torch.empty(0), self.stack.frame
         for detail, (level, passes) in zip(self._details, self.steps, strict=True):
-            entry = poses_at(here, self.stack, detail.stack)
+            entry = poses_at(here, self.stack, detail.stack, part)
             if not level.plain:
                 there, unsure = sharpen_alone(detail, part, entry, level, self.motion, passes)
             else:
@@ -386,7 +386,7 @@ class _Alone:
                 there, weight, _ = _weighed(entry, theirs, *found, detail.stack)
                 unsure = torch.lerp(theirs, found[1].nan_to_num(), weight)  # no set says how far both err alike
             before = level.frame
-            here = poses_at(there, detail.stack, self.stack)
+            here = poses_at(there, detail.stack, self.stack, part)
         scale = _zoom(there, detail.stack) * max(self.stack.size) / max(detail.stack.size)
         return here, (unsure * scale).float()
 
@@ -400,9 +400,9 @@ class _Alone:
         return key_of("finer", levels, more, self.appearance.kind, self.motion, self.poses, self.stack.kept)
 
 
-def poses_at(poses: torch.Tensor, stack: Stack, other: Stack) -> torch.Tensor:
-    """stack_from_frame of the same images between pictures of another size."""
-    left, right = (torch.as_tensor(rescale(*sizes)) for sizes in ((stack.size, other.size), (other.frame, stack.frame)))
+def poses_at(poses: torch.Tensor, stack: Stack, other: Stack, rows: np.ndarray | slice = slice(None)) -> torch.Tensor:
+    """stack_from_frame of the same images, `rows` of the stack, between pictures of another size."""
+    left, right = torch.as_tensor(other.stack_from(stack, rows)), torch.as_tensor(stack.frame_from(other))
     return normalise(left @ poses.double() @ right)
 
 

@@ -297,7 +297,7 @@ class Recipe:
         details = Details(larger, self.appearance)
         self.details = details if some is stack else None
         with one_thread():  # a few tiles of a few images are soon looked at
-            poses, everyone = poses_at(state.poses[rows], stack, larger), torch.ones(len(rows), dtype=torch.bool)
+            poses, everyone = poses_at(state.poses[rows], some, larger), torch.ones(len(rows), dtype=torch.bool)
             return choose_motion(details, poses, torch.as_tensor(larger.start), everyone)
 
     # ---- a sample that is done, in a checkpoint

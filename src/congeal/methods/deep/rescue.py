@@ -18,6 +18,7 @@ from congeal.methods.deep.state import State
 from congeal.methods.job import Job
 
 _FEW = 0.25  # of the images, at most: more than these are not lost, they are another kind of thing
+_ODD = 5.0  # times what the median score misses of 1: where most match to 0.98, one that matches to 0.85 is lost, too
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def rescue(stack: Stack, state: State, guide: Guide, settings: SettleSettings, q
     """The state with lost images where they were found, and how many they are. Of objects that do not match closely
     none is looked for: `settle` has tried them all."""
     how = COPIES if most_match(state.scores) else PHOTOGRAPHS
-    rows = torch.nonzero(state.scores < how.lost * state.scores.median())[:, 0]
+    middle = float(state.scores.median())
+    rows = torch.nonzero(state.scores < max(how.lost * middle, middle - _ODD * (1 - middle)))[:, 0]
     nobody = not 0 < len(rows) <= _FEW * len(state.scores)
     if nobody or (how is PHOTOGRAPHS and guide.prior is None):
         return state, 0

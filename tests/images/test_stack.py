@@ -449,8 +449,8 @@ def test_axes_have_one_scale_and_the_start_is_the_identity(shape: tuple[int, int
 def test_a_canvas_shows_a_point_where_its_matrix_says(shape: tuple[int, int], size: int) -> None:
     y, x = np.mgrid[: shape[0], : shape[1]]
     images = []
-    for place in ((0.2, 0.3), (0.8, 0.75)):
-        at = place[0] * shape[0], place[1] * shape[1]
+    for down, right in ((0.2, 0.3), (0.8, 0.75)):
+        at = down * shape[0], right * shape[1]
         images.append(np.round(250 * np.exp(-((y - at[0]) ** 2 + (x - at[1]) ** 2) / (2 * 12**2))).astype(np.uint8))
     stack = prepare(open_images(np.array(images)), size=size)
     values = stack.images([0, 1])[:, 0].numpy()

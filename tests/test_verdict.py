@@ -7,15 +7,17 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from scipy.ndimage import gaussian_filter
 
-from congeal import LSC, open_images
+from congeal import LSC, DeepCongealing, open_images
 from congeal.datasets import open_named
 from congeal.geometry import from_normalised, matrix_from_parameters, normalise, rescale, warp
 from congeal.images import Stack, prepare
+from congeal.methods.base import Method
 from congeal.methods.measure import Measurement, measure
 from congeal.methods.second_look import placed_again, set_upright
 from congeal.metrics import Evidence, Quality, advise, judge
-from congeal.metrics.chance import doubles
+from congeal.metrics.chance import doubles, fitted_chance, independent_places
 from congeal.metrics.contrast import local_contrast
 from congeal.metrics.foreign import Crowd
 from congeal.metrics.kinds import kinds, pair_likeness, two_groups
@@ -55,10 +57,19 @@ FINE = Evidence(
         ({"mean_scale": 1.16}, "zoomed"),
         ({"out_of_frame_share": 0.36, "out_of_frame_before": 0.1}, "failed"),
         ({"out_of_frame_share": 0.34, "out_of_frame_before": 0.1}, "good"),
+        ({"out_of_frame_share": 0.36, "unity": 0.4, "distinctness": 2.0, "group_share": 0.4}, "mixed"),
         ({"failed_share": 0.6}, "failed"),
         ({"likeness_after": float("nan")}, "failed"),
         ({"n_images": 0}, "failed"),
-        ({"likeness_after": 0.14}, "failed"),
+        ({"likeness_after": 0.14}, "worse"),
+        ({"likeness_after": 0.14, "likeness_before": 0.05}, "failed"),
+        ({"likeness_after": 0.14, "likeness_before": 0.13}, "unchanged"),
+        ({"kind": "object", "likeness_after": 0.14, "likeness_before": 0.13}, "failed"),
+        ({"fitted_chance": 0.25, "likeness_before": 0.05}, "failed"),
+        ({"fitted_chance": 0.23, "likeness_before": 0.05}, "good"),
+        ({"fitted_chance": 0.25}, "good"),
+        ({"kind": "object", "fitted_chance": 0.27}, "failed"),
+        ({"fitted_chance": 0.25, "likeness_before": 0.05, "matching_share": 0.8}, "mixed"),
         ({"likeness_before": 0.5}, "worse"),
         ({"likeness_before": 0.5, "likeness_error": 0.05}, "unchanged"),
         ({"likeness_before": 0.41}, "unchanged"),
@@ -419,6 +430,33 @@ def test_noise_that_was_made_to_look_alike_is_called_failed() -> None:
     assert found.likeness_after > found.likeness_before
     assert found.improved_share > 0.9
     assert found.verdict == "failed"
+
+
+def waves(n: int, size: int, sigma: float, seed: int) -> np.ndarray:
+    """(n,size,size) smooth noise, mean 0 and deviation 1."""
+    smooth = gaussian_filter(np.random.default_rng(seed).standard_normal((n, size, size)), (0, sigma, sigma))
+    return (smooth - smooth.mean()) / smooth.std()
+
+
+@pytest.mark.parametrize(("method", "ground", "sigma"), [(DeepCongealing, "grey", 3.0), (LSC, "black", 1.5)])
+def test_random_blobs_that_were_bent_to_look_alike(method: type[Method], ground: str, sigma: float) -> None:
+    """Nothing in common but that they are blobs."""
+    blobs = waves(40, 64, sigma, seed=2)
+    values = 127 + 50 * blobs if ground == "grey" else 120 * (blobs - 1)
+    found = method(random_state=0).fit(values.clip(0, 255).astype(np.uint8)).quality_
+    assert judge(dataclasses.replace(found, fitted_chance=float("nan"))) == "good", "by noise of the same spectrum"
+    assert found.verdict == "failed"
+    assert f"noise of the same kind {found.fitted_chance:.2f}" in found.advice
+
+
+def test_places_in_which_pictures_can_differ() -> None:
+    noise = random_pictures(20, 96, 0, seed=4)[:, 0] - 0.5
+    assert independent_places(noise) == pytest.approx(96**2, rel=0.1)
+    smooth = torch.from_numpy(waves(20, 96, 3.0, seed=4))
+    assert independent_places(smooth) == pytest.approx(96**2 / (2 * np.pi * 3**2), rel=0.2)
+    assert fitted_chance(0.2, noise) == pytest.approx(0.2, abs=0.002), "six freedoms explain nothing of it"
+    assert fitted_chance(0.2, smooth) > 0.25
+    assert fitted_chance(0.2, torch.zeros(3, 8, 8)) <= 1
 
 
 @pytest.mark.parametrize(("part", "verdict"), [(15, "shrunk"), (8, "failed")])

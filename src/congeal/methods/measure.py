@@ -19,22 +19,23 @@ import torch
 
 from congeal.distributed import Crew
 from congeal.distributed.broadcast import key_of
-from congeal.geometry import coverage, invert, normalise, warp
+from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
 from congeal.images.sharded import LEAST_SHARDS
 from congeal.mapped import room, runs
 from congeal.methods.glimpses import make_preview
+from congeal.methods.in_pieces import likeness_in_pieces
 from congeal.methods.neighbours import among_neighbours
 from congeal.methods.second_look import placed_again, set_upright
+from congeal.methods.views import ContrastViews, each_likeness
 from congeal.metrics import Evidence, PixelMeter, Quality, blank, geometric_mean, scales
+from congeal.metrics.chance import fitted_chance
 from congeal.metrics.closed_in import closed_in
-from congeal.metrics.contrast import local_contrast
 from congeal.metrics.foreign import Crowd
 from congeal.metrics.kinds import Kinds, kinds
-from congeal.metrics.likeness import Common, likeness
+from congeal.metrics.likeness import Common
 from congeal.metrics.limits import (
-    FINE_IMAGES,
-    FINE_SIDE,
+    DOUBTED_OBJECTS,
     LOST_INK,
     LOST_OUTSIDE,
     PAIRED_IMAGES,
@@ -42,7 +43,6 @@ from congeal.metrics.limits import (
     SAMPLE_IMAGES,
     SAMPLE_VALUES,
 )
-from congeal.metrics.sharpness import Sharpness
 from congeal.metrics.wild import frame_scales, wild
 from congeal.progress import Progress
 from congeal.solvers.appearance import Appearance, plain_appearance
@@ -50,11 +50,9 @@ from congeal.solvers.filters import gradient
 from congeal.solvers.gauge import can_scale
 from congeal.solvers.matching import shrunk
 from congeal.solvers.sight import FeatureSight
-from congeal.solvers.streaming import CHUNK_VALUES, chunks, pixel_area, shards, stack_values
+from congeal.solvers.streaming import chunks, pixel_area, shards, stack_values
 from congeal.transforms import STATUSES
 
-PHASE = 0.5 - 3**-0.5 / 2
-"""Where (1 − x)² + x², the noise that is left between two pixels, is 2/3, its mean over all x."""
 OK, BLANK, OUTLIER, FAILED = (STATUSES.index(word) for word in ("ok", "blank", "outlier", "failed"))
 
 
@@ -277,42 +275,6 @@ class _Alike:
     flat: np.ndarray  # (n,) bool: shows nothing
 
 
-class _Views:
-    """Local contrast of images of a stack under some poses, at the resolution that likeness is measured at."""
-
-    def __init__(
-        self, stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSight | None = None
-    ) -> None:
-        self._whole, self._sight = stack, sight
-        self.stack = stack.at(FINE_SIDE) if len(stack) <= FINE_IMAGES else stack
-        self.count = len(stack)
-        self._poses, self._appearance = stack_from_frame, plain_appearance(kind)
-        # Sampling between pixels averages noise, which would make every image that moved look more like the others.
-        # So nothing is sampled right on its pixels: all views are moved by the part of a pixel that averages as much
-        # noise as a random one does.
-        self._frame_from_view = stack.frame_from(self.stack) @ [[1, 0, PHASE], [0, 1, PHASE], [0, 0, 1]]
-        self.sharpness = Sharpness()
-
-    def of(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Local contrast (B,h,w) of rows of the stack, and where it counts; a few images at a time."""
-        values = self.stack.frame[0] * self.stack.frame[1] * self.stack.channels
-        parts = [self._few(part) for part in np.array_split(rows, max(1, len(rows) * values // CHUNK_VALUES))]
-        if self._sight is not None:
-            return self._sight.of(self._whole, self._poses, rows)
-        contrasts, counts = zip(*parts, strict=True)
-        return torch.cat(contrasts), None if counts[0] is None else torch.cat(counts)
-
-    def _few(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
-        stack, appearance = self.stack, self._appearance
-        larger_from_stack = stack.stack_from(self._whole, rows)
-        poses = larger_from_stack @ self._poses[rows].astype(np.float64) @ self._frame_from_view
-        matrices = _matrices(np.nan_to_num(normalise(poses)))
-        shown = warp(stack.images(rows), matrices, stack.frame, padding=appearance.padding)
-        weights = appearance.covered(matrices, stack.size, stack.frame, stack.masks(rows))
-        self.sharpness.update(shown, weights)
-        return local_contrast(shown, weights)
-
-
 def _in_sequence(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) -> _Alike:
     seen = among_neighbours(stack, stack_from_frame, kind)
     rise = (seen.after - seen.before)[np.isfinite(seen.after - seen.before)]
@@ -329,12 +291,12 @@ def _in_sequence(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _O
 
 def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSight | None, over: _Over) -> _Alike:
     n = len(stack)
-    before, after = (_Views(stack, poses, kind, sight) for poses in (stack.start, stack_from_frame))
+    before, after = (ContrastViews(stack, poses, kind, sight) for poses in (stack.start, stack_from_frame))
     most = min(SAMPLE_IMAGES, max(1, SAMPLE_VALUES // (after.stack.frame[0] * after.stack.frame[1])))
     sample = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
-    first = _likeness(*before.of(sample))
+    first = each_likeness(*before.of(sample))
     contrast, counts = after.of(sample)
-    last = _likeness(contrast, counts)
+    last = each_likeness(contrast, counts)
     rise = (last - first)[np.isfinite(last - first)]
     crowd = Crowd(contrast, counts)
     if kind == "object" and sight is None and len(sample) == n and n > 1:
@@ -348,12 +310,18 @@ def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: Feature
     near[sample] = crowd.near
     flat[sample] = ~np.isfinite(last)
     found = _kinds(contrast, counts, member)
+    fitted = float("nan")
+    if sight is None and kind == "photo":
+        fitted = fitted_chance(crowd.chance_likeness, contrast, counts)
+    elif sight is None and _mean(last) < DOUBTED_OBJECTS:
+        fitted = likeness_in_pieces(before)
     numbers = {
         "likeness_before": _mean(first),
         "likeness_after": _mean(last),
         "likeness_error": float(rise.std() / max(1, len(rise) - 1) ** 0.5) if len(rise) else float("nan"),
         "improved_share": float((rise > 0).mean()) if len(rise) else float("nan"),
         "chance_likeness": crowd.chance_likeness,
+        "fitted_chance": round(fitted, 6),  # more digits depend on the number of threads
         "unity": found.unity,
         "distinctness": found.distinctness,
         "crowd": found.crowd,
@@ -378,7 +346,7 @@ def _look_again(stack: Stack, stack_from_frame: np.ndarray, crowd: Crowd) -> Non
     again = placed_again(stack, stack_from_frame, crowd.near)
     if again is not None:
         alone = _small(stack, set_upright(stack))
-        contrast, counts = _Views(stack, again, "object").of(np.arange(len(stack)))
+        contrast, counts = ContrastViews(stack, again, "object").of(np.arange(len(stack)))
         crowd.look_again(contrast, counts, _edges(_small(stack, again)), _edges(alone), closed_in(alone))
 
 
@@ -402,7 +370,7 @@ def _edges(pictures: torch.Tensor) -> torch.Tensor:
 class _Scoring:
     """How alike to the sample the others are, a few at a time."""
 
-    views: _Views
+    views: ContrastViews
     crowd: Crowd
     common: Common
     sample: np.ndarray
@@ -432,12 +400,6 @@ class _Scoring:
             flat[here] = ~contrast.flatten(1).any(1).numpy()
             at += len(part)
         return {"near": near, "score": score, "flat": flat}
-
-
-def _likeness(contrast: torch.Tensor, counts: torch.Tensor | None) -> np.ndarray:
-    """Likeness of each image to the mean of the others, NaN for one that shows nothing; one image alone is its mean."""
-    values = likeness(contrast, counts).numpy() if len(contrast) > 1 else np.ones(1)
-    return np.where(contrast.flatten(1).any(1).numpy(), values, np.nan)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -2,8 +2,10 @@
 
 Aligning noise makes it look alike too, the more so the smoother it is. So every image gets a double with the same
 spectrum and random phases, which shows nothing at all, and the double is moved to where it fits the mean of the others
-best. What it reaches there is chance. Moves are shifts of up to a quarter of the frame: on noise and blobs that
-reaches what an alignment by homographies does (docs/experiments.md).
+best. What it reaches there is chance. Moves are shifts of up to a quarter of the frame.
+
+A homography has six freedoms more. What these explain of noise is their share of the places in which a picture can
+differ at all: next to nothing of a sharp photograph, a fifth of twenty large blobs. `fitted_chance` adds that.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import torch
 from torch import fft
 
 from congeal.metrics.likeness import Common
-from congeal.metrics.limits import CHANCE_IMAGES, CHANCE_REACH
+from congeal.metrics.limits import CHANCE_IMAGES, CHANCE_REACH, FREEDOMS
 
 
 def doubles(contrast: torch.Tensor, counts: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,6 +38,19 @@ def doubles(contrast: torch.Tensor, counts: torch.Tensor | None = None) -> tuple
         y, x = divmod(at, near.shape[2])
         made[i] = torch.roll(made[i], (y - down, x - right), (0, 1))
     return made, best.double() / norm.double()
+
+
+def fitted_chance(chance: float, contrast: torch.Tensor, counts: torch.Tensor | None = None) -> float:
+    """The likeness that noise reaches by all freedoms of a homography, if it reaches `chance` by shifts."""
+    left = 1 - min(chance, 1.0) ** 2
+    return float((1 - left * (1 - min(1.0, FREEDOMS / independent_places(contrast, counts)))) ** 0.5)
+
+
+def independent_places(contrast: torch.Tensor, counts: torch.Tensor | None = None) -> float:
+    """In how many places images (N,h,w) can differ: pixels, divided by those that are alike because they are near."""
+    power = fft.fft2(contrast if counts is None else contrast * counts).abs().square().mean(0).double()
+    power[0, 0] = 0
+    return max(1.0, float(power.sum().square() / power.square().sum().clamp(min=1e-12)))
 
 
 def best_shift_likeness(image: torch.Tensor, other: torch.Tensor) -> float:

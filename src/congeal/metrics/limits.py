@@ -163,6 +163,18 @@ CHANCE_DEVIATIONS = 0.5
 FAILED_CHANCE = 1.5
 """Likeness below so many times that of noise is none. Noise, blobs, textures and faces that `lsc` lost: 0.9 to 1.5;
 right faces 2.3 and more, digits 2.2 and more."""
+FREEDOMS = 6
+"""Of a homography beyond a shift …"""
+FITTED_CHANCE = {"photo": 1.65, "object": 1.5}
+"""… and so many times what noise reaches by them photographs are alike. Blobs, gravel and pictures without faces under
+`deep` 0.9 to 1.4, different clothes 1.6; faces of one person 2.2 and more. Objects are held against their own pieces
+(`congeal.methods.in_pieces`): random blobs under `lsc` and `deep` 1.0 to 1.6, where the last are called mixed …"""
+UNFITTED_CHANCE = 1.0
+"""… unless they are so many times as alike as noise at best where they started, too: nobody fitted that. Noise, gravel
+and clothes 0 to 0.5; small faces of many people 1.9, with 30 % of other pictures 1.3."""
+DOUBTED_OBJECTS = 0.6
+"""Only objects that are less alike than this are held against their pieces: random blobs end at 0.3 to 0.5, digits and
+letters at 0.7 and more."""
 FAILED_IMAGES = 0.5
 """An alignment in which so many images have failed has failed."""
 MATCHING = 0.85

@@ -12,6 +12,7 @@ from congeal.metrics.limits import (
     COLLAPSE_SCALE,
     FAILED_CHANCE,
     FAILED_IMAGES,
+    FITTED_CHANCE,
     LEAST_FALL,
     LEAST_FALL_SHARE,
     LEAST_RISE,
@@ -24,6 +25,7 @@ from congeal.metrics.limits import (
     PHOTO_DISTINCTNESS,
     PHOTO_UNITY,
     SURE,
+    UNFITTED_CHANCE,
 )
 
 VERDICTS = ("good", "unchanged", "mixed", "shrunk", "zoomed", "worse", "failed")
@@ -49,7 +51,10 @@ class Evidence:
     improved_share : float
         Share of images that are more like the others than at the start.
     chance_likeness : float
-        The likeness that noise of the same kind reaches.
+        The likeness that noise of the same kind reaches where it fits best.
+    fitted_chance : float
+        What that noise reaches if it is bent by homographies, and of objects that are little alike what their pieces
+        do; NaN for others, and for sequences.
     matching_share : float
         Share of images that match the set: not an outlier, failed or blank.
     failed_share : float
@@ -83,6 +88,7 @@ class Evidence:
     likeness_error: float = float("nan")
     improved_share: float = float("nan")
     chance_likeness: float = float("nan")
+    fitted_chance: float = float("nan")
     matching_share: float = 1.0
     failed_share: float = 0.0
     unity: float = 1.0
@@ -111,20 +117,25 @@ def judge(seen: Evidence) -> str:
     """The verdict in one word, one of `VERDICTS`.
 
     In this order: is there anything to measure, is the object still there at its size, do the images look more alike
-    than noise, did they get less alike, are they of one kind, did they get more alike.
+    than noise, did they get less alike, are they of one kind, do they look more alike than noise that is bent, did they
+    get more alike.
     """
     if not _measurable(seen):
         return "failed"
     size = _size(seen)
-    if size is not None:
-        return size
-    if seen.failed_share >= FAILED_IMAGES or seen.likeness_after < FAILED_CHANCE * seen.chance_likeness:
+    if size is not None:  # what is pulled this way and that leaves the frame, too
+        return "mixed" if size == "failed" and seen.kind == "photo" and _several_kinds(seen) else size
+    if seen.failed_share >= FAILED_IMAGES or _by_chance(seen, FAILED_CHANCE * seen.chance_likeness):
         return "failed"
     least_fall = min(LEAST_FALL, LEAST_FALL_SHARE * seen.likeness_before)
     if seen.rise < -max(least_fall, SURE * seen.likeness_error):
         return "worse"
     if seen.matching_share < MATCHING or _several_kinds(seen):
         return "mixed"
+    if _by_chance(
+        seen, FITTED_CHANCE[seen.kind] * seen.fitted_chance
+    ):  # of a mixed set some are alike, and less so all
+        return "failed"
     return "good" if seen.rise > max(LEAST_RISE, SURE * seen.likeness_error) else "unchanged"
 
 
@@ -153,6 +164,14 @@ def _size(seen: Evidence) -> str | None:
         return "shrunk" if seen.mean_scale < 1 else "zoomed"
     left = seen.out_of_frame_share - seen.out_of_frame_before > LOST_RISE
     return "failed" if left and not seen.sequence else None
+
+
+def _by_chance(seen: Evidence, least: float) -> bool:
+    """Whether images with nothing in common would be as alike: they are not at least so alike as aligned, and not where
+    they started either, without anything that was fitted."""
+    unfitted = UNFITTED_CHANCE * seen.chance_likeness
+    started_alike = seen.kind == "photo" and min(seen.likeness_before, seen.likeness_after) >= unfitted
+    return seen.likeness_after < least and not started_alike
 
 
 def _several_kinds(seen: Evidence) -> bool:
@@ -246,9 +265,10 @@ def _failed(seen: Evidence) -> str:
         poses = "where nothing ties them to the others" if seen.sequence else "in poses that make no sense"
         what = f"{seen.failed_share:.0%} of the images ended {poses}"
     else:
+        chance = max(seen.chance_likeness, seen.fitted_chance)
         what = (
             f"the images look hardly more alike than noise would (likeness {seen.likeness_after:.2f}, noise of the "
-            f"same kind {seen.chance_likeness:.2f})"
+            f"same kind {chance:.2f})"
         )
     return (
         f"No alignment was found: {what}. Check that they show the same kind of thing, give a better start, or try "

@@ -11,7 +11,7 @@ from scipy.ndimage import gaussian_filter
 
 from congeal import LSC, DeepCongealing, open_images
 from congeal.datasets import open_named
-from congeal.geometry import from_normalised, matrix_from_parameters, normalise, rescale, warp
+from congeal.geometry import from_normalised, matrix_from_parameters, normalise, warp
 from congeal.images import Stack, prepare
 from congeal.methods.base import Method
 from congeal.methods.measure import Measurement, measure
@@ -339,7 +339,7 @@ def judged(images: np.ndarray, aligned_from_source: np.ndarray) -> Measurement:
 
 
 def poses(stack: Stack, aligned_from_source: np.ndarray) -> np.ndarray:
-    back = np.linalg.inv(aligned_from_source) @ rescale(stack.frame, stack.aligned_size)
+    back = np.linalg.inv(aligned_from_source) @ stack.aligned_from_frame
     return normalise(stack.stack_from_source @ back).astype(np.float32)
 
 

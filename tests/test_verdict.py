@@ -16,7 +16,7 @@ from congeal.images import Stack, prepare
 from congeal.methods.base import Method
 from congeal.methods.measure import Measurement, measure
 from congeal.methods.second_look import placed_again, set_upright
-from congeal.metrics import Evidence, Quality, advise, judge
+from congeal.metrics import Evidence, Quality, advise, foreign, judge
 from congeal.metrics.chance import doubles, fitted_chance, independent_places
 from congeal.metrics.contrast import local_contrast
 from congeal.metrics.foreign import Crowd
@@ -243,11 +243,29 @@ def test_an_object_that_lacks_a_piece_of_the_others_is_foreign_however_like_them
     pictures = alike + 0.3 * torch.randn(16, 28, 28, generator=torch.Generator().manual_seed(0))
     edges = torch.zeros(16, 1, 28, 28)
     edges[:, :, 4:20, 12:15] = 1
-    edges[:15, :, 4:7, 15:25] = 1  # the last one has no arm …
+    edges[:15, :, 4:9, 15:25] = 1  # the last one has no arm, two fifths of the others …
     edges[3, :, 18:20, 5:12] = 1  # … and one has a foot that nobody else has
     crowd = Crowd(pictures, None)
     crowd.look_again(pictures, None, edges, edges, pictures[:, None])
     np.testing.assert_array_equal(crowd.near >= crowd.least, np.arange(16) < 15)
+
+
+def test_among_objects_that_are_all_the_same_a_shorter_arm_makes_nobody_foreign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alike = local_contrast(random_pictures(1, 28, seed=1))[0]
+    pictures = alike + 0.3 * torch.randn(16, 28, 28, generator=torch.Generator().manual_seed(0))
+    edges = torch.zeros(16, 1, 28, 28)
+    edges[:, :, 4:20, 12:15] = 1
+    edges[:, :, 4:7, 15:25] = 1
+    edges[15, :, 4:7, 20:25] = 0
+    flagged = []
+    for missed in (foreign.PIECES_MISSED, 0.0):
+        monkeypatch.setattr(foreign, "PIECES_MISSED", missed)
+        crowd = Crowd(pictures, None)
+        crowd.look_again(pictures, None, edges, edges, pictures[:, None])
+        flagged.append(np.flatnonzero(crowd.near < crowd.least).tolist())
+    assert flagged == [[], [15]]
 
 
 def test_an_object_that_was_bent_to_fit_is_foreign_by_what_it_is_when_set_upright() -> None:
@@ -256,10 +274,10 @@ def test_an_object_that_was_bent_to_fit_is_foreign_by_what_it_is_when_set_uprigh
     upright, bent = own + noise, own + noise
     upright[15], bent[15] = other, 0.7 * own + 0.3 * other + noise[15]
     aligned, alone = bent[:, None], upright[:, None]
-    for seen, foreign in ((aligned, []), (alone, [15])):
+    for seen, strange in ((aligned, []), (alone, [15])):
         crowd = Crowd(bent, None)
         crowd.look_again(bent, None, aligned, seen, seen)
-        np.testing.assert_array_equal(np.flatnonzero(crowd.near < crowd.least), foreign)
+        np.testing.assert_array_equal(np.flatnonzero(crowd.near < crowd.least), strange)
 
 
 def test_objects_that_close_nothing_in_are_not_held_against_each_other_by_that() -> None:
@@ -396,9 +414,9 @@ def test_turned_halves_foreign_images_and_blanks() -> None:
     turned = judged(images, half).quality
     assert turned.verdict == "mixed"
     assert turned.group_share == pytest.approx(0.5)
-    foreign = images.copy()
-    foreign[14:] = (255 * random_pictures(6, 64, 1, seed=77)[:, 0].numpy()).astype(np.uint8)
-    mixed = judged(foreign, truth)
+    strange = images.copy()
+    strange[14:] = (255 * random_pictures(6, 64, 1, seed=77)[:, 0].numpy()).astype(np.uint8)
+    mixed = judged(strange, truth)
     assert mixed.quality.verdict == "mixed"
     assert [STATUSES[i] for i in mixed.status] == 14 * ["ok"] + 6 * ["outlier"]
     dark = images.copy()

@@ -31,6 +31,7 @@ from congeal.metrics.limits import (
     PAIRED_IMAGES,
     PIECES_IMAGES,
     PIECES_LEFT,
+    PIECES_MISSED,
     PIECES_WEIGHT,
     ROUNDS,
     SEVERAL,
@@ -58,10 +59,10 @@ class _Held:
         """(N,) what images reach of what is usual, times the weight.
 
         More than is usual does not make up for less in another way. Where nothing is usual (plates close nothing in),
-        this way says nothing.
+        this way says nothing. Where hardly a piece is missing, a little more than that is still little.
         """
         if self.pieces:
-            share = (PIECES_LEFT - usual) / (PIECES_LEFT - near)
+            share = (PIECES_LEFT + max(-usual, PIECES_MISSED)) / (PIECES_LEFT - near)
         else:
             share = near / usual if usual > _LEAST else np.ones_like(near)
         return self.weight * share.clip(max=1)

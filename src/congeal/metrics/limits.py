@@ -151,6 +151,10 @@ PIECE, PIECE_STRIDE, PIECE_REACH = 3, 2, 2
 digits, one of 3 fewer."""
 PIECES_LEFT = 0.01
 """Share of an object that is left over when it is held against itself, but drawn between other pixels."""
+PIECES_MISSED = 0.1
+"""Share of an object that a right one may miss, however alike the others are. Of letters in 230 fonts 0.03 is usual and
+0.04 the median, of foreign ones 0.38; without this 13 % of the right letters would be flagged, with it 4 %. Digits miss
+0.07 (ones) to 0.19."""
 FULL_INK = 0.98
 """The quantile of an object's pixels that stands for a full stroke."""
 CLOSED_SIDES, CLOSED_CELL = 2, 4

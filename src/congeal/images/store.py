@@ -32,7 +32,7 @@ from congeal.progress import Progress
 
 Size = tuple[int, int]
 _IN_MEMORY = 256 << 20
-_VERSION = 3
+_VERSION = 4
 MARKER = "stack.npz"
 _SAVE_EVERY = 20.0  # seconds
 UNREAD = 255  # instead of a number in `Store.names`

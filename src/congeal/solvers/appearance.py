@@ -77,9 +77,10 @@ class Appearance:
         """What is compared of images in [0, 1]."""
         return images
 
-    def detail(self, images: torch.Tensor) -> torch.Tensor:
-        """(B, 1, H, W): what is compared where poses are brought to a fraction of a pixel."""
-        return local_contrast(images)
+    def detail(self, images: torch.Tensor, wider: float = 1.0) -> torch.Tensor:
+        """(B, 1, H, W): what is compared where poses are brought to a fraction of a pixel. wider: how much larger than
+        in other images a thing is in these."""
+        return local_contrast(images, wider)
 
     def blurred(self, images: torch.Tensor, sigma: float) -> torch.Tensor:
         """Gaussian blur; where the ground beyond the edge is unknown, the window is cut there, not filled."""
@@ -141,7 +142,7 @@ class ObjectPixels(Appearance):
     kind = "object"
     empty_ground = True
 
-    def detail(self, images: torch.Tensor) -> torch.Tensor:
+    def detail(self, images: torch.Tensor, wider: float = 1.0) -> torch.Tensor:
         """Their brightness: light does not change on empty ground, and its edge would outweigh what is on it."""
         return images.mean(1, keepdim=True)
 

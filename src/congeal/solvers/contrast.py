@@ -8,26 +8,31 @@ from torch.nn.functional import avg_pool2d, interpolate, pad
 REACH = 1 / 64
 """Of the longer side: standard deviation of the neighbourhood that a pixel is compared with …"""
 _SMALL_REACH, _LEAST_REACH = 1 / 32, 6.0  # … but in small pictures up to twice that, until it is so many pixels
-_FLOOR = 0.25  # of an image's mean deviation, added to the local one: flat regions must not be blown up to noise
+_FLOOR = 0.17  # of an image's mean deviation, added to the local one: flat regions must not be blown up to noise
 _SOFT = 0.8  # pixels of blur before anything else: samples between pixels are softer than samples on them
 _FEW = 3  # pixels of deviation that a neighbourhood keeps in the smaller picture it is measured in
 
 
-def local_contrast(images: torch.Tensor) -> torch.Tensor:
-    """(B, C, H, W) → (B, 1, H, W): grey, a little soft, minus its neighbourhood's mean, over its deviation."""
+def local_contrast(images: torch.Tensor, wider: float = 1.0) -> torch.Tensor:
+    """(B, C, H, W) → (B, 1, H, W): grey, a little soft, minus its neighbourhood's mean, over its deviation.
+
+    wider: how many times as wide the neighbourhood is. In a picture that shows a thing enlarged it has to be enlarged,
+    too, or it holds something else, and comparing the two pulls at the size.
+    """
     grey = images.mean(1, keepdim=True) if images.shape[1] > 1 else images
-    soft = _blurred(grey, _SOFT)
+    soft = _blurred(grey, _SOFT * wider)
     side = max(images.shape[-2:])
     sigma = max(REACH * side, min(_SMALL_REACH * side, _LEAST_REACH))
-    mean = _around(soft, sigma)
-    off = soft - mean
-    deviation = _around(off.square(), sigma).clamp(min=0).sqrt()
-    return off / (deviation + _FLOOR * deviation.mean((-2, -1), keepdim=True) + 1e-6)
-
-
-def _around(images: torch.Tensor, sigma: float) -> torch.Tensor:
-    """Gaussian mean of the neighbourhood, measured in a picture as small as it allows."""
     shrink = max(1, int(sigma / _FEW))
+    mean = _around(soft, wider * sigma, shrink)
+    off = soft - mean
+    deviation = _around(off.square(), wider * sigma, shrink).clamp(min=0).sqrt()
+    usual = deviation.square().mean((-2, -1), keepdim=True) / (deviation.mean((-2, -1), keepdim=True) + 1e-9)
+    return off / (deviation + _FLOOR * usual + 1e-6)
+
+
+def _around(images: torch.Tensor, sigma: float, shrink: int) -> torch.Tensor:
+    """Gaussian mean of the neighbourhood, measured in a picture that is so many times smaller."""
     if shrink == 1:
         return _blurred(images, sigma)
     small = avg_pool2d(images, shrink, ceil_mode=True, count_include_pad=False)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from congeal.geometry import map_points, warp
+from congeal.geometry import invert, map_points, warp
 from congeal.geometry.sampling import points_inside, sample_points
 from congeal.images import Stack
+from congeal.metrics import scales
 from congeal.solvers.appearance import Appearance
 from congeal.solvers.gauge import Gauge, mean_motion
 from congeal.solvers.level import SAMPLING_ERROR, SHRINKING_ERROR, Level, LevelSums
@@ -26,6 +27,11 @@ _LOOKED_AT_PLAIN = 3  # … and of plain values, which are compared in the large
 _APART = 2  # … on every second pixel along each axis, if they are large
 _KEPT_BYTES = 512 << 20  # of pictures that are kept between passes
 _RUN_PIXELS = 4 << 20  # of pictures that are looked at together
+_SAME_SIZE = (
+    0.002  # steps in the logarithm of the size that an image shows a thing at: a neighbourhood that is wrong by
+)
+# so much changes sizes by a tenth of that
+_MOST_STEPS = 1000  # of them, so that a wild pose asks for no endless neighbourhood
 _REMEMBERED = 64 << 20  # bytes of what tiles show, up to which all images are looked at before any is moved
 STILL = 0.005
 """Pixels of mean corner motion at which a level has settled …"""
@@ -48,24 +54,34 @@ class Details:
         pixels = stack.size[0] * stack.size[1]
         self._cuts = plain and not appearance.empty_ground and pixels > CHUNK_VALUES
         self._room = keep and not self._cuts and 4 * len(stack) * pixels <= _KEPT_BYTES
-        self._kept: dict[int, torch.Tensor] = {}
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def of(self, part: np.ndarray) -> torch.Tensor:
-        """(B, 1, H, W) of a run of positions."""
-        first = int(part[0])
-        if first in self._kept:
-            return self._kept[first]
-        made = torch.empty(len(part), 1, *self.stack.size)
+    def of(self, part: np.ndarray, poses: torch.Tensor) -> torch.Tensor:
+        """(B, 1, H, W) of a run of positions with poses (B, 3, 3)."""
+        first, larger = int(part[0]), self._larger(part, poses)
+        if first in self._kept and (self._kept[first][1] - larger).abs().max() <= _SAME_SIZE:
+            return self._kept[first][0]
+        made = torch.empty(len(part), 1, *self.stack.size, dtype=torch.float32)
         at_once = max(1, CHUNK_VALUES // stack_values(self.stack))
-        for few in range(0, len(part), at_once):  # in pieces that stay in cache
-            made[few : few + at_once] = self._made(part[few : few + at_once])
+        for size in larger.unique():
+            rows = torch.nonzero(larger == size)[:, 0]
+            for few in rows.split(at_once):  # in pieces that stay in cache
+                made[few] = self._made(part[few.numpy()], wider=float(size.exp()))
         if self._room:
-            self._kept[first] = made
+            self._kept[first] = made, larger
         return made
 
-    def _made(self, rows: np.ndarray | list[int], *, clipped: bool = True) -> torch.Tensor:
+    def _larger(self, part: np.ndarray, poses: torch.Tensor) -> torch.Tensor:
+        """(B,) by how much larger than at its start the thing is in each image, as a logarithm, in steps."""
+        if self.plain or self.appearance.empty_ground:
+            return torch.zeros(len(part), dtype=torch.float64)
+        zooms = (scales(invert(matrices), self.stack.frame) for matrices in (self.stack.start[part], poses.numpy()))
+        before, now = (torch.as_tensor(zoom).double().log() for zoom in zooms)
+        return ((before - now) / _SAME_SIZE).nan_to_num(0).round().clamp(-_MOST_STEPS, _MOST_STEPS) * _SAME_SIZE
+
+    def _made(self, rows: np.ndarray | list[int], *, clipped: bool = True, wider: float = 1.0) -> torch.Tensor:
         images = self.stack.images(rows)
-        return _grey(images, clipped) if self.plain else self.appearance.detail(images)
+        return _grey(images, clipped) if self.plain else self.appearance.detail(images, wider)
 
     def look(self, poses: torch.Tensor, tiles: Tiles, *, clipped: bool = True) -> Iterable[Look]:
         """Every run, and what tiles show of it: see `on_tiles`. Of large pictures several runs are looked at side by
@@ -93,7 +109,7 @@ class Details:
             each = zip(part.tolist(), poses, covered, strict=True)
             values = torch.stack([self._cut_out(*one, tiles, clipped) for one in each])
         else:
-            pictures = self.of(part) if clipped else self._made(part, clipped=False)
+            pictures = self.of(part, poses) if clipped else self._made(part, clipped=False)
             values = sample_points(pictures, poses, tiles.points, tiles.frame)
         if self.appearance.empty_ground:
             values *= points_inside(poses, tiles.points, self.stack.size, tiles.frame)
@@ -127,7 +143,7 @@ class Details:
     def tiles(self, poses: torch.Tensor, keep: torch.Tensor, most: int = MOST_TILES) -> Tiles:
         """Where to compare the stack at the poses it has, from a few of the images that match."""
         if self._room and not self._kept:  # all will be looked at: made side by side
-            for _ in in_order(self.of, self.parts, side_by_side()):
+            for _ in in_order(lambda part: self.of(part, poses[part]), self.parts, side_by_side()):
                 pass
         rows, few = torch.nonzero(keep)[:, 0], _LOOKED_AT_PLAIN if self.plain else _LOOKED_AT
         some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), few)).long()].tolist()
@@ -135,18 +151,16 @@ class Details:
         apart = _APART if self._cuts and tile_side(frame) % _APART == 0 else 1
         shown = frame[0] // apart, frame[1] // apart
         from_shown = torch.diag(torch.tensor([apart, apart, 1.0], dtype=poses.dtype))
-        seen = torch.cat([warp(self._one(i), (poses[[i]] @ from_shown).float(), shown) for i in some])
+        seen = torch.cat([warp(self._one(i, poses), (poses[[i]] @ from_shown).float(), shown) for i in some])
         if self.plain:  # images differ in exposure, which is not what they disagree in
             deviation, mean = torch.std_mean(seen, (1, 2, 3), keepdim=True)
             seen = seen.sub_(mean).div_(deviation.clamp(min=1e-6))
         return Tiles.choose(seen, most, frame=frame, apart=apart)
 
-    def _one(self, i: int) -> torch.Tensor:
+    def _one(self, i: int, poses: torch.Tensor) -> torch.Tensor:
         """(1, 1, H, W) of one image, from its run if that is kept anyway."""
-        if not self._room:
-            return self._made([i])
-        part = next(part for part in self.parts if part[-1] >= i)
-        return self.of(part)[i - int(part[0])][None]
+        part = next(part for part in self.parts if part[-1] >= i) if self._room else np.array([i])
+        return self.of(part, poses[part])[i - int(part[0])][None]
 
     def sums(self, tiles: Tiles) -> LevelSums:
         """Empty sums for a level of this stack."""

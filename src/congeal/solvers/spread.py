@@ -75,14 +75,20 @@ def motion_squares(tiles: Tiles, motion: str) -> torch.Tensor:
 
 def lengthened(curvature: torch.Tensor, noise: torch.Tensor, least: float) -> torch.Tensor:
     """(n, k, k): what makes steps by curvatures (n, k, k), which are part noise and so too short, as long as by what is
-    real of them; least: as `real_enough`."""
-    return torch.linalg.solve(real_enough(curvature, noise, least), curvature)
+    real of them; least: as `real_enough`. Where an image shows too little to be held in every direction, nothing."""
+    held = (torch.linalg.cholesky_ex(_damped(curvature)).info == 0)[:, None, None]
+    some = torch.where(held, curvature, torch.eye(curvature.shape[-1], dtype=curvature.dtype))
+    return torch.linalg.solve(real_enough(some, noise * held, least), some)
+
+
+def _damped(curvature: torch.Tensor) -> torch.Tensor:
+    own = torch.diagonal(curvature, dim1=-2, dim2=-1)
+    return curvature + torch.diag_embed(1e-9 * own + 1e-12)
 
 
 def real_enough(curvature: torch.Tensor, noise: torch.Tensor, least: float) -> torch.Tensor:
     """What is real of curvatures (n, k, k), given what of them is noise; in no direction less than a share of it."""
-    own = torch.diagonal(curvature, dim1=-2, dim2=-1)
-    root = torch.linalg.cholesky(curvature + torch.diag_embed(1e-9 * own + 1e-12))
+    root = torch.linalg.cholesky(_damped(curvature))
     relative = torch.linalg.solve_triangular(root, noise, upper=False)
     relative = torch.linalg.solve_triangular(root, relative.transpose(-1, -2), upper=False)
     share, ways = torch.linalg.eigh((relative + relative.transpose(-1, -2)) / 2)

@@ -162,7 +162,8 @@ class DeepCongealing(Method):
         self, stack: Stack, poses: torch.Tensor, error: torch.Tensor, decisions: Mapping[str, Mapping[str, Any]]
     ) -> Found:
         guide = self._guide
-        sizes = (max(stack.frame), *(max(level.frame) for level in guide.levels))
+        base = max(stack.frame)
+        sizes = (base, *(max(level.frame) for level in guide.levels if max(level.frame) > base))
         return Found(poses, guide.motion, sizes, self.aligner_ is not None, error, decisions)
 
     # ---- the model file

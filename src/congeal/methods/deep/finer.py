@@ -136,9 +136,7 @@ def go_finer(
         with one_thread():  # runs of images side by side
             details = known if known is not None and known.stack is larger else Details(larger, appearance)
             done = sharpen(details, entry, motion, keep, still=still, on_pass=partial(_note, job, size))
-        unsure = float(done.error[keep].nanmedian())
-        moved = corner_motion(entry, done.poses, larger.frame) / _zoom(entry, larger)
-        known_better = unsure < _SHARP or float((moved / done.error)[keep].nanmedian()) > _WORTH
+        unsure, known_better = float(done.error[keep].nanmedian()), _better(entry, done, larger, keep)
         if not climb.levels and not known_better:
             why = f"Pictures of {size} pixels would move poses by less than their error; those of {base} decided."
             return _finish(climb, larger, done, _bar(done, details, motion, keep), why)
@@ -154,14 +152,25 @@ def go_finer(
     if climb.levels:
         return _polished(climb, motion, keep, job)
     with one_thread():
+        details = Details(stack, appearance)
+        if base >= native:
+            done = sharpen(details, climb.poses, motion, keep, on_pass=partial(_note, job, base))
+            if _better(climb.poses, done, stack, keep):
+                climb.take(done, details)
+                return _polished(climb, motion, keep, job)
 
         def judged(_: float, likeness: float) -> None:
             job.note(size=base, likeness=likeness)  # nothing is moved
 
-        details = Details(stack, appearance)
         done = sharpen(details, climb.poses, motion, keep, passes=1, on_pass=judged)
     why = "as fine as the images are" if base >= native else "larger pictures were not asked for or not to be had"
     return _finish(climb, stack, done, _bar(done, details, motion, keep), f"Worked at {base} pixels: {why}.")
+
+
+def _better(entry: torch.Tensor, done: Sharpened, stack: Stack, keep: torch.Tensor) -> bool:
+    """Whether a level knows better than what was known before."""
+    moved = corner_motion(entry, done.poses, stack.frame) / _zoom(entry, stack)
+    return float(done.error[keep].nanmedian()) < _SHARP or float((moved / done.error)[keep].nanmedian()) > _WORTH
 
 
 def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer:
@@ -186,9 +195,14 @@ def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer
             climb.take(done, details)
     bar = _bar(done, details, motion, keep)
     sure = float(bar[keep].nanmedian()) * stack.native_size / max(larger.frame)
-    sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
-    why = f"Worked at {max(stack.frame)} pixels, then {sizes}: poses are known to {sure:.2g} pixels of the originals."
+    why = f"{_worked_at(climb)}: poses are known to {sure:.2g} pixels of the originals."
     return _finish(climb, larger, done, bar, why)
+
+
+def _worked_at(climb: _Climb) -> str:
+    """Which sizes, in words."""
+    finer = [str(max(level.frame)) for level in climb.levels if level.frame != climb.stack.frame]
+    return ", then ".join([f"Worked at {max(climb.stack.frame)} pixels", *([", ".join(finer)] if finer else [])])
 
 
 def _on_values(climb: _Climb, motion: str, keep: torch.Tensor, *, all_agree: bool = False) -> Finer | None:
@@ -216,10 +230,7 @@ def _on_values(climb: _Climb, motion: str, keep: torch.Tensor, *, all_agree: boo
     bar = torch.hypot(bar, _parted_by_exposure(entry, found, finest, agree & keep) / _APART)
     climb.poses = poses_at(poses, finest, stack)
     sure = float(bar[keep].nanmedian()) * stack.native_size / max(finest.frame)
-    sizes = ", ".join(str(max(level.frame)) for level in climb.levels)
-    done_at = (
-        f"Worked at {max(stack.frame)} pixels, then {sizes}, at last on plain values of {max(finest.frame)} pixels"
-    )
+    done_at = f"{_worked_at(climb)}, at last on plain values of {max(finest.frame)} pixels"
     why = f"{done_at}: poses are known to {sure:.2g} pixels of the originals."
     levels = (*climb.levels, found.level) if all_agree else tuple(climb.levels)
     return Finer(climb.poses, _in_stack(bar, climb, finest).float(), levels, levels[-1], why)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import congeal
 from congeal import DeepCongealing
-from congeal.geometry import compose, invert, map_points
+from congeal.geometry import compose, from_normalised, invert, map_points, matrix_from_parameters, warp
 from congeal.geometry.matrix import corners
 from congeal.images import stack as stacks
 from congeal.methods.base import Method
@@ -23,6 +23,8 @@ from congeal.methods.deep import finer
 from congeal.metrics import corner_error
 from congeal.solvers import sharpen, values, votes
 from congeal.solvers.appearance import PhotoEdges
+from congeal.solvers.contrast import local_contrast
+from congeal.solvers.filters import blur
 from congeal.solvers.halves import Common
 from congeal.solvers.level import Level, LevelSums
 from congeal.solvers.tiles import Tiles
@@ -73,6 +75,49 @@ def test_pictures_of_a_shape_that_is_rounded_at_working_size(motion: str, size: 
     assert corner_error(model.transforms_.matrices, truth, size).mean() < 0.03
     turns = model.transforms_.matrices[:, :2, :2]
     np.testing.assert_allclose(turns @ turns.transpose(0, 2, 1), np.broadcast_to(np.eye(2), turns.shape), atol=1e-6)
+
+
+def test_local_contrast_of_a_thing_that_is_shown_larger() -> None:
+    """The same as that of the thing, larger: if its neighbourhood is."""
+    waves = blur(torch.randn(1, 1, 120, 120, generator=torch.Generator().manual_seed(0)), 3.0)
+    waves = waves * torch.hann_window(120) * torch.hann_window(120)[:, None]  # on plain ground
+    larger = torch.tensor([[[1 / 1.2, 0, 0.1 * 119 / 1.2], [0, 1 / 1.2, 0.1 * 119 / 1.2], [0, 0, 1]]])
+    shown = warp(waves, larger, (120, 120), mode="bicubic")
+    wanted = warp(local_contrast(waves), larger, (120, 120), mode="bicubic")
+    plain, wider = (float((local_contrast(shown, by) - wanted).norm() / wanted.norm()) for by in (1.0, 1.2))
+    assert wider < 0.07
+    assert plain > 3 * wider
+
+
+def test_small_pictures_are_brought_to_a_fraction_of_a_pixel_too() -> None:
+    images, truth = photograph_copies("similarity", 64, 12)
+    model = DeepCongealing().fit(images)
+    assert model.levels_ == (64,)
+    assert corner_error(model.transforms_.matrices, truth, (64, 64)).mean() < 0.035
+    assert model.decisions_["resolution"]["sentence"].startswith("Worked at 64 pixels: poses are known to 0.0")
+    moved = align_new(model, images[:3]).transforms.matrices
+    np.testing.assert_allclose(moved, model.transforms_.matrices[:3], atol=0.3)
+
+
+def test_a_thing_on_plain_ground_keeps_its_size() -> None:
+    """Where all there is to see is one thing, a neighbourhood that does not grow with it pulls at its size."""
+    from skimage.data import camera
+
+    y, x = np.mgrid[-1:1:200j, -1:1:200j]
+    inside = 1 / (1 + np.exp(30 * (np.hypot(x, 1.3 * y) - 0.7)))
+    thing = 255 + (camera()[60:260, 150:350] - 255.0) * inside
+    rng, side = torch.Generator().manual_seed(0), 96
+    draws = (torch.rand(16, 4, generator=rng) * 2 - 1) * torch.tensor([0.1, 0.1, 0.2, 0.12])
+    truth = from_normalised(matrix_from_parameters(draws), (side, side)).double()
+    thing_from_scene = torch.tensor([[3.2, 0, -52.0], [0, 3.2, -52.0], [0, 0, 1]], dtype=torch.float64)
+    seen = blur(torch.as_tensor(thing).float()[None, None], 1.9).expand(16, -1, -1, -1)
+    shown = warp(seen, (thing_from_scene @ truth).float(), (side, side), mode="bicubic", padding="border")
+    images = shown[:, 0].clamp(0, 255).round().numpy().astype(np.uint8)
+    model = DeepCongealing(motion="similarity").fit(images)
+    assert corner_error(model.transforms_.matrices, truth.numpy(), (side, side)).mean() < 0.06
+    sizes = np.log(np.linalg.det((model.transforms_.matrices @ np.linalg.inv(truth.numpy()))[:, :2, :2])) / 2
+    slope = np.polyfit(draws[:, 3].numpy(), sizes, 1)[0]
+    assert abs(slope) < 0.004, "of a change of size, that is lost or added"
 
 
 @pytest.mark.parametrize(("slanted", "most"), [(False, 0.004), (True, 0.006)])

@@ -15,7 +15,7 @@ from congeal.solvers.between import Between
 from congeal.solvers.gaussnewton import point_motion
 from congeal.solvers.halves import Common, in_common
 from congeal.solvers.level import Level
-from congeal.solvers.spread import corner_spread, real_enough
+from congeal.solvers.spread import corner_spread, lengthened, real_enough
 from congeal.solvers.tiles import Tiles
 
 
@@ -78,6 +78,12 @@ def test_a_curvature_that_is_all_noise_keeps_a_little() -> None:
     kept = torch.diagonal(real_enough(with_noise, noise, 0.2)[0])
     assert kept[:2].tolist() == pytest.approx([4.0, 0.2 * 0.5])
     assert 0 <= float(kept[2]) < 1e-9
+
+
+def test_an_image_that_shows_nothing_along_one_way_is_left_as_it_is() -> None:
+    curvature = torch.stack([torch.eye(2), torch.tensor([[1.0, 2.0], [2.0, 1.0]])]).double()  # the second is none
+    longer = lengthened(curvature, 0.5 * torch.eye(2, dtype=torch.float64).expand(2, 2, 2), 0.2)
+    torch.testing.assert_close(longer, torch.stack([2 * torch.eye(2), torch.eye(2)]).double())
 
 
 def test_bars_hold_where_there_is_little_to_see_along_one_axis() -> None:

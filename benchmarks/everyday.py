@@ -172,7 +172,7 @@ def precision(args: argparse.Namespace) -> None:
     for photo in photos:
         for size in sizes:
             for motion in args.motions or MOTIONS:
-                known = sets.copies(photo, size, motion, n=6 if args.quick else 20)
+                known = sets.copies(photo, size, motion, n=6 if args.quick else 20, alone=args.alone)
                 picked, errors, seconds = "", {}, {}
                 for name in methods:
                     found, seconds[name], motion_used = _align(name, known)
@@ -369,6 +369,7 @@ def main() -> None:
         if measure is precision:
             row.add_argument("--photos", nargs="+", help=f"to choose settings on: {' '.join(sets.DEVELOP)}")
             row.add_argument("--sides", nargs="+", type=int)
+            row.add_argument("--alone", action="store_true", help="the middle of a photograph on white ground instead")
             row.add_argument("--shapes", action="store_true", help="pictures that are not square instead")
             row.add_argument("--motions", nargs="+", choices=MOTIONS)
             row.add_argument("--methods", nargs="+", default=["deep", "lsc", *PEERS])

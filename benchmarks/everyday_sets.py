@@ -102,11 +102,14 @@ def photograph(name: str) -> NDArray[np.float32]:
     return pixels[..., None] if pixels.ndim == 2 else pixels[..., :3]
 
 
-def views(photo: str, truth: NDArray[np.float64], size: tuple[int, int]) -> tuple[NDArray[np.float32], str]:
+def views(
+    photo: str, truth: NDArray[np.float64], size: tuple[int, int], alone: bool = False
+) -> tuple[NDArray[np.float32], str]:
     """(N, *size, C) values of a photograph seen through warps `truth` (N,3,3), and how much it was enlarged.
 
     The photograph is scaled so that no view looks beyond it: one of 512×512 is enlarged, by a cubic spline, because the
     views need a margin. One that is finer than the views is blurred before it is sampled, as by a lens.
+    alone: of the photograph only the middle is there, an ellipse on white ground.
     """
     pixels = photograph(photo)
     height, width = pixels.shape[:2]
@@ -115,6 +118,13 @@ def views(photo: str, truth: NDArray[np.float64], size: tuple[int, int]) -> tupl
     step = min((width / 2 - 2) / seen[0], (height / 2 - 2) / seen[1])  # pixels of the photograph per pixel of the scene
     photo_from_scene = np.array([[step, 0, (width - 1) / 2], [0, step, (height - 1) / 2], [0, 0, 1.0]])
     photo_from_scene = photo_from_scene @ np.array([[1, 0, -middle[0]], [0, 1, -middle[1]], [0, 0, 1.0]])
+    if alone:
+        y, x = np.mgrid[:height, :width].astype(np.float32)
+        away = np.hypot(
+            (x - (width - 1) / 2) / (0.3 * step * size[1]), (y - (height - 1) / 2) / (0.25 * step * size[0])
+        )
+        inside = (8 * (1 - away) + 0.5).clip(0, 1)[..., None]
+        pixels = (1 + (pixels - 1) * inside).astype(np.float32)
     if step > 1:
         pixels = gaussian_filter(pixels, (0.45 * step, 0.45 * step, 0))
     shown = sample(pixels, photo_from_scene @ invert(truth), size)
@@ -143,16 +153,18 @@ def exposed(values: NDArray[np.float32], rng: np.random.Generator, gain: float, 
     return counts[..., 0] if counts.shape[-1] == 1 else counts
 
 
-def copies(photo: str, size: int | tuple[int, int], motion: str, n: int = 20, seed: int = 0) -> KnownSet:
+def copies(
+    photo: str, size: int | tuple[int, int], motion: str, n: int = 20, seed: int = 0, alone: bool = False
+) -> KnownSet:
     """n views of one photograph under random warps of a motion (`REACH`), exposure ±10 %, 2 % noise.
 
-    size: the side of a square, or (height, width).
+    size: the side of a square, or (height, width). alone: as of `views`.
     """
     height, width = (size, size) if isinstance(size, int) else size
     rng = np.random.default_rng([seed, max(height, width), n_parameters(motion)])
     parameters = rng.uniform(-1, 1, (n, n_parameters(motion))) * REACH[: n_parameters(motion)]
     truth = from_normalised(matrix_from_parameters(torch.from_numpy(parameters)).numpy(), (height, width))
-    values, about = views(photo, truth, (height, width))
+    values, about = views(photo, truth, (height, width), alone)
     name = f"{photo} {width}²" if height == width else f"{photo} {width}×{height}"
     return KnownSet(name, exposed(values, rng, EXPOSURE), truth, motion, (height, width), about)
 

@@ -58,6 +58,10 @@ FINE = Evidence(
         ({"out_of_frame_share": 0.36, "out_of_frame_before": 0.1}, "failed"),
         ({"out_of_frame_share": 0.34, "out_of_frame_before": 0.1}, "good"),
         ({"out_of_frame_share": 0.36, "unity": 0.4, "distinctness": 2.0, "group_share": 0.4}, "mixed"),
+        (
+            {"out_of_frame_share": 0.36, "unity": 0.4, "distinctness": 2.0, "group_share": 0.4, "failed_share": 0.6},
+            "failed",
+        ),
         ({"failed_share": 0.6}, "failed"),
         ({"likeness_after": float("nan")}, "failed"),
         ({"n_images": 0}, "failed"),
@@ -465,6 +469,12 @@ def test_random_blobs_that_were_bent_to_look_alike(method: type[Method], ground:
     assert judge(dataclasses.replace(found, fitted_chance=float("nan"))) == "good", "by noise of the same spectrum"
     assert found.verdict == "failed"
     assert f"noise of the same kind {found.fitted_chance:.2f}" in found.advice
+
+
+def test_objects_too_narrow_to_be_cut_into_pieces() -> None:
+    blobs = 120 * (waves(12, 24, 1.5, seed=0)[:, :3] - 0.5)
+    found = LSC(kind="object", random_state=0).fit(blobs.clip(0, 255).astype(np.uint8)).quality_
+    assert np.isnan(found.fitted_chance)
 
 
 def test_places_in_which_pictures_can_differ() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import skimage.data
+import torch
 
 from congeal import DeepCongealing, open_images
 from congeal.geometry import map_points
@@ -77,3 +78,18 @@ def test_one_window_off_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
     assert off_by().max() < 0.5
     monkeypatch.setattr(rescue, "_ODD", 1e9)
     assert off_by()[-1] == pytest.approx(48, abs=1), "a whole window"
+
+
+@pytest.mark.parametrize(
+    ("scores", "lost"),
+    [
+        ([0.98] * 11 + [0.85], [11]),
+        ([0.98] * 11 + [0.96], []),
+        ([0.999] * 11 + [0.985], []),  # odd, but nothing to gain
+        ([0.995] * 28 + [0.95] * 11 + [0.2], [39]),  # so many are odd that only the lost one is looked for
+        ([0.98] * 6 + [0.2] * 6, []),  # half of the set is another kind of thing
+        ([0.75] * 11 + [0.6], []),
+    ],
+)
+def test_who_is_lost(scores: list[float], lost: list[int]) -> None:
+    assert rescue.lost_ones(torch.tensor(scores), rescue.COPIES).tolist() == lost

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from congeal.errors import CongealError, RunFailed
-from congeal.geometry.matrix import rescale
 from congeal.images.canvas import place
 from congeal.images.intensity import AlignOn, Ranges
 from congeal.images.source import Header, ImageSource, UnreadableImage
@@ -100,7 +99,7 @@ def make_plan(
         if initial is None:
             stack = layout.size
         elif aligned is not None:  # a start of unknown size leads to the model's own picture
-            initial = rescale(aligned, layout.aligned_size) @ initial
+            initial = place(aligned, layout.aligned_size).matrix @ initial
         frame, aligned = layout.frame, layout.aligned_size
     if initial is not None and stack != typical:
         zoom = _zoom(headers, initial, stack, frame, aligned)

@@ -16,7 +16,7 @@ import torch
 
 from congeal.distributed import Crew
 from congeal.errors import CongealError
-from congeal.geometry.matrix import compose, invert, normalise, rescale
+from congeal.geometry.matrix import compose, invert, normalise
 from congeal.geometry.orientation import all_upright_from_source, orientation_of, upright_sizes
 from congeal.images.arrays import as_slice
 from congeal.images.canvas import place, placements
@@ -100,7 +100,7 @@ class Stack:
         n = len(self.kept)
         if plan.initial is None:
             # One matrix n times, in the memory of one; not read-only only because torch dislikes that.
-            one = rescale(self.frame, self.size)
+            one = invert(place(self.size, self.frame).matrix)
             return np.lib.stride_tricks.as_strided(one, (n, 3, 3), (0, *one.strides))
         aligned_from_frame, start = self.aligned_from_frame, np.empty((n, 3, 3))
         for part in _parts(n):
@@ -124,11 +124,13 @@ class Stack:
 
     def frame_from(self, other: Stack) -> np.ndarray:
         """(3, 3) from the frame of the same set in pictures of another size to that of this one."""
-        return invert(self.aligned_from_frame) @ other.aligned_from_frame
+        return np.eye(3) if other is self else invert(self.aligned_from_frame) @ other.aligned_from_frame
 
     def stack_from(self, other: Stack, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """(n, 3, 3), or (1, 3, 3) where it is the same for all: from images of the same set in pictures of another size
         to those of this one. They are not each other's plain enlargement, because sides are rounded to whole pixels."""
+        if other is self:
+            return np.eye(3)[None]
         pair = self.stack_from_source, other.stack_from_source
         mine, theirs = (m[:1] if all(p.strides[0] == 0 for p in pair) else m[rows] for m in pair)
         return mine @ invert(theirs)

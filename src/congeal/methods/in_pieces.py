@@ -27,15 +27,17 @@ _MOST_MOTION = 3.0  # pixels of a corner in one step
 
 
 def likeness_in_pieces(views: ContrastViews) -> float:
-    """The likeness that pieces of the images of some views reach, aligned by homographies. The same set always has the
-    same pieces."""
+    """The likeness that pieces of the images of some views reach, aligned by homographies; NaN where there are none.
+    The same set always has the same pieces."""
     rows = np.unique(np.linspace(0, views.count - 1, min(views.count, CHANCE_IMAGES)).round().astype(int))
-    laid = (255 * _laid_elsewhere(views.pictures(rows))).round().byte().permute(0, 2, 3, 1).numpy()
-    source = ArraySource(laid)
+    shown = views.pictures(rows)
+    if min(shown.shape[2:]) < _SQUARES or not shown.any():
+        return float("nan")
+    source = ArraySource(_laid_elsewhere(shown).permute(0, 2, 3, 1).contiguous().numpy())
     source.kind = "object"
     stack = prepare(source, size=max(views.whole.frame))
-    aligned = ContrastViews(stack, _aligned(stack), "object")
-    return float(np.nanmean(each_likeness(*aligned.of(np.arange(len(stack))))))
+    alike = each_likeness(*ContrastViews(stack, _aligned(stack), "object").of(np.arange(len(stack))))
+    return float(alike[np.isfinite(alike)].mean()) if np.isfinite(alike).any() else float("nan")
 
 
 def _laid_elsewhere(pictures: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,10 @@ def fitted_chance(chance: float, contrast: torch.Tensor, counts: torch.Tensor | 
 
 def independent_places(contrast: torch.Tensor, counts: torch.Tensor | None = None) -> float:
     """In how many places images (N,h,w) can differ: pixels, divided by those that are alike because they are near."""
-    power = fft.fft2(contrast if counts is None else contrast * counts).abs().square().mean(0).double()
+    power = torch.zeros(contrast.shape[1:], dtype=torch.float64)
+    for some in torch.arange(len(contrast)).split(CHANCE_IMAGES):
+        shown = contrast[some] if counts is None else contrast[some] * counts[some]
+        power += fft.fft2(shown).abs().square().sum(0)
     power[0, 0] = 0
     return max(1.0, float(power.sum().square() / power.square().sum().clamp(min=1e-12)))
 

@@ -54,7 +54,7 @@ class Evidence:
         The likeness that noise of the same kind reaches where it fits best.
     fitted_chance : float
         What that noise reaches if it is bent by homographies, and of objects that are little alike what their pieces
-        do; NaN for others, and for sequences.
+        do; NaN for others, for sequences and where features are compared.
     matching_share : float
         Share of images that match the set: not an outlier, failed or blank.
     failed_share : float
@@ -123,8 +123,9 @@ def judge(seen: Evidence) -> str:
     if not _measurable(seen):
         return "failed"
     size = _size(seen)
-    if size is not None:  # what is pulled this way and that leaves the frame, too
-        return "mixed" if size == "failed" and seen.kind == "photo" and _several_kinds(seen) else size
+    pulled_apart = size == "failed" and seen.kind == "photo" and _several_kinds(seen)  # this way and that
+    if size is not None and not pulled_apart:
+        return size
     if seen.failed_share >= FAILED_IMAGES or _by_chance(seen, FAILED_CHANCE * seen.chance_likeness):
         return "failed"
     least_fall = min(LEAST_FALL, LEAST_FALL_SHARE * seen.likeness_before)

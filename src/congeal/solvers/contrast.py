@@ -8,7 +8,7 @@ from torch.nn.functional import avg_pool2d, interpolate, pad
 REACH = 1 / 64
 """Of the longer side: standard deviation of the neighbourhood that a pixel is compared with …"""
 _SMALL_REACH, _LEAST_REACH = 1 / 32, 6.0  # … but in small pictures up to twice that, until it is so many pixels
-_FLOOR = 0.17  # of an image's mean deviation, added to the local one: flat regions must not be blown up to noise
+_FLOOR = 0.17  # of the deviation where there is any, added to the local one: what is flat must not be blown up to noise
 _SOFT = 0.8  # pixels of blur before anything else: samples between pixels are softer than samples on them
 _FEW = 3  # pixels of deviation that a neighbourhood keeps in the smaller picture it is measured in
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -54,30 +56,36 @@ class Details:
         pixels = stack.size[0] * stack.size[1]
         self._cuts = plain and not appearance.empty_ground and pixels > CHUNK_VALUES
         self._room = keep and not self._cuts and 4 * len(stack) * pixels <= _KEPT_BYTES
-        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what was made, and at which sizes
 
     def of(self, part: np.ndarray, poses: torch.Tensor) -> torch.Tensor:
         """(B, 1, H, W) of a run of positions with poses (B, 3, 3)."""
         first, larger = int(part[0]), self._larger(part, poses)
-        if first in self._kept and (self._kept[first][1] - larger).abs().max() <= _SAME_SIZE:
-            return self._kept[first][0]
-        made = torch.empty(len(part), 1, *self.stack.size, dtype=torch.float32)
+        made, before = self._kept.get(first, (None, larger))
+        if made is None:
+            made, rows = torch.empty(len(part), 1, *self.stack.size, dtype=torch.float32), torch.arange(len(part))
+        else:  # of another size than when it was made
+            rows = torch.nonzero((before - larger).abs() > 1)[:, 0]
         at_once = max(1, CHUNK_VALUES // stack_values(self.stack))
-        for size in larger.unique():
-            rows = torch.nonzero(larger == size)[:, 0]
-            for few in rows.split(at_once):  # in pieces that stay in cache
-                made[few] = self._made(part[few.numpy()], wider=float(size.exp()))
+        for size in larger[rows].unique():
+            for few in rows[larger[rows] == size].split(at_once):  # in pieces that stay in cache
+                made[few] = self._made(part[few.numpy()], wider=math.exp(_SAME_SIZE * int(size)))
         if self._room:
-            self._kept[first] = made, larger
+            self._kept[first] = made, before.index_copy(0, rows, larger[rows])
         return made
 
+    def keeping(self) -> Details:
+        """The same, but what is made for a run is kept."""
+        kept = copy.copy(self)
+        kept._room, kept._kept = not self._cuts, {}
+        return kept
+
     def _larger(self, part: np.ndarray, poses: torch.Tensor) -> torch.Tensor:
-        """(B,) by how much larger than at its start the thing is in each image, as a logarithm, in steps."""
+        """(B,) by how much larger than in the frame the thing is in each image, as a logarithm, in steps."""
         if self.plain or self.appearance.empty_ground:
-            return torch.zeros(len(part), dtype=torch.float64)
-        zooms = (scales(invert(matrices), self.stack.frame) for matrices in (self.stack.start[part], poses.numpy()))
-        before, now = (torch.as_tensor(zoom).double().log() for zoom in zooms)
-        return ((before - now) / _SAME_SIZE).nan_to_num(0).round().clamp(-_MOST_STEPS, _MOST_STEPS) * _SAME_SIZE
+            return torch.zeros(len(part), dtype=torch.int64)
+        larger = -torch.as_tensor(scales(invert(poses.numpy()), self.stack.frame)).double().log()
+        return (larger / _SAME_SIZE).nan_to_num(0).round().clamp(-_MOST_STEPS, _MOST_STEPS).long()
 
     def _made(self, rows: np.ndarray | list[int], *, clipped: bool = True, wider: float = 1.0) -> torch.Tensor:
         images = self.stack.images(rows)
@@ -290,6 +298,7 @@ def sharpen_alone(
     passes: 0 leaves the poses as they are, and only says how sure they are.
     """
     poll, found, alone = Poll(level, motion), poses.double(), torch.zeros(len(part), dtype=torch.bool)
+    details = details.keeping()
 
     def ask() -> Votes:
         return poll.ask(*details.on_tiles(part, found, level.tiles), alone, found)

@@ -298,7 +298,8 @@ class Recipe:
         self.details = details if some is stack else None
         with one_thread():  # a few tiles of a few images are soon looked at
             poses, everyone = poses_at(state.poses[rows], some, larger), torch.ones(len(rows), dtype=torch.bool)
-            return choose_motion(details, poses, torch.as_tensor(larger.start), everyone)
+            start = poses_at(torch.as_tensor(some.start), some, larger)
+            return choose_motion(details, poses, start, everyone)
 
     # ---- a sample that is done, in a checkpoint
 

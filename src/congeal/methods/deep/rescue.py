@@ -47,10 +47,8 @@ def rescue(stack: Stack, state: State, guide: Guide, settings: SettleSettings, q
     """The state with lost images where they were found, and how many they are. Of objects that do not match closely
     none is looked for: `settle` has tried them all."""
     how = COPIES if most_match(state.scores) else PHOTOGRAPHS
-    middle = float(state.scores.median())
-    rows = torch.nonzero(state.scores < max(how.lost * middle, middle - _ODD * (1 - middle)))[:, 0]
-    nobody = not 0 < len(rows) <= _FEW * len(state.scores)
-    if nobody or (how is PHOTOGRAPHS and guide.prior is None):
+    rows = lost_ones(state.scores, how)
+    if not len(rows) or (how is PHOTOGRAPHS and guide.prior is None):
         return state, 0
     looser = replace(guide, prior=guide.prior and guide.prior.wider(how.looser))
     settings = replace(settings, restarts=how.tries, random_state=settings.random_state + 1)
@@ -63,3 +61,15 @@ def rescue(stack: Stack, state: State, guide: Guide, settings: SettleSettings, q
     freed = torch.ones_like(scores)
     freed[rows[better]] = how.looser
     return replace(state, poses=poses, scores=scores, looser=freed), int(better.sum())
+
+
+def lost_ones(scores: torch.Tensor, how: RescueSettings) -> torch.Tensor:
+    """The rows (k,) of images that are lost; nobody where those would be more than a few. An image that could not gain
+    enough to be believed is not among them."""
+    middle, most = float(scores.median()), _FEW * len(scores)
+    lost, odd = how.lost * middle, min(middle - _ODD * (1 - middle), 1 - how.gain)
+    for bar in (max(lost, odd), lost):
+        rows = torch.nonzero(scores < bar)[:, 0]
+        if len(rows) <= most:
+            return rows
+    return rows[:0]

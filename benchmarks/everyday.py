@@ -369,7 +369,7 @@ def main() -> None:
         if measure is precision:
             row.add_argument("--photos", nargs="+", help=f"to choose settings on: {' '.join(sets.DEVELOP)}")
             row.add_argument("--sides", nargs="+", type=int)
-            row.add_argument("--alone", action="store_true", help="the middle of a photograph on white ground instead")
+            row.add_argument("--alone", action="store_true", help="the middle of a photograph on plain ground instead")
             row.add_argument("--shapes", action="store_true", help="pictures that are not square instead")
             row.add_argument("--motions", nargs="+", choices=MOTIONS)
             row.add_argument("--methods", nargs="+", default=["deep", "lsc", *PEERS])

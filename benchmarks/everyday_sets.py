@@ -40,6 +40,7 @@ copies of 512×512 lsc, ECC and pystackreg all end some 40 px off."""
 
 NOISE = 0.02  # standard deviation of the noise, as a share of the range of values
 EXPOSURE = 0.1  # the gain of an image is 1 ± this
+GROUND = 0.85  # of white, as bright as the ground may be at which no gain and no noise reaches white
 REACH = (0.16, 0.16, np.radians(8), 0.08, 0.06, 0.06, 0.06, 0.06)
 """The most of each motion parameter in `copies`: shifts of 8 % of the side, 8°, 8 % of scale; then stretch, shear and
 perspective that move a corner by some 4 % of the side each."""
@@ -109,7 +110,7 @@ def views(
 
     The photograph is scaled so that no view looks beyond it: one of 512×512 is enlarged, by a cubic spline, because the
     views need a margin. One that is finer than the views is blurred before it is sampled, as by a lens.
-    alone: of the photograph only the middle is there, an ellipse on white ground.
+    alone: of the photograph only the middle is there, an ellipse on plain ground, of which nothing is clipped.
     """
     pixels = photograph(photo)
     height, width = pixels.shape[:2]
@@ -124,7 +125,7 @@ def views(
             (x - (width - 1) / 2) / (0.3 * step * size[1]), (y - (height - 1) / 2) / (0.25 * step * size[0])
         )
         inside = (8 * (1 - away) + 0.5).clip(0, 1)[..., None]
-        pixels = (1 + (pixels - 1) * inside).astype(np.float32)
+        pixels = (GROUND + (np.minimum(pixels, GROUND) - GROUND) * inside).astype(np.float32)
     if step > 1:
         pixels = gaussian_filter(pixels, (0.45 * step, 0.45 * step, 0))
     shown = sample(pixels, photo_from_scene @ invert(truth), size)

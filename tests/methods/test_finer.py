@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_warps import align_new, photograph_copies, pixels
+from known_warps import align_new, photograph_copies, pixels, warped_digit
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -97,6 +97,13 @@ def test_small_pictures_are_brought_to_a_fraction_of_a_pixel_too() -> None:
     assert model.decisions_["resolution"]["sentence"].startswith("Worked at 64 pixels: poses are known to 0.0")
     moved = align_new(model, images[:3]).transforms.matrices
     np.testing.assert_allclose(moved, model.transforms_.matrices[:3], atol=0.3)
+
+
+def test_objects_stay_where_they_were_refined_on_the_same_pixels() -> None:
+    """They have a size to keep, which joint steps know nothing of."""
+    model = DeepCongealing().fit(warped_digit()[0])
+    assert model.decisions_["resolution"]["sentence"] == "Worked at 28 pixels: as fine as the images are."
+    assert model.quality_.energy_ratio == pytest.approx(0.95, abs=0.005)
 
 
 def test_a_thing_on_plain_ground_keeps_its_size() -> None:

@@ -153,7 +153,7 @@ def go_finer(
         return _polished(climb, motion, keep, job)
     with one_thread():
         details = Details(stack, appearance)
-        if base >= native:
+        if base >= native and not appearance.empty_ground:  # objects were refined on these very pixels
             done = sharpen(details, climb.poses, motion, keep, on_pass=partial(_note, job, base))
             if _better(climb.poses, done, stack, keep):
                 climb.take(done, details)

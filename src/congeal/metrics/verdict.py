@@ -133,9 +133,8 @@ def judge(seen: Evidence) -> str:
         return "worse"
     if seen.matching_share < MATCHING or _several_kinds(seen):
         return "mixed"
-    if _by_chance(
-        seen, FITTED_CHANCE[seen.kind] * seen.fitted_chance
-    ):  # of a mixed set some are alike, and less so all
+    # Last, because of a mixed set some are alike, and all of it less so.
+    if _by_chance(seen, FITTED_CHANCE[seen.kind] * seen.fitted_chance):
         return "failed"
     return "good" if seen.rise > max(LEAST_RISE, SURE * seen.likeness_error) else "unchanged"
 

@@ -201,8 +201,8 @@ def _polished(climb: _Climb, motion: str, keep: torch.Tensor, job: Job) -> Finer
 
 def _worked_at(climb: _Climb) -> str:
     """Which sizes, in words."""
-    finer = [str(max(level.frame)) for level in climb.levels if level.frame != climb.stack.frame]
-    return ", then ".join([f"Worked at {max(climb.stack.frame)} pixels", *([", ".join(finer)] if finer else [])])
+    finer = ", ".join(str(max(level.frame)) for level in climb.levels if level.frame != climb.stack.frame)
+    return f"Worked at {max(climb.stack.frame)} pixels" + (f", then {finer}" if finer else "")
 
 
 def _on_values(climb: _Climb, motion: str, keep: torch.Tensor, *, all_agree: bool = False) -> Finer | None:

@@ -9,7 +9,7 @@ NATIVE := src/congeal/geometry/native.c hatch_build.py
 # Where this is set every process compiles the package anew, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lowest docs lint types browser clean
+.PHONY: demo test check-all lowest docs lint types golden browser clean
 
 demo: $(VENV)/.installed
 	$(BIN)/congeal demo -o demo
@@ -20,11 +20,15 @@ test: $(VENV)/.installed-dev $(LOWEST)/.installed browser
 	LOWEST=$(LOWEST) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal
 
 # More of the tests with the lowest version of every dependency than `make test` runs with them.
-LOWEST_TESTS := tests/images tests/test_run.py tests/test_transforms.py tests/test_export.py tests/test_cli.py \
-  tests/test_propagate.py tests/test_studio.py tests/methods/test_lsc.py tests/methods/test_onnx.py \
+LOWEST_TESTS := tests/images tests/test_run.py tests/transforms tests/test_export.py tests/cli/test_cli.py \
+  tests/propagate/test_propagate.py tests/studio/test_studio.py tests/methods/test_lsc.py tests/methods/dprc/test_onnx.py \
   tests/test_readers_fuzzed.py tests/test_faults.py tests/hostile
 lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/python -m pytest -q $(LOWEST_TESTS)
+
+# What takes longer than `make test` should: more tests with the lowest versions, fuzzing at length, golden numbers.
+check-all: test lowest golden
+	$(BIN)/python benchmarks/fuzz.py
 
 # An environment of its own with the lowest versions. Only torch, of which there is one build, is that of $(VENV).
 $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt $(VENV)/.installed-dev
@@ -47,6 +51,12 @@ lint: $(VENV)/.installed-dev
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
+
+# Poses, scores, verdicts and CPU seconds against a stored run, which is made first where there is none.
+GOLDEN ?= golden.npz
+golden: $(VENV)/.installed-dev
+	test -e $(GOLDEN) || $(BIN)/python benchmarks/golden.py --store $(GOLDEN)
+	$(BIN)/python benchmarks/golden.py --against $(GOLDEN)
 
 # The constraints file pins torch, so that no accelerator packages are pulled in.
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)

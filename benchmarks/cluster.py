@@ -272,7 +272,7 @@ class Cluster:
 
 
 # Names that results have while a run goes from stage to stage, in order; what follows the last has no results.
-STAGES = ("beginning", "deep:-aligning", "measuring-pixels", "measuring-likeness", "writing")
+STAGES = ("beginning", "joint:-aligning", "measuring-pixels", "measuring-likeness", "writing")
 SHORT = 0.3  # seconds to wait, in the mean, in stages that are soon over
 
 
@@ -341,8 +341,8 @@ def left_behind(plain: Path, killed: Path, arguments: list[str]) -> dict[str, bo
         rows = [row["id"] for row in csv.DictReader(file)]
     with (plain / "transforms.csv").open(newline="") as file:
         same_rows = rows == [row["id"] for row in csv.DictReader(file)]
-    without_crew = arguments[: arguments.index("--on")]
-    again = subprocess.run(without_crew, env={**os.environ, **ONE_THREAD}, capture_output=True, check=False)
+    without_executor = arguments[: arguments.index("--on")]
+    again = subprocess.run(without_executor, env={**os.environ, **ONE_THREAD}, capture_output=True, check=False)
     names = [sorted(path.name for path in run.rglob("*") if path.is_file()) for run in (plain, killed)]
     return {
         "same bytes": digest(plain) == digest(killed),
@@ -419,22 +419,22 @@ def joined(one: float, other: float) -> float:
 
 def sleep_through(folder: Path, n: int, seconds: float, workers: int) -> Measured:
     """n tasks on so many threads of two worker processes, which stand for as many workers."""
-    from congeal.distributed.broadcast import key_of
-    from congeal.distributed.crew import open_crew
+    from congeal.execution import open_executor
+    from congeal.execution.task_payload import key_of
 
     own = folder / f"{n}-{seconds}-{workers}"
     own.mkdir()
     threads = [workers - workers // 2, *([workers // 2] if workers > 1 else [])]
     cluster = Cluster(own, threads=threads)
     try:
-        with open_crew(f"dask:{cluster.file}", own / "exchange") as crew:
-            assert crew is not None
-            while crew.engine.workers < workers:
+        with open_executor(f"dask:{cluster.file}", own / "storage") as executor:
+            assert executor is not None
+            while executor.backend.workers < workers:
                 time.sleep(0.05)
-            crew._workers = workers
-            list(crew.map("warm", key_of("warm"), Sleeping(0.05), list(range(4 * workers)), [1] * (4 * workers)))
+            executor._workers = workers
+            list(executor.map("warm", key_of("warm"), Sleeping(0.05), list(range(4 * workers)), [1] * (4 * workers)))
             began, busy, theirs = time.monotonic(), time.process_time(), cpu_of(cluster.scheduler.pid)
-            for _ in crew.map("sleeping", key_of(n), Sleeping(seconds), list(range(n)), [1] * n):
+            for _ in executor.map("sleeping", key_of(n), Sleeping(seconds), list(range(n)), [1] * n):
                 pass
             took, mine = time.monotonic() - began, time.process_time() - busy
             return Measured(took, mine, cpu_of(cluster.scheduler.pid) - theirs)
@@ -500,7 +500,7 @@ def make_tars(options: argparse.Namespace, folder: Path) -> Path:
     import numpy as np
 
     from congeal import open_images
-    from congeal.images.encode import png_bytes
+    from congeal.images.formats.encode import png_bytes
 
     if folder.exists():
         return folder

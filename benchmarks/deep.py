@@ -19,17 +19,17 @@ import torch
 import torch.nn.functional as functional
 
 from congeal.datasets import open_named
+from congeal.evaluation import RunningStats, apsnr_from_variance
 from congeal.images import Stack, prepare
-from congeal.methods.deep.congealing import TRAIN, DeepCongealing
-from congeal.methods.deep.networks import recipe_networks
-from congeal.methods.job import Job
-from congeal.metrics import RunningStats, apsnr_from_variance
+from congeal.methods.dprc.networks import recipe_networks
+from congeal.methods.fit_context import FitContext
+from congeal.methods.joint.estimator import TRAIN, JointAlignment
 
 
 def speed(limit: int, train: str) -> None:
     stack = prepare(open_named("mnist:3").limit(limit))
     begin = time.perf_counter()
-    model = DeepCongealing(train=train).fit(stack)
+    model = JointAlignment(train=train).fit(stack)
     fit = time.perf_counter() - begin
     print(f"fit + align + refine of {len(stack)} images: {fit:.1f} s, {model.quality_.apsnr_after:.2f} dB")
     print(f"  {model.decisions_['training']['sentence']}")
@@ -53,11 +53,11 @@ def speed(limit: int, train: str) -> None:
     print(f"  the net's calls are smaller: {frames:.1f} frames' worth of pixels; ratio {by_pixels:.2f} by these")
 
 
-def place(model: DeepCongealing, stack: Stack) -> None:
-    model._align_new(stack, model._appearance(stack.kind), Job("deep"))
+def place(model: JointAlignment, stack: Stack) -> None:
+    model._align_new(stack, model._features(stack.kind), FitContext("joint"))
 
 
-def sampled(model: DeepCongealing, stack: Stack) -> tuple[float, float]:
+def sampled(model: JointAlignment, stack: Stack) -> tuple[float, float]:
     """How often applying the model samples an image, and how many frames' worth of pixels that is."""
     bare, calls, pixels = functional.grid_sample, 0, 0
 
@@ -97,7 +97,7 @@ def held_out(digit: str, limit: int, train: str) -> None:
     """Five sixths of the images, drawn at random, are fitted; the others, and as many of those, are then aligned."""
     images = open_named(f"mnist:{digit}").batch(np.random.default_rng(0).permutation(limit))[..., 0]
     new = limit // 6
-    model = DeepCongealing(train=train).fit(images[new:])
+    model = JointAlignment(train=train).fit(images[new:])
     found = (decibel(model.transform(some)) for some in (images[:new], images[-new:]))
     print("{}: {} held-out images {:.2f} dB, as many of the fit {:.2f}".format(digit, new, *found), flush=True)
 

@@ -12,7 +12,7 @@
 
 Each prints one Markdown table, all of it measured in this process, one after the other. --quick takes about a minute.
 --before PATH names an older tree of the project: photographs and lfw run its default too, in a process of its own.
-Faces and MNIST are read from $CONGEAL_DATA. "deep" is `congeal.DeepCongealing()` as it comes.
+Faces and MNIST are read from $CONGEAL_DATA. "joint" is `congeal.JointAlignment()` as it comes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from everyday_bars import PARTS
 from everyday_bars import measure as measure_bars
 from everyday_sets import KnownSet, corner_error
 
-from congeal import LSC, DeepCongealing, open_images
+from congeal import LSC, JointAlignment, open_images
 from congeal.datasets.lfw import landmarks
+from congeal.evaluation import landmark_error
 from congeal.geometry import MOTIONS, invert, map_points, rescale
-from congeal.metrics import landmark_error
 
 SUBJECTS = {"Jennifer_Capriati": None, "Serena_Williams": None, "George_W_Bush": 100}
 """People of `photographs`, and how many of their photographs (None: all)."""
@@ -69,7 +69,7 @@ def fitted(model: Any, images: Any) -> tuple[Any, float]:
 def warm_up() -> None:
     """What is loaded once is not counted: fit four small images."""
     images = sets.copies("camera", 64, "translation", n=4).images
-    for model in (LSC(), DeepCongealing()):
+    for model in (LSC(), JointAlignment()):
         model.fit(images)
 
 
@@ -165,7 +165,7 @@ def precision(args: argparse.Namespace) -> None:
     photos = args.photos or (sets.REPORT[:1] if args.quick else sets.REPORT)
     sizes: list[Any] = args.sides or ([256] if args.quick else [512, 1024])
     sizes = [*sets.SHAPES] if args.shapes else sizes
-    methods = [name for name in ("deep", "lsc", *PEERS) if name in args.methods]
+    methods = [name for name in ("joint", "lsc", *PEERS) if name in args.methods]
     print("Corner error in pixels: mean (median, worst image). lsc, ECC and pystackreg are told the true motion.\n")
     head("photograph", "made", "true motion", "chosen", *methods, *(f"{name}, s" for name in methods))
     every: dict[str, list[float]] = {name: [] for name in methods}
@@ -176,7 +176,7 @@ def precision(args: argparse.Namespace) -> None:
                 picked, errors, seconds = "", {}, {}
                 for name in methods:
                     found, seconds[name], motion_used = _align(name, known)
-                    picked = motion_used if name == "deep" else picked
+                    picked = motion_used if name == "joint" else picked
                     errors[name] = None if found is None else corner_error(found, known.truth, known.size)
                 for name, error in errors.items():
                     every[name] += [] if error is None else [float(error.mean())]
@@ -192,8 +192,8 @@ def precision(args: argparse.Namespace) -> None:
 
 def _align(name: str, known: KnownSet) -> tuple[np.ndarray | None, float, str]:
     """aligned_from_source of one method, seconds, and its motion."""
-    if name == "deep":
-        model, seconds = fitted(DeepCongealing(), known.images)
+    if name == "joint":
+        model, seconds = fitted(JointAlignment(), known.images)
         return model.transforms_.matrices, seconds, chosen(model)
     if name == "lsc":  # 256: where the issue saw it at its best
         model, seconds = fitted(LSC(motion=known.motion, size=256), known.images)
@@ -212,9 +212,9 @@ def stacks(args: argparse.Namespace) -> None:
     """Seconds to fit, against lsc as it comes; both in turn, several times, since a second of a machine is uneven."""
     print(f"Seconds to fit (median of {STACK_RUNS}, in turn), and corner error in pixels: mean (median, worst frame).")
     print("Both methods as they come.\n")
-    head("stack", "true motion", "chosen", "deep, s", "lsc, s", "ratio", "deep, px", "lsc, px")
+    head("stack", "true motion", "chosen", "joint, s", "lsc, s", "ratio", "joint, px", "lsc, px")
     for known in drifting(args.quick):
-        runs = [(fitted(DeepCongealing(), known.images), fitted(LSC(), known.images)) for _ in range(STACK_RUNS)]
+        runs = [(fitted(JointAlignment(), known.images), fitted(LSC(), known.images)) for _ in range(STACK_RUNS)]
         (deep, _), (lsc, _) = runs[-1]
         ours, theirs = (float(np.median([seconds for _, seconds in run])) for run in zip(*runs, strict=True))
         errors = [summary(error_of(model, known)) for model in (deep, lsc)]
@@ -228,7 +228,7 @@ def forms(args: argparse.Namespace) -> None:
     head("set", "method", "chosen", "mean", "median", "worst", "over 5 %", "seconds")
     for seed in range(1 if args.quick else 2):
         known = sets.forms(12 if args.quick else 60, seed)
-        for name in ("deep", "lsc", "ECC"):
+        for name in ("joint", "lsc", "ECC"):
             found, seconds, motion = _align(name, known)
             percent = 100 * corner_error(found, known.truth, known.size) / min(known.size)
             numbers = f"**{percent.mean():.2f}**", f"{np.median(percent):.2f}", f"{percent.max():.2f}"
@@ -246,9 +246,9 @@ def photographs(args: argparse.Namespace) -> None:
         runs: dict[str, Callable[[], dict[str, Any]]] = {}
         task = {"subject": subject, "limit": 16 if args.quick else limit}
         if args.before:
-            runs["deep, before"] = partial(in_tree, args.before, "fit_faces", **task)
-        runs["deep, train=always"] = partial(fit_faces, **task, train="always")
-        runs["deep"] = partial(fit_faces, **task)
+            runs["joint, before"] = partial(in_tree, args.before, "fit_faces", **task)
+        runs["joint, train=always"] = partial(fit_faces, **task, train="always")
+        runs["joint"] = partial(fit_faces, **task)
         slowest = None
         for name, run in runs.items():
             try:
@@ -265,7 +265,7 @@ def fit_faces(subject: str, limit: int | None, **parameters: Any) -> dict[str, A
     """One fit: number of photographs, landmark error before and after, motion and seconds."""
     source = sets.faces(subject, limit).images
     start = np.asarray(source.initial)  # finds the boxes, which is not what is timed here
-    model, seconds = fitted(DeepCongealing(**parameters), source)
+    model, seconds = fitted(JointAlignment(**parameters), source)
     points = landmarks(source)
     after, before = (landmark_error(map_points(m, points))["mean"] for m in (model.transforms_.matrices, start))
     return {"n": len(source), "before": before, "after": after, "motion": chosen(model), "seconds": seconds}
@@ -333,11 +333,11 @@ def digits(args: argparse.Namespace) -> None:
     """MNIST, 1,000 of each digit: deep against lsc, both as they come."""
     count = 100 if args.quick else 1000
     print(f"MNIST, {count} of each digit: APSNR in dB, energy ratio, seconds.\n")
-    head("digit", "before", "deep", "lsc", "deep, energy", "lsc, energy", "chosen", "deep, s", "lsc, s")
+    head("digit", "before", "joint", "lsc", "joint, energy", "lsc, energy", "chosen", "joint, s", "lsc, s")
     rows = []
     for digit in range(3) if args.quick else range(10):
         source = sets.digits(digit, count).images
-        (deep, ours), (lsc, theirs) = fitted(DeepCongealing(), source), fitted(LSC(), source)
+        (deep, ours), (lsc, theirs) = fitted(JointAlignment(), source), fitted(LSC(), source)
         one, two = deep.quality_, lsc.quality_
         rows.append([one.apsnr_before, one.apsnr_after, two.apsnr_after, one.energy_ratio, two.energy_ratio])
         line(digit, *(f"{value:.2f}" for value in rows[-1]), chosen(deep), f"{ours:.1f}", f"{theirs:.1f}")
@@ -372,7 +372,7 @@ def main() -> None:
             row.add_argument("--alone", action="store_true", help="the middle of a photograph on plain ground instead")
             row.add_argument("--shapes", action="store_true", help="pictures that are not square instead")
             row.add_argument("--motions", nargs="+", choices=MOTIONS)
-            row.add_argument("--methods", nargs="+", default=["deep", "lsc", *PEERS])
+            row.add_argument("--methods", nargs="+", default=["joint", "lsc", *PEERS])
         if measure is bars:
             row.add_argument("--develop", action="store_true", help=f"to choose settings on: {' '.join(sets.DEVELOP)}")
             row.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)

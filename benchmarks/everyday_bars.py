@@ -20,7 +20,7 @@ import everyday_sets as sets
 import numpy as np
 from everyday_sets import KnownSet, corner_error
 
-from congeal import DeepCongealing
+from congeal import JointAlignment
 from congeal.geometry import MOTIONS, map_points
 
 PARTS = ("stacks", "copies", "forms")
@@ -78,7 +78,7 @@ def measure(args: argparse.Namespace) -> None:
         truth, motions, errors, bars = "", set(), [], []
         for seed in row.seeds:
             known = row.make(seed=seed)
-            model = DeepCongealing().fit(known.images)
+            model = JointAlignment().fit(known.images)
             truth = known.motion
             motions.add(model.motion_)
             bars.append(model.transforms_.uncertainty_px)

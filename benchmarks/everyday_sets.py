@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import gaussian_filter, map_coordinates, spline_filter
 
-from congeal import metrics, open_images
+from congeal import evaluation as metrics
+from congeal import open_images
 from congeal.geometry import (
     corners,
     from_normalised,
@@ -83,7 +84,7 @@ def corner_error(found: Any, truth: Any, size: tuple[int, int]) -> NDArray[np.fl
 
     found (N,3,3) is aligned_from_source, as in `transforms_.matrices`; truth (N,3,3) is source_from_scene, as in a
     `KnownSet`. One homography for the whole set is removed first, whatever the true motion is, because alignment has
-    no preferred pose. It is found robustly: see `congeal.metrics.corner_error`, which does the work.
+    no preferred pose. It is found robustly: see `congeal.evaluation.corner_error`, which does the work.
     """
     return metrics.corner_error(found, invert(np.asarray(truth, np.float64)), size)
 

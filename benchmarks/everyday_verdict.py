@@ -96,9 +96,9 @@ def summary(result: Measurement) -> str:
     """The numbers that a verdict rests on."""
     q = result.quality
     return (
-        f"likeness {q.likeness_before:.2f} → {q.likeness_after:.2f} ± {q.likeness_error:.3f}, chance "
-        f"{q.chance_likeness:.2f}, matching {q.matching_share:.2f}, unity {q.unity:.2f}, distinctness "
-        f"{q.distinctness:.1f}, crowd {q.crowd:.2f}, group {q.group_share:.2f}, energy {q.energy_ratio:.2f}, scale "
+        f"likeness {q.likeness_before:.2f} → {q.likeness_after:.2f} ± {q.likeness_change_error:.3f}, noise "
+        f"{q.noise_likeness:.2f}, matching {q.matching_share:.2f}, between groups {q.between_group_likeness:.2f}, "
+        f"smaller group {q.smaller_group_share:.2f}, energy {q.energy_ratio:.2f}, scale "
         f"{q.mean_scale:.2f}, out of frame {q.out_of_frame_before:.2f} → {q.out_of_frame_share:.2f}"
     )
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from congeal.datasets import open_named
+from congeal.filters import gaussian_blur
 from congeal.geometry import mean_matrix, normalise, warp
 from congeal.geometry.matrix import corners, map_points, rescale
 from congeal.images import Stack, prepare
 from congeal.methods.registry import method_class
-from congeal.solvers.filters import blur
 
 GROWN = 0.3
 
@@ -51,9 +51,9 @@ def local_contrast(stack: Stack) -> torch.Tensor:
     parts = []
     for part in torch.arange(len(stack)).split(64):
         grey = stack.images(part.numpy()).mean(1, keepdim=True)
-        around = blur(grey, 6.0)
-        spread = blur((grey - around).square(), 6.0).sqrt()
-        parts.append(((blur(grey, 1.0) - around) / (spread + 0.02)).clamp(-3, 3))
+        around = gaussian_blur(grey, 6.0)
+        spread = gaussian_blur((grey - around).square(), 6.0).sqrt()
+        parts.append(((gaussian_blur(grey, 1.0) - around) / (spread + 0.02)).clamp(-3, 3))
     return torch.cat(parts)
 
 
@@ -77,7 +77,7 @@ def apart(one: torch.Tensor, other: torch.Tensor, stack: Stack) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subjects", nargs="+", default=["Serena_Williams", "Jennifer_Capriati", "Tony_Blair"])
-    parser.add_argument("--method", default="deep")
+    parser.add_argument("--method", default="joint")
     parser.add_argument("--threads", type=int, default=2)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)

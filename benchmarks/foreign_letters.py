@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import map_coordinates
 
-from congeal import LSC, DeepCongealing
+from congeal import LSC, JointAlignment
 
 LETTERS, OTHERS = "DGHKM24hqz", "RSxe7&kZw8"
-"""Letters of the sets, and foreign ones. `PIECES_MISSED` was chosen on sets of A, R, 5, S, B, k, 3, e and T."""
+"""Letters of the sets, and foreign ones. No threshold was chosen on letters."""
 SIDE, DRAWN = 48, 192  # pixels of an image, and of the letter that it is made of
 SHARES = (0.0, 0.1, 0.3)
-METHODS = {"lsc": LSC, "deep": DeepCongealing}
+METHODS = {"lsc": LSC, "joint": JointAlignment}
 
 
 def letter(sign: str, font: Path, rng: np.random.Generator) -> NDArray[np.uint8] | None:

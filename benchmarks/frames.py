@@ -25,7 +25,7 @@ from threading import Lock
 import cv2
 import numpy as np
 
-import congeal.images.threads as congeal_threads
+import congeal.execution.threads as congeal_threads
 from congeal.images import ImageSource
 from congeal.images.resample import Sampling
 from congeal.opening import open_images
@@ -46,7 +46,7 @@ def measure(threads: int = 2, n: int = 24, repeats: int = 5, *, quick: bool = Fa
     Keys: "png_bilinear", "png_bilinear_opencv", "png_bilinear_ratio", and so on. quick: fewer frames, less often.
     """
     n, repeats = (8, 2) if quick else (n, repeats)
-    congeal_threads.MOST_THREADS = threads
+    congeal_threads.MAX_THREADS = threads
     result: dict[str, float] = {}
     frames, matrices = make_frames(n), make_warps(n)
     print(f"{n} frames of {WIDTH}×{HEIGHT}, {threads} threads, {os.cpu_count()} cores\n")

@@ -24,7 +24,7 @@ def measure(count: int, *, aligned: bool) -> dict[str, float]:
 
     import congeal
     from congeal.datasets import open_named
-    from congeal.metrics.grouping import accuracy
+    from congeal.evaluation.grouping import accuracy
 
     torch.set_num_threads(1)
     images = open_named("mnist:all").limit(count)

@@ -20,8 +20,8 @@ from torch.nn.functional import avg_pool2d
 from congeal.datasets import open_named
 from congeal.datasets.lfw import landmarks
 from congeal.images.resample import warp_pixels
-from congeal.solvers.appearance import lasting_appearance
-from congeal.solvers.extractors import SIDE, open_extractor
+from congeal.methods.semantic.extractors import INPUT_SIDE_PX, open_extractor
+from congeal.registration.features import robust_features
 
 SUBJECTS = ("George_W_Bush", "Tony_Blair", "Serena_Williams", "Jennifer_Capriati")
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -36,7 +36,7 @@ def asymmetries(subject: str, limit: int | None) -> dict[str, np.ndarray]:
     for i, eyes in enumerate(landmarks(source)[:, :2]):
         if not np.isfinite(eyes).all():
             continue
-        pixels = warp_pixels(source.read(i).pixels, centred(eyes), (SIDE, SIDE))
+        pixels = warp_pixels(source.read(i).pixels, centred(eyes), (INPUT_SIDE_PX, INPUT_SIDE_PX))
         picture = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1).float() / 255
         both = [avg_pool2d(extractor.maps(one), 2) for one in (picture, picture.flip(-1))]
         found["lite0"].append((both[0] - both[1]).flatten().numpy())
@@ -49,13 +49,18 @@ def asymmetries(subject: str, limit: int | None) -> dict[str, np.ndarray]:
 def centred(eyes: np.ndarray) -> np.ndarray:
     """(3, 3) source_from_picture that puts the outer eye corners (2, 2) at one height, as far from the middle: where a
     face lies must not give its mirror image away."""
-    middle, along = eyes.mean(0), (eyes[1] - eyes[0]) * WIDE / SIDE
+    middle, along = eyes.mean(0), (eyes[1] - eyes[0]) * WIDE / INPUT_SIDE_PX
     turned = np.array([[along[0], -along[1]], [along[1], along[0]]])
-    return np.block([[turned, (middle - turned @ [(SIDE - 1) / 2, EYES * SIDE])[:, None]], [np.zeros((1, 2)), 1.0]])
+    return np.block(
+        [
+            [turned, (middle - turned @ [(INPUT_SIDE_PX - 1) / 2, EYES * INPUT_SIDE_PX])[:, None]],
+            [np.zeros((1, 2)), 1.0],
+        ]
+    )
 
 
 def _edges(picture: torch.Tensor) -> torch.Tensor:
-    look = lasting_appearance("photo")
+    look = robust_features("photo")
     return look.blurred(look.features(picture), look.last_blur((picture.shape[-2], picture.shape[-1])))
 
 

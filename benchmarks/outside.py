@@ -57,7 +57,7 @@ def congeal_default(images: np.ndarray, motion: str) -> np.ndarray:
     """As it comes: nothing is told, not even the motion."""
     import congeal
 
-    return congeal.DeepCongealing().fit(images).transforms_.matrices
+    return congeal.JointAlignment().fit(images).transforms_.matrices
 
 
 def congeal_lsc(images: np.ndarray, motion: str) -> np.ndarray:

@@ -41,9 +41,9 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "tgrasta": ("tgrasta", {}),
     "tgrasta, frozen": ("tgrasta", {"mode": "frozen"}),
     "tgrasta, online": ("tgrasta", {"mode": "online"}),
-    "deep": ("deep", {}),
+    "joint": ("joint", {}),
 }
-MEASURED = [name for name in METHODS if name not in ("tgrasta, online", "deep")]
+MEASURED = [name for name in METHODS if name not in ("tgrasta, online", "joint")]
 """What is measured unless asked: deep has its own benchmark, and an online pass is image by image in Python."""
 
 LIMIT, LIMITS = 40.0, {"rasl": 300.0}
@@ -86,8 +86,8 @@ def warped_digit(digit: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def known(names: list[str]) -> None:
     """Per method and motion: corner errors after alignment, over all digits and seeds."""
+    from congeal.evaluation import corner_error
     from congeal.methods.registry import method_class
-    from congeal.metrics import corner_error
 
     sets = {(digit, seed): warped_digit(digit, seed) for digit in range(10) for seed in SEEDS}
     print(f"{COPIES} copies of a digit, {len(sets)} sets: mean corner error in pixels\n")
@@ -115,8 +115,8 @@ def against_package(count: int) -> str:
 
     from congeal.datasets import open_named
     from congeal.images import prepare
+    from congeal.methods.lowrank.rasl import RASL
     from congeal.methods.measure import measure
-    from congeal.methods.rasl import RASL
 
     stack = prepare(open_named(DIGIT).limit(count), size=28)
     images = stack.images(np.arange(count))[:, 0].double().numpy()

@@ -83,7 +83,7 @@ def add_none() -> None:
     class Still(Method):
         name = "none"
 
-        def _align(self, stack: Any, appearance: Any, job: Any) -> torch.Tensor:
+        def _align(self, stack: Any, image_features: Any, context: Any) -> torch.Tensor:
             return torch.as_tensor(stack.start.astype("float32"))
 
     vars(sys.modules[__name__])["Still"] = Still
@@ -94,7 +94,7 @@ def child(options: argparse.Namespace) -> None:
     """One run, in this process; prints its stages as JSON."""
     import torch
 
-    from congeal.cli.settings import parse_settings
+    from congeal.cli.arguments import parse_settings
     from congeal.methods.base import Method
     from congeal.pipeline import align as aligning
     from congeal.pipeline import stages
@@ -167,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[20_000, 100_000])
     parser.add_argument("--source", default="infimnist:7@{n}")
-    parser.add_argument("--method", default="deep")
+    parser.add_argument("--method", default="joint")
     parser.add_argument("--size", type=int, default=28)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--aligned", action="store_true", help="write the aligned images too")

@@ -18,7 +18,7 @@ from pystackreg import StackReg
 from scipy import ndimage
 from skimage import data
 
-from congeal.geometry.interpolation import INTERPOLATIONS
+from congeal.geometry.kernels import INTERPOLATIONS
 from congeal.images.resample import Sampling, warp_pixels
 
 SIDE, FRAMES, EDGE = 400, 8, 40

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from congeal import align, open_images
-from congeal.metrics import corner_error
+from congeal.evaluation import corner_error
 
 INK = (0.8, 1.25)
 MOST_CHANGED = 0.1  # share of images
@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--digits", default="0123456789")
     parser.add_argument("--sigmas", default="0,0.1,0.2,0.3")
     parser.add_argument("--images", type=int, default=500)
-    parser.add_argument("--method", default="deep")
+    parser.add_argument("--method", default="joint")
     parser.add_argument("--cells", type=int, help="stop after so many new cells")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from congeal.datasets import open_named
-from congeal.solvers.threads import in_order
+from congeal.execution.threads import map_ordered
 
 SOURCES = ("perspective-baked:3@0.2", "affnist:3@{n}", "infimnist:3@{n}")
 _BATCH = 2000
@@ -37,7 +37,7 @@ def main() -> None:
             taken = []
             for _ in range(_REPEATS):
                 begin = time.perf_counter()
-                for _images in in_order(source.batch, parts, threads):
+                for _images in map_ordered(source.batch, parts, threads):
                     pass
                 taken.append(time.perf_counter() - begin)
             rates.append(f"{len(source) / min(taken):9,.0f} images/s on {threads}")

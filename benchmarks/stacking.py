@@ -22,7 +22,7 @@ from congeal.images import warp_pixels
 from congeal.images.resample import SHARP
 from congeal.opening import open_images
 from congeal.stacking.frames import Frames
-from congeal.stacking.stack import combined
+from congeal.stacking.stack import combine_images
 from congeal.transforms import Transforms
 
 SIDE, EDGE = 160, 16
@@ -59,7 +59,7 @@ def common_matrix(matrices: np.ndarray) -> np.ndarray:
     )
 
 
-def measure(n: int = 100, method: str = "deep") -> dict[str, tuple[float, float]]:
+def measure(n: int = 100, method: str = "joint") -> dict[str, tuple[float, float]]:
     """Print a table, and give PSNR through found and true poses by way of stacking."""
     frames, scene, scene_from_frame, bad = make_frames(n)
     result = {}
@@ -81,7 +81,7 @@ def measure(n: int = 100, method: str = "deep") -> dict[str, tuple[float, float]
         print("| way | found poses, dB | true poses, dB |\n|---|---|---|")
         for way in ("clip", "median", "mean", "sharp"):
             ours = decibels(congeal.stack(run, method=way).picture, clean)
-            theirs = decibels(combined(best, way, 3.0, 1.0, quiet=True)[0][..., 0], clean)
+            theirs = decibels(combine_images(best, way, 3.0, 1.0, quiet=True)[0][..., 0], clean)
             result[way] = ours, theirs
             print(f"| {way} | {ours:.2f} | {theirs:.2f} |", flush=True)
     return result
@@ -90,6 +90,6 @@ def measure(n: int = 100, method: str = "deep") -> dict[str, tuple[float, float]
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=100)
-    parser.add_argument("--method", default="deep")
+    parser.add_argument("--method", default="joint")
     args = parser.parse_args()
     measure(args.frames, args.method)

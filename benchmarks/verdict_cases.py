@@ -19,12 +19,12 @@ from everyday_sets import copies, drift, photograph
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from congeal import LSC, DeepCongealing, open_images
+from congeal import LSC, JointAlignment, open_images
 from congeal.datasets.lfw import landmarks
+from congeal.evaluation import corner_error
 from congeal.geometry import from_normalised, invert, map_points, matrix_from_parameters, normalise
 from congeal.images import Stack, prepare
 from congeal.methods.measure import measure
-from congeal.metrics import corner_error
 
 Matrices = NDArray[np.float64]
 Truths = NDArray[np.bool_]
@@ -43,7 +43,7 @@ NEAR = {"photographs": 0.005, "stacks": 0.005, "faces": 0.03}
 """Corner error of a right alignment, as a share of the frame: landmarks of faces are only that good."""
 FACE = 128  # pixels of the frame that faces are aligned in
 TURNED_BACK = 0.92  # of the likeness of digits that were not turned: `deep` 0.95 and more, `lsc` 0.87 and less
-METHODS = {"lsc": LSC, "deep": DeepCongealing}
+METHODS = {"lsc": LSC, "joint": JointAlignment}
 """Those whose own alignments are judged."""
 
 
@@ -269,7 +269,7 @@ def really_aligned(truth: Truth, seed: int) -> Iterator[Case]:
     start = truth.jitter(ROUGH, seed) @ truth.right
     stack = truth.started(start)
     before, near = truth.error(start), NEAR[truth.group]
-    for method, motion in (("lsc", "translation"), ("lsc", "homography"), ("deep", "auto")):
+    for method, motion in (("lsc", "translation"), ("lsc", "homography"), ("joint", "auto")):
         model = METHODS[method](motion=motion, random_state=0).fit(stack)
         after = truth.error(np.asarray(model.transforms_.matrices))
         verdicts = FINE if after < near and after < before / 2 else WRONG if after > 0.9 * before else ()

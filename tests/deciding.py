@@ -12,9 +12,9 @@ from congeal.geometry import MOTIONS
 from congeal.images import Stack
 from congeal.methods import registry
 from congeal.methods.base import Method
-from congeal.methods.found import Found
-from congeal.methods.job import Job
-from congeal.solvers.appearance import Appearance
+from congeal.methods.fit_context import FitContext
+from congeal.methods.fit_result import FitResult
+from congeal.registration.features import ImageFeatures
 
 WHY = {
     "motion": {"sentence": "Rigid suffices; similarity would have bought 0.01 of likeness.", "chosen": "rigid"},
@@ -32,11 +32,11 @@ class Deciding(Method):
     name: ClassVar[str] = "deciding"
     motions: ClassVar[tuple[str, ...]] = ("auto", *MOTIONS)
 
-    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> Found:
+    def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> FitResult:
         error = torch.full((len(stack),), 0.125)
         error[3], error[0] = 2.0, torch.nan
         used = "rigid" if self.motion == "auto" else self.motion
-        return Found(torch.from_numpy(stack.start).clone(), used, (16, 48), self.train == "always", error, WHY)
+        return FitResult(torch.from_numpy(stack.start).clone(), used, (16, 48), self.train == "always", error, WHY)
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from films import windows, write_film
+from made_videos import windows, write_video
 
 SIDE = 12
 LSC = {"method": "lsc", "params": {"iterations": (1,), "blurs": (0.0,)}, "size": SIDE, "quiet": True}
@@ -127,10 +127,10 @@ def zarr() -> bytes:
     return buffer.getvalue()
 
 
-def film(suffix: str, codec: str) -> bytes:
+def video(suffix: str, codec: str) -> bytes:
     """Three frames of a video."""
     with TemporaryDirectory() as name:
-        return write_film(Path(name) / f"film{suffix}", windows(3, (32, 32)), codec).read_bytes()
+        return write_video(Path(name) / f"clip{suffix}", windows(3, (32, 32)), codec).read_bytes()
 
 
 def parquet(columns: dict[str, Any] | None = None) -> bytes:

@@ -29,7 +29,7 @@ from congeal.comparison.entries import motion_for, read_labels
 from congeal.comparison.frozen import FrozenStack, freeze, sizes_asked_for
 from congeal.files import write_json
 from congeal.images import prepare
-from congeal.images.files import FileSource
+from congeal.images.sources.files import FileSource
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
 from congeal.pipeline.render import Picture

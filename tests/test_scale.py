@@ -16,7 +16,7 @@ import pytest
 import congeal.pipeline.tables
 from congeal import Transforms, align, apply
 from congeal.export import export
-from congeal.images import ImageSource, prepare, store
+from congeal.images import ImageSource, decoding, prepare
 from congeal.opening import open_images
 from congeal.pipeline.draw import Batch
 from congeal.propagate import propagate_points
@@ -60,7 +60,7 @@ def test_everything_reads_the_table_a_run_has(tmp_path: Path, kind: str) -> None
 
 
 def test_large_sets_get_a_compact_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(congeal.pipeline.tables, "MOST_CSV_ROWS", 20)
+    monkeypatch.setattr(congeal.pipeline.tables, "MAX_CSV_ROWS", 20)
     assert (align(digits(20), tmp_path / "small", **QUICK).folder / "transforms.csv").exists()
     large = align(digits(21), tmp_path / "large", **QUICK).folder
     assert not (large / "transforms.csv").exists()
@@ -90,8 +90,8 @@ def test_every_so_many_rows(tmp_path: Path, suffix: str, step: int, monkeypatch:
 SLOWLY = """
 import sys, time
 from congeal.pipeline import align, draw, render
-from congeal.images import writers
-render.SAVE_EVERY, draw.CHUNK_VALUES, writers.SHARD_IMAGES = 0.0, 28 * 28 * 7, 20
+from congeal.images.formats import shards
+render.SAVE_INTERVAL_S, draw.CHUNK_VALUES, shards.SHARD_IMAGES = 0.0, 28 * 28 * 7, 20
 sample = draw.Batch.sample
 def slowly(batch, *arguments):
     time.sleep(0.05)
@@ -121,7 +121,7 @@ def test_a_run_killed_while_it_writes_goes_on(
     seen = position(notes)
 
     monkeypatch.setattr("congeal.pipeline.draw.CHUNK_VALUES", 28 * 28 * 7)
-    monkeypatch.setattr("congeal.images.writers.SHARD_IMAGES", 20)
+    monkeypatch.setattr("congeal.images.formats.shards.SHARD_IMAGES", 20)
     sample, sampled = Batch.sample, []
 
     def counted(batch: Batch, *arguments: object) -> Batch:
@@ -152,10 +152,10 @@ def contents(run: Path) -> dict[str, bytes]:
 
 
 def test_decoding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(decoding, "SAVE_INTERVAL_S", 0.0)
     rng = np.random.default_rng(0)
     source = open_images([rng.integers(0, 256, (30 + i % 3, 40, 1), dtype=np.uint8) for i in range(200)])
-    decode, decoded, stopping = store.decode_at, [], ["once"]
+    decode, decoded, stopping = decoding.decode_at, [], ["once"]
 
     def stops(source: ImageSource, sizes: list[tuple[int, int]], align_on: None, i: int) -> object:
         if i == 150 and stopping:
@@ -164,7 +164,7 @@ def test_decoding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
         decoded.append(i)
         return decode(source, sizes, align_on, i)
 
-    monkeypatch.setattr(store, "decode_at", stops)
+    monkeypatch.setattr(decoding, "decode_at", stops)
     with pytest.raises(KeyboardInterrupt):
         prepare(source, size=16, folder=tmp_path / "stack")
     decoded.clear()
@@ -181,9 +181,9 @@ def test_decoding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
 PEAK = """
 import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one thread: how far several run ahead is chance
-import congeal.pipeline.align, congeal.methods.lsc
-from congeal import mapped
-mapped.KEPT = 1 << 20
+import congeal.pipeline.align, congeal.methods.least_squares
+from congeal import memmap
+memmap.MAX_RESIDENT_BYTES = 1 << 20
 settings = {"blurs": [0.0], "iterations": [1]}
 options = {"method": "lsc", "motion": "affine", "params": settings, "size": 28, "quiet": True}
 congeal.pipeline.align.align(sys.argv[1], sys.argv[1] + ".run", transforms_format="npz", output_format="npy", **options)

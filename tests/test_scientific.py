@@ -17,7 +17,7 @@ from scipy.ndimage import gaussian_filter
 from congeal import CongealError, align, apply, compare
 from congeal.cli import main
 from congeal.images import warp_pixels
-from congeal.methods.lsc import LSC
+from congeal.methods.least_squares import LSC
 from congeal.pipeline.display import DisplayRange
 
 OPTIONS = {"method": "lsc", "motion": "translation", "quiet": True}

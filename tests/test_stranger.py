@@ -17,7 +17,7 @@ from congeal import CongealError, align
 from congeal.cli import main
 from congeal.files import locked
 from congeal.images import open_writer
-from congeal.images.remote import without_credentials
+from congeal.images.sources.remote import without_credentials
 from congeal.opening import open_images
 from congeal.propagate import propagate_mask, propagate_overlay
 from congeal.studio import Studio
@@ -120,7 +120,7 @@ def test_what_an_address_keeps_to_itself(told: str, shown: str) -> None:
 
 
 def test_no_file_of_a_run_has_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from congeal.images import remote
+    from congeal.images.sources import remote
 
     secret = "https://user:hunter2@host/set.npy?token=hunter2"
     np.save(tmp_path / "set.npy", blob())

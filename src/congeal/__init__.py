@@ -9,26 +9,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from congeal.errors import CongealError
-from congeal.methods.registry import classes
+from congeal.methods.registry import DEEP_IS_GONE, classes
 
 if TYPE_CHECKING:
     from congeal.comparison.compare import compare
     from congeal.images import pack
     from congeal.methods.base import load
-    from congeal.methods.deep.congealing import DeepCongealing
-    from congeal.methods.deep.paper import PaperCongealing
-    from congeal.methods.deepfeatures import DeepFeatures
+    from congeal.methods.clustering.estimator import CongealGroups
+    from congeal.methods.dprc.as_printed import PrintedDPRC
+    from congeal.methods.dprc.estimator import DPRC
     from congeal.methods.ecc import ECC
-    from congeal.methods.entropy import Entropy
-    from congeal.methods.groups.estimator import CongealGroups
+    from congeal.methods.entropy.deepfeatures import DeepFeatures
+    from congeal.methods.entropy.entropy import Entropy
+    from congeal.methods.entropy.sift import SIFT
+    from congeal.methods.joint.estimator import JointAlignment
+    from congeal.methods.least_squares import LSC
     from congeal.methods.logdet import LogDet
-    from congeal.methods.lsc import LSC
-    from congeal.methods.pssv import PSSV
-    from congeal.methods.rasl import RASL
+    from congeal.methods.lowrank.pssv import PSSV
+    from congeal.methods.lowrank.rasl import RASL
+    from congeal.methods.lowrank.tgrasta import TGRASTA
     from congeal.methods.registry import methods as list_methods
-    from congeal.methods.sequence import SequenceCongealing
-    from congeal.methods.sift import SIFT
-    from congeal.methods.tgrasta import TGRASTA
+    from congeal.methods.sequence.estimator import SequenceCongealing
     from congeal.opening import open_images
     from congeal.pipeline.align import align
     from congeal.pipeline.apply import apply
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "DPRC",
     "ECC",
     "LSC",
     "PSSV",
@@ -47,11 +49,11 @@ __all__ = [
     "TGRASTA",
     "CongealError",
     "CongealGroups",
-    "DeepCongealing",
     "DeepFeatures",
     "Entropy",
+    "JointAlignment",
     "LogDet",
-    "PaperCongealing",
+    "PrintedDPRC",
     "SequenceCongealing",
     "Transforms",
     "__version__",
@@ -71,9 +73,9 @@ __all__ = [
 
 # public name: where it is defined
 _HOME = classes() | {
-    "CongealGroups": "congeal.methods.groups.estimator.CongealGroups",
-    "PaperCongealing": "congeal.methods.deep.paper.PaperCongealing",
-    "SequenceCongealing": "congeal.methods.sequence.SequenceCongealing",
+    "CongealGroups": "congeal.methods.clustering.estimator.CongealGroups",
+    "PrintedDPRC": "congeal.methods.dprc.as_printed.PrintedDPRC",
+    "SequenceCongealing": "congeal.methods.sequence.estimator.SequenceCongealing",
     "Transforms": "congeal.transforms.Transforms",
     "align": "congeal.pipeline.align.align",
     "apply": "congeal.pipeline.apply.apply",
@@ -91,6 +93,8 @@ _HOME = classes() | {
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("DeepCongealing", "PaperCongealing"):
+        raise AttributeError(f"there is no congeal.{name} any more: {DEEP_IS_GONE}, as JointAlignment or DPRC")
     if name not in _HOME:
         raise AttributeError(f"module 'congeal' has no attribute {name!r}; it has {', '.join(__all__)}")
     module, _, attribute = _HOME[name].rpartition(".")

@@ -26,7 +26,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def meant(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """What to put behind a word that nobody knows: " (did you mean 'align'?)", or nothing if it resembles none."""
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1)
@@ -45,7 +45,7 @@ def require(module: str, extra: str) -> ModuleType:
 
 
 @contextmanager
-def failing_as_run() -> Iterator[None]:
+def raise_as_run_failure() -> Iterator[None]:
     """From here on the work has begun: a `CongealError` is a failure of the run, not wrong use."""
     try:
         yield

@@ -87,14 +87,16 @@ def _write_opencv(run: RunFolder, target: Path) -> None:
 
 
 def _write_onnx(run: RunFolder, target: Path) -> None:
-    """The net of a deep run, for use without torch."""
+    """The network of a dprc run, for use without torch."""
     from congeal.methods.base import load
-    from congeal.methods.deep.congealing import DeepCongealing
-    from congeal.methods.deep.onnx import write_onnx
+    from congeal.methods.dprc.estimator import DPRC
+    from congeal.methods.dprc.onnx import write_onnx
 
     model = load(run / "model.safetensors")
-    if not isinstance(model, DeepCongealing):
-        raise CongealError(f"only a run of the deep method has a net to export, and {run} was made with {model.name}")
+    if not isinstance(model, DPRC):
+        raise CongealError(
+            f"{run} was made with {model.name}, which has no network to export: align with --method dprc"
+        )
     write_onnx(model, target)
 
 

@@ -306,7 +306,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def allocate(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def create_npy(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """A new memory-mapped .npy file, zero, with its disk space reserved.
 
     Without the reservation a full disk would end the process with a signal in the middle of an assignment.

@@ -14,17 +14,16 @@ from uuid import uuid4
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.images.animation import ANIMATION, open_animation
-from congeal.images.arrays import ArraySource, ListSource, from_tensor, open_npy, open_npz
-from congeal.images.decode import EXTENSIONS, FITS
-from congeal.images.files import list_files, matches, natural_key, open_folder, open_list, open_paths
+from congeal.images.formats.decode import EXTENSIONS, FITS
+from congeal.images.formats.video import ANIMATION, VIDEO, open_animation, open_video
+from congeal.images.formats.zarr import is_zarr, open_zarr
 from congeal.images.packing import packed_files
-from congeal.images.remote_shards import RemoteShardSource
-from congeal.images.selection import choose, chosen
-from congeal.images.source import ImageSource, Subset
-from congeal.images.video import VIDEO, open_video
-from congeal.images.zarr_stacks import is_zarr, open_zarr
-from congeal.transforms.ids import Ids
+from congeal.images.sources.arrays import ArraySource, ListSource, from_tensor, open_npy, open_npz
+from congeal.images.sources.base import ImageSource
+from congeal.images.sources.files import list_files, matches, natural_key, open_folder, open_list, open_paths
+from congeal.images.sources.remote import RemoteShardSource
+from congeal.images.sources.views import SourceView, parse_selection, select_images
+from congeal.rows import evenly_spaced_rows
 
 _NAMED = re.compile(r"[a-z]+(-[a-z]+)*:[^/\\]")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
@@ -56,7 +55,7 @@ def open_images_of_run(named: Any, limit: Any = None, z: Any = None) -> ImageSou
     if not isinstance(named, str) or not named:
         raise CongealError("it does not say what they are")
     if _ADDRESS.match(named):
-        from congeal.images.remote import without_credentials
+        from congeal.images.sources.remote import without_credentials
 
         raise CongealError(f"{without_credentials(named)} is not on this machine, and is not fetched unasked")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
@@ -83,35 +82,21 @@ class SourceAddress:
         return _opened_again(self)
 
 
-class SharedSource(Subset):
-    """The same images; a process that is sent this opens them for itself."""
-
-    def __init__(
-        self, source: ImageSource, given: str | tuple[str, ...], limit: int | None, z: str | None = None
-    ) -> None:
-        super().__init__(source, np.arange(len(source)))
-        self.address = SourceAddress(given, limit, z, len(source), _some_ids(source), uuid4().hex)
-
-    @property
-    def fingerprint_name(self) -> str:
-        """That of the source: sharing makes no other set of it."""
-        return self.source.fingerprint_name
-
-    def ids(self) -> Ids:
-        """All names, in order."""
-        return self.source.ids()
-
-
 def shared_images(anything: Any, limit: int | None = None, *, z: str | None = None) -> ImageSource:
     """`open_images` for work that is spread: what has a name or an address is opened by every worker itself."""
     source = open_images(anything, limit, z=z)
-    if isinstance(source.source if isinstance(source, Subset) else source, RemoteShardSource):
+    if isinstance(source.source if isinstance(source, SourceView) else source, RemoteShardSource):
         return source  # finding its images again would mean to read all shards
     if isinstance(anything, str | Path):
-        return SharedSource(source, _everywhere(str(anything)), limit, z)
+        return _with_address(source, _everywhere(str(anything)), limit, z)
     if isinstance(anything, list | tuple) and all(isinstance(one, str | Path) for one in anything):
-        return SharedSource(source, tuple(_everywhere(str(one)) for one in anything), limit, z)
+        return _with_address(source, tuple(_everywhere(str(one)) for one in anything), limit, z)
     return source  # in memory: it goes to the workers in a file
+
+
+def _with_address(source: ImageSource, given: str | tuple[str, ...], limit: int | None, z: str | None) -> ImageSource:
+    address = SourceAddress(given, limit, z, len(source), _some_ids(source), uuid4().hex)
+    return SourceView(source, address=address)
 
 
 def _everywhere(text: str) -> str:
@@ -122,7 +107,7 @@ def _everywhere(text: str) -> str:
 
 
 def _some_ids(source: ImageSource) -> tuple[str, ...]:
-    rows = np.unique(np.linspace(0, len(source) - 1, min(len(source), 16)).astype(int))
+    rows = evenly_spaced_rows(len(source), 16)
     return tuple(source.id(int(i)) for i in rows)
 
 
@@ -152,7 +137,7 @@ def _open(anything: Any, z: str | None) -> ImageSource:
     if isinstance(anything, Sequence) and not isinstance(anything, bytes):
         return _open_sequence(anything, z)
     if all(hasattr(anything, name) for name in ("shape", "dtype", "ndim", "__getitem__")):
-        from congeal.images.lazy import open_lazy
+        from congeal.images.sources.hyperstack import open_lazy
 
         return open_lazy(anything)
     raise CongealError(
@@ -164,13 +149,13 @@ def _open_text(text: str, z: str | None) -> ImageSource:
     if not text:
         raise CongealError("the name of the images is empty")
     if _URL.match(text):
-        from congeal.images.remote import open_url
+        from congeal.images.sources.remote import open_url
 
         return open_url(text, lambda path: _open_text(str(path), z))
     if os.path.exists(text):
         return open_path(Path(text), z)
-    if (part := chosen(text)) is not None:
-        return choose(open_path(part.path, z), part.choice)
+    if (selection := parse_selection(text)) is not None:
+        return select_images(open_path(selection.path, z), selection.slice)
     if _NAMED.match(text):
         from congeal.datasets import open_named
 
@@ -202,11 +187,11 @@ def _open_found(paths: list[Path], what: str, z: str | None = None) -> ImageSour
         raise CongealError(f"no file matches {what}")
     suffixes = {path.suffix.lower() for path in paths}
     if suffixes == {".tar"}:
-        from congeal.images.shards import open_shards
+        from congeal.images.formats.shards import open_shards
 
         return _held_by(open_shards(paths, name=what), *paths)
     if suffixes == {".parquet"}:
-        from congeal.images.parquet import open_parquet
+        from congeal.images.formats.parquet import open_parquet
 
         return _held_by(open_parquet(paths, name=what), *paths)
     if len(paths) == 1 and (paths[0].is_dir() or not suffixes <= EXTENSIONS - ANIMATION - FITS):
@@ -237,15 +222,15 @@ def open_path(path: Path, z: str | None = None) -> ImageSource:
     if suffix in (".tar", ".parquet"):
         return _open_found([path], path.name)
     if suffix in _TIFF:
-        from congeal.images.tiff import open_tiff
+        from congeal.images.formats.tiff import open_tiff
 
         return _held_by(open_tiff(path, z), path)
     if suffix in FITS:
-        from congeal.images.fits_stacks import open_fits
+        from congeal.images.formats.fits import open_fits
 
         return _held_by(open_fits(path, z), path)
     if suffix == ".mat":
-        from congeal.images.mat import open_mat
+        from congeal.images.formats.matlab import open_mat
 
         return _held_by(open_mat(path), path)
     if suffix in VIDEO:
@@ -256,7 +241,7 @@ def open_path(path: Path, z: str | None = None) -> ImageSource:
             return _held_by(animation, path)
     if suffix in EXTENSIONS:
         return open_paths([path], name=path.name)
-    from congeal.images.idx import is_idx, open_idx
+    from congeal.images.formats.idx import is_idx, open_idx
 
     if is_idx(path):
         return _held_by(open_idx(path), path)

@@ -78,7 +78,7 @@ class Progress:
 
 
 @contextmanager
-def messages(level: int) -> Iterator[None]:
+def console_handler(level: int) -> Iterator[None]:
     """While this lasts, messages from this level on are lines on stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -93,10 +93,10 @@ def messages(level: int) -> Iterator[None]:
 
 
 @contextmanager
-def telling(verbose: bool) -> Iterator[None]:
+def log_to_console(verbose: bool) -> Iterator[None]:
     """`verbose` for those who use the library: messages are shown, unless their program listens to them already."""
     if verbose and not log.hasHandlers():
-        with messages(logging.INFO):
+        with console_handler(logging.INFO):
             yield
     else:
         yield

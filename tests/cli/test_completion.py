@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from congeal.cli import main
-from congeal.cli.completion import FISH, SHELLS
+from congeal.cli.spelling import FIRST_TYRO_WITH_FISH, SHELLS
 
 
 def complete(script: Path, *words: str) -> list[str]:
@@ -33,7 +33,7 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_has_a_script(shell: str, tmp_path: Path) -> None:
     tyro = pytest.importorskip("tyro")
-    if shell == "fish" and tuple(int(part) for part in tyro.__version__.split(".")[:3]) < FISH:
+    if shell == "fish" and tuple(int(part) for part in tyro.__version__.split(".")[:3]) < FIRST_TYRO_WITH_FISH:
         assert main(["--tyro-write-completion", shell, str(tmp_path / "script")]) == 2
         return
     assert main(["--tyro-write-completion", shell, str(tmp_path / "script")]) == 0

@@ -9,10 +9,10 @@ import pytest
 
 from congeal import CongealError, open_images
 from congeal.datasets import lfw
+from congeal.evaluation import landmark_error
 from congeal.geometry import map_points
 from congeal.images import prepare
-from congeal.images.faces import FaceSource
-from congeal.metrics import landmark_error
+from congeal.images.sources.faces import FaceSource
 from made_data import NO_FACE, PERSON, SHOTS
 
 SMALL = "Jennifer_Capriati"  # of the original people, the one with the fewest files

@@ -13,8 +13,8 @@ import pytest
 from congeal.datasets import mnist as module
 from congeal.datasets import open_named
 from congeal.errors import CongealError
-from congeal.metrics import apsnr
-from congeal.reproduce.wrapped import apsnr_uint8_wrap
+from congeal.evaluation import apsnr
+from congeal.experiments.wrapped import apsnr_uint8_wrap
 from made_data import N_TRAIN, write_idx
 
 

@@ -10,8 +10,8 @@ import torch
 
 from congeal.datasets import open_named
 from congeal.datasets.perspective import Perspective, perturbations
+from congeal.evaluation import corner_error
 from congeal.geometry import matrix, warp
-from congeal.metrics import corner_error
 
 FRAME = matrix.corners((28, 28))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from congeal.geometry.cover import cover_of, covered
-from congeal.geometry.sampling import coverage
+from congeal.geometry.frame_coverage import cover_of, covered
+from congeal.geometry.warping import coverage
 
 SOURCE, FRAME = (30, 41), (37, 29)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from congeal.geometry.interpolation import INTERPOLATIONS, Interpolation, interpolate, spline_coefficients
-from congeal.geometry.sampling import to_units
+from congeal.geometry.kernels import INTERPOLATIONS, Interpolation, interpolate, spline_coefficients
+from congeal.geometry.warping import to_units
 
 
 def sampled(values: np.ndarray, matrix: np.ndarray, kind: Interpolation) -> np.ndarray:

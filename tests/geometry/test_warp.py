@@ -21,7 +21,7 @@ from congeal.geometry import (
     sampling_grid,
     warp,
 )
-from congeal.geometry.sampling import points_inside, sample_points
+from congeal.geometry.warping import points_inside, sample_points
 
 MODES = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 BORDERS = {"zeros": cv2.BORDER_CONSTANT, "border": cv2.BORDER_REPLICATE, "reflect": cv2.BORDER_REFLECT}

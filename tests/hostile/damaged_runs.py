@@ -397,7 +397,7 @@ def damaged_run_rows() -> list[Row]:
         Row("studio-saved-points", studio_file("points.csv", b"x\n1\n"), 2, ("points.csv",)),
         Row("export-to-a-folder", lambda w: w.export(w.run(), "a/b/c.csv"), 0),
         Row("export-unknown", lambda w: w.export(w.run(), "a.exe"), 2, ("suffix",)),
-        Row("export-onnx-of-lsc", lambda w: w.export(w.run(), "a.onnx"), 2, ("deep",)),
+        Row("export-onnx-of-lsc", lambda w: w.export(w.run(), "a.onnx"), 2, ("dprc",)),
         Row("apply-not-a-run", lambda w: w.apply(w.photos(), w.original_photos()), 2, ("not a run folder",)),
         Row("report-comparison-of-words", table_json(WORDS), 2, ("table.json",)),
         Row("report-comparison-of-numbers", table_json(as_json([1, 2])), 2, ("table.json",)),

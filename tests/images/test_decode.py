@@ -11,8 +11,8 @@ import tifffile
 from PIL import Image as Pillow
 from PIL import ImageOps
 
-from congeal.images.decode import decode, orient, probe
-from congeal.images.source import UnreadableImage
+from congeal.images.formats.decode import decode, orient, probe
+from congeal.images.sources.base import UnreadableImage
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (12, 17, 3), dtype=np.uint8)

@@ -14,8 +14,8 @@ import congeal
 from blobs import blob
 from congeal import CongealError
 from congeal.cli import main
-from congeal.images.excluded import exclude_images
-from congeal.images.source import UnreadableImage
+from congeal.images.sources.base import UnreadableImage
+from congeal.images.sources.views import exclude_images
 from congeal.opening import open_images
 
 

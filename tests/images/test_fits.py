@@ -12,9 +12,9 @@ import pytest
 from congeal import align
 from congeal.errors import CongealError
 from congeal.images import open_writer
-from congeal.images.fits_writer import fits_bytes
-from congeal.images.source import ImageSource
-from congeal.images.writers import tell_poses
+from congeal.images.formats.fits import fits_bytes
+from congeal.images.formats.writers import set_transforms
+from congeal.images.sources.base import ImageSource
 from congeal.opening import open_images
 
 fits = pytest.importorskip("astropy.io.fits")
@@ -39,7 +39,7 @@ def header(**cards: Any) -> Any:
 def copy_through(source: ImageSource, folder: Path, poses: np.ndarray | None = None) -> Path:
     with open_writer(folder, source, source.probe(0)[:2]) as writer:
         if poses is not None:
-            tell_poses(writer, source, poses)
+            set_transforms(writer, source, poses)
         for i in reversed(range(len(source))):
             writer.write(i, source.read(i).pixels)
     assert open_writer(folder, source, source.probe(0)[:2]).done(0)

@@ -12,9 +12,9 @@ import tifffile
 
 from congeal.errors import CongealError
 from congeal.images import UnreadableImage, open_writer
-from congeal.images.channels import find_channels
-from congeal.images.hyperstack import Hyperstack, Step
-from congeal.images.source import ImageSource
+from congeal.images.formats.hyperstack import Hyperstack, Step
+from congeal.images.intensity import find_channels
+from congeal.images.sources.base import ImageSource
 from congeal.opening import open_images
 
 RNG = np.random.default_rng(14)
@@ -252,7 +252,7 @@ def test_some_images_of_a_stack_keep_what_is_said_of_them(tmp_path: Path) -> Non
 
 
 def test_huge_imagej_stacks_have_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("congeal.images.tiff_writer.MOST_CLASSIC", 1000)
+    monkeypatch.setattr("congeal.images.formats.tiff.MOST_CLASSIC", 1000)
     before = imagej(tmp_path / "s.tif")
     after = copy_through(open_images(before), tmp_path / "out")
     same_pixels(before, after)

@@ -22,8 +22,8 @@ from blobs import blob, save_folder
 from congeal import LSC, CongealError, open_images
 from congeal.cli import main
 from congeal.images import prepare
-from congeal.images.decode import MOST_BYTES, MOST_PIXELS, decode
-from congeal.images.source import UnreadableImage
+from congeal.images.formats.decode import MOST_BYTES, MOST_PIXELS, decode
+from congeal.images.sources.base import UnreadableImage
 
 SIDE = 60_000
 
@@ -157,8 +157,8 @@ def test_linked_folders_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_packed_is_unpacked_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("congeal.images.arrays.MOST_UNPACKED", 10_000)
-    monkeypatch.setattr("congeal.images.idx.MOST_UNPACKED", 10_000)
+    monkeypatch.setattr("congeal.images.sources.arrays.MOST_UNPACKED", 10_000)
+    monkeypatch.setattr("congeal.images.formats.idx.MOST_UNPACKED", 10_000)
     images = np.zeros((30, 28, 28), np.uint8)
     np.savez_compressed(tmp_path / "a.npz", images)
     with pytest.raises(CongealError, match=r"a.npz.*save it as \.npy"):

@@ -9,7 +9,7 @@ import congeal
 from congeal.geometry import map_points, normalise
 from congeal.geometry.orientation import all_upright_from_source, make_upright, mirrored
 from congeal.images import prepare
-from congeal.images.oriented import OrientedSource
+from congeal.images.sources.views import SourceView
 from congeal.opening import open_images
 
 
@@ -32,7 +32,7 @@ def test_mirrored_start_gives_upright_pixels_and_leads_back(pictures: np.ndarray
 @pytest.mark.parametrize("shape", [(20, 20), (12, 30)])
 def test_turned_images_of_any_shape(shape: tuple[int, int]) -> None:
     pictures = np.random.default_rng(1).integers(0, 255, (8, *shape), dtype=np.uint8)
-    source = OrientedSource(open_images(pictures), np.arange(8))
+    source = SourceView(open_images(pictures), orientation=np.arange(8))
     stack = prepare(source, size=10)
     found = stack.to_transforms(stack.start)
     assert found.source_sizes.tolist() == [list(shape)] * 8

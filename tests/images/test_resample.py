@@ -13,7 +13,7 @@ import congeal
 from blobs import blob, save_folder
 from congeal import CongealError
 from congeal.cli import main
-from congeal.geometry.interpolation import INTERPOLATIONS, Interpolation
+from congeal.geometry.kernels import INTERPOLATIONS, Interpolation
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import warp_pixel_batch, warp_pixels
 from congeal.images.canvas import Placement, put_on_canvas

@@ -20,9 +20,9 @@ from PIL import Image as Pillow
 
 from congeal.errors import CongealError
 from congeal.images import UnreadableImage
-from congeal.images.files import expand_braces, natural_key
-from congeal.images.idx import read_idx
-from congeal.images.source import ImageSource
+from congeal.images.formats.idx import read_idx
+from congeal.images.sources.base import ImageSource
+from congeal.images.sources.files import expand_braces, natural_key
 from congeal.opening import open_images
 
 RNG = np.random.default_rng(1)
@@ -382,7 +382,7 @@ def test_the_fingerprint_knows_every_array_in_memory() -> None:
 @pytest.mark.parametrize("cheap", [True, False])
 def test_the_fingerprint_knows_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cheap: bool) -> None:
     if not cheap:
-        monkeypatch.setattr("congeal.images.source._CHEAP_BYTES", 10)
+        monkeypatch.setattr("congeal.images.sources.base.MAX_HASHED_BYTES", 10)
     for i in range(40):
         Pillow.fromarray(GREY[i % len(GREY)]).save(tmp_path / f"{i}.png")
     before = fingerprint_of(tmp_path), fingerprint_of(tmp_path, 20)
@@ -412,7 +412,7 @@ def test_the_fingerprint_knows_the_file_of_a_stack(tmp_path: Path, monkeypatch: 
     assert write(images) == before
     changed[53, 2, 2] = 1
     assert write(changed) != before
-    monkeypatch.setattr("congeal.images.source._CHEAP_BYTES", 10)
+    monkeypatch.setattr("congeal.images.sources.base.MAX_HASHED_BYTES", 10)
     write(images)
     os.utime(tmp_path / name, ns=(1, 1))
     before = fingerprint_of(tmp_path / name)

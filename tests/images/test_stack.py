@@ -12,9 +12,8 @@ import torch
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError
-from congeal.geometry.sampling import warp
-from congeal.images import Image, ImageSource, Layout, Skipped, prepare
-from congeal.images import store as store_module
+from congeal.geometry.warping import warp
+from congeal.images import Image, ImageSource, Layout, Skipped, decoding, prepare
 from congeal.images.canvas import place, put_on_canvas
 from congeal.opening import open_images
 from congeal.transforms import Transforms
@@ -193,7 +192,7 @@ def test_different_channel_counts_meet_in_grey(tmp_path: Path) -> None:
 
 
 def test_an_odd_image_the_sample_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("congeal.images.plan._SAMPLE", 2)
+    monkeypatch.setattr("congeal.images.plan.SAMPLED_HEADERS", 2)
     folder = photos(tmp_path / "p", [(20, 20, 3), (20, 20), (20, 20, 3), (20, 20, 3)])
     Pillow.fromarray(RNG.integers(0, 60000, (20, 20), dtype=np.uint16)).save(folder / "1b.png")
     stack = prepare(open_images(folder))
@@ -320,7 +319,7 @@ def test_a_finished_stack_is_found_again(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError("decoded again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "decode_at", never)
+        patch.setattr(decoding, "decode_at", never)
         again = prepare(open_images(folder), size=32, folder=tmp_path / "work")
         with pytest.raises(AssertionError):
             prepare(open_images(folder), size=16, folder=tmp_path / "work")
@@ -339,7 +338,7 @@ def test_larger_pictures_are_made_in_the_same_pass(tmp_path: Path, monkeypatch: 
     def never(*_: object) -> None:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(store_module, "decode_at", never)
+    monkeypatch.setattr(decoding, "decode_at", never)
     with pytest.raises(AssertionError):
         by_itself.at(48)
     middle = together.at(48)
@@ -353,7 +352,7 @@ def test_larger_pictures_are_made_in_the_same_pass(tmp_path: Path, monkeypatch: 
 
 
 def test_large_stacks_live_in_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_IN_MEMORY", 1000)
+    monkeypatch.setattr(decoding, "MAX_IN_MEMORY_BYTES", 1000)
     stack = prepare(open_images(photos(tmp_path / "p", [(50, 40, 3)] * 3)))
     assert isinstance(stack._store.pixels, np.memmap)  # type: ignore[union-attr]
     place_on_disk = Path(stack._store.temporary.name)  # type: ignore[union-attr]

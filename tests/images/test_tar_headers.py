@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from congeal.errors import CongealError
-from congeal.images.shards import _members, _plain_members, open_shards
+from congeal.images.formats.shards import _members, _plain_members, open_shards
 from small_files import picture
 
 

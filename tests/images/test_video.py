@@ -1,4 +1,4 @@
-"""Films in and out: frames one by one, chosen, cut short, and back as MP4 or GIF."""
+"""Videos in and out: frames one by one, chosen, cut short, and back as MP4 or GIF."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from PIL import Image
 import congeal
 from congeal.errors import CongealError
 from congeal.images import UnreadableImage, open_writer
-from congeal.images.video import CUT_SHORT
+from congeal.images.formats.video import CUT_SHORT
 from congeal.opening import open_images
-from films import RATE, read_film, windows, write_film
+from made_videos import RATE, read_video, windows, write_video
 
 pytest.importorskip("av")
 FRAMES = windows(20)
@@ -25,7 +25,7 @@ KINDS = {".mp4": "libx264", ".mov": "libx264", ".mkv": "libx264", ".avi": "mpeg4
 
 @pytest.mark.parametrize(("suffix", "codec"), [*KINDS.items(), (".avi", "libx264"), (".avi", "mjpeg")])
 def test_frames_in_any_order_are_those_in_order(tmp_path: Path, suffix: str, codec: str) -> None:
-    path = write_film(tmp_path / f"clip{suffix}", FRAMES, codec)
+    path = write_video(tmp_path / f"clip{suffix}", FRAMES, codec)
     source = open_images(path)
     assert len(source) == len(FRAMES)
     assert source.frame_rate == RATE
@@ -41,17 +41,17 @@ def test_frames_in_any_order_are_those_in_order(tmp_path: Path, suffix: str, cod
 
 
 def test_reading_in_order_decodes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_images(write_film(tmp_path / "clip.mp4", FRAMES))
+    source = open_images(write_video(tmp_path / "clip.mp4", FRAMES))
     reader, begun = source._reader, list[int]()
-    go_to = reader._go_to
-    monkeypatch.setattr(reader, "_go_to", lambda row: (begun.append(row), go_to(row)))
+    seek = reader._seek
+    monkeypatch.setattr(reader, "_seek", lambda row: (begun.append(row), seek(row)))
     for i in range(len(source)):
         source.read(i)
     assert begun == [0]
 
 
 def test_some_frames_are_chosen_behind_the_name(tmp_path: Path) -> None:
-    path = write_film(tmp_path / "clip.mp4", FRAMES)
+    path = write_video(tmp_path / "clip.mp4", FRAMES)
     whole = open_images(path)
     some = open_images(f"{path}[2:18:5]")
     assert [some.id(i) for i in range(len(some))] == [f"clip.mp4[{i:05d}]" for i in (2, 7, 12, 17)]
@@ -74,18 +74,18 @@ def test_some_frames_are_chosen_behind_the_name(tmp_path: Path) -> None:
 
 
 def test_of_a_film_that_was_cut_short_the_rest_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    data = write_film(tmp_path / "clip.mp4", FRAMES).read_bytes()
+    data = write_video(tmp_path / "clip.mp4", FRAMES).read_bytes()
     (tmp_path / "cut.mp4").write_bytes(data[: len(data) // 2])
     with pytest.raises(CongealError, match=r"cut\.mp4 cannot be opened as a video .*cut short before its index"):
         open_images(tmp_path / "cut.mp4")
-    data = write_film(tmp_path / "clip.avi", FRAMES, "mjpeg").read_bytes()
+    data = write_video(tmp_path / "clip.avi", FRAMES, "mjpeg").read_bytes()
     (tmp_path / "cut.avi").write_bytes(data[: len(data) * 6 // 10])
     source = open_images(tmp_path / "cut.avi")
     assert len(source) == len(FRAMES)
     assert source.read(5).pixels.shape == (48, 64, 3)
     with pytest.raises(UnreadableImage, match=CUT_SHORT):
         source.read(19)
-    data = write_film(tmp_path / "clip.mkv", FRAMES).read_bytes()
+    data = write_video(tmp_path / "clip.mkv", FRAMES).read_bytes()
     (tmp_path / "cut.mkv").write_bytes(data[: len(data) * 7 // 10])
     with caplog.at_level(logging.WARNING, "congeal"):
         source = open_images(tmp_path / "cut.mkv")
@@ -114,14 +114,14 @@ def test_what_is_no_film_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         file.start_encoding()
     with pytest.raises(CongealError, match=r"none\.mkv (holds no frames|cannot be opened)"):
         open_images(tmp_path / "none.mkv")
-    path = write_film(tmp_path / "clip.mp4", FRAMES[:4])
+    path = write_video(tmp_path / "clip.mp4", FRAMES[:4])
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(CongealError, match=r"pip install 'congeal\[video\]'"):
         open_images(path)
 
 
 def test_a_codec_that_nobody_knows_is_one_sentence(tmp_path: Path) -> None:
-    data = write_film(tmp_path / "clip.mp4", FRAMES[:4]).read_bytes()
+    data = write_video(tmp_path / "clip.mp4", FRAMES[:4]).read_bytes()
     assert data.count(b"avc1") >= 1
     (tmp_path / "odd.mp4").write_bytes(data.replace(b"avc1", b"zzz9"))
     with pytest.raises(CongealError, match=r"no decoder for the video in .*odd\.mp4.*ffmpeg -i odd\.mp4"):
@@ -131,7 +131,7 @@ def test_a_codec_that_nobody_knows_is_one_sentence(tmp_path: Path) -> None:
 def test_frames_that_change_size_are_all_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two H.264 streams one after the other, as a recorder leaves them whose window was resized."""
     pytest.importorskip("av", minversion="18.0", reason="older versions cannot write such a film")
-    parts = [write_film(tmp_path / f"{i}.h264", FRAMES[:6, : 48 - 16 * i, : 64 - 16 * i]) for i in range(2)]
+    parts = [write_video(tmp_path / f"{i}.h264", FRAMES[:6, : 48 - 16 * i, : 64 - 16 * i]) for i in range(2)]
     path = tmp_path / "both.mkv"
     _join(parts, path)
     source = open_images(path)
@@ -161,7 +161,7 @@ def _join(parts: list[Path], path: Path) -> None:
 
 
 def test_a_video_beside_images_is_left_out_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_film(tmp_path / "clip.mp4", FRAMES[:4])
+    write_video(tmp_path / "clip.mp4", FRAMES[:4])
     assert len(open_images(tmp_path)) == 4  # alone in its folder, it is what is meant
     for i in range(3):
         Image.fromarray(FRAMES[i]).save(tmp_path / f"{i}.png")
@@ -174,7 +174,7 @@ def test_a_video_beside_images_is_left_out_aloud(tmp_path: Path, caplog: pytest.
         mixed.read(3)
     (tmp_path / "two").mkdir()
     for name in "ab":
-        write_film(tmp_path / "two" / f"{name}.mp4", FRAMES[:3])
+        write_video(tmp_path / "two" / f"{name}.mp4", FRAMES[:3])
     for several in (tmp_path / "two", f"{tmp_path}/two/*.mp4"):
         with pytest.raises(CongealError, match=r"2 videos: align one at a time, such as .*a\.mp4"):
             open_images(several)
@@ -197,14 +197,14 @@ def test_an_animation_is_its_frames(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_film_out_keeps_time_and_pictures(tmp_path: Path) -> None:
-    source = open_images(write_film(tmp_path / "clip.mp4", FRAMES[:, :46, :62]))
+    source = open_images(write_video(tmp_path / "clip.mp4", FRAMES[:, :46, :62]))
     size = (31, 47)
     with open_writer(tmp_path / "out", source, size) as writer:
         for i in (0, 1, 2, 4, 5):  # frame 3 was skipped
             writer.write(i, FRAMES[i, :31, :47])
         assert not writer.done(0)
     assert writer.done(0)
-    frames, _ = read_film(tmp_path / "out" / "aligned.mp4")
+    frames, _ = read_video(tmp_path / "out" / "aligned.mp4")
     assert frames.shape == (5, 32, 48, 3)  # sides of a film are even
     assert np.abs(frames[:, :31, :47].astype(int) - FRAMES[[0, 1, 2, 4, 5], :31, :47]).mean() < 6
     assert np.allclose(_times(tmp_path / "out" / "aligned.mp4"), np.array([0, 1, 2, 4, 5]) / RATE)

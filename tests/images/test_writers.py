@@ -16,13 +16,15 @@ import torch
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError, RunFailed
-from congeal.geometry.cover import covered
-from congeal.geometry.sampling import coverage, warp
+from congeal.execution.threads import map_ordered
+from congeal.geometry.frame_coverage import covered
+from congeal.geometry.warping import coverage, warp
 from congeal.images import open_writer, pack, prepare, warp_image, warp_pixel_batch, warp_pixels
 from congeal.images.canvas import place, put_on_canvas
-from congeal.images.encode import png_bytes
+from congeal.images.formats.encode import png_bytes
+from congeal.images.formats.writers import NpyWriter, RowWriter
 from congeal.images.resample import Sampling
-from congeal.images.source import ImageSource, Indices
+from congeal.images.sources.base import ImageSource, Indices
 from congeal.opening import open_images
 
 RNG = np.random.default_rng(3)
@@ -43,7 +45,7 @@ def copy_through(source: ImageSource, folder: Path, format: str = "auto") -> Non
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_png_holds_every_value(dtype: type, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(channels)
-    monkeypatch.setattr("congeal.images.encode._BYTES_AT_ONCE", 500)  # several parts, of several rows or of one
+    monkeypatch.setattr("congeal.images.formats.encode._BYTES_AT_ONCE", 500)  # several parts, of several rows or of one
     for height, width in ((1, 1), (1, 9), (9, 1), (40, 50), (7, 301)):
         pixels = rng.integers(0, np.iinfo(dtype).max, (height, width, channels), dtype=dtype, endpoint=True)
         data = png_bytes(pixels)
@@ -274,7 +276,7 @@ def test_shards_in_shards_out(tmp_path: Path) -> None:
 
 
 def test_anything_goes_into_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("congeal.images.writers.SHARD_IMAGES", 4)
+    monkeypatch.setattr("congeal.images.formats.shards.SHARD_IMAGES", 4)
     images = RNG.integers(0, 256, (10, 8, 6), dtype=np.uint8)
     copy_through(open_images(images), tmp_path / "out", format="shards")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [f"aligned-0000{k}.tar" for k in range(3)]
@@ -482,3 +484,19 @@ def test_a_pack_stopped_while_it_is_published_leaves_no_array(tmp_path: Path, mo
     with pytest.raises(KeyboardInterrupt):
         pack(open_images(np.ones((2, 4, 4), np.uint8)), tmp_path / "p.npy")
     assert not (tmp_path / "p.npy").exists(), "not the old pixels beside the new ids"
+
+
+def test_rows_that_threads_write_at_once_go_to_their_places(tmp_path: Path) -> None:
+    source = open_images(np.zeros((4000, 3, 5), np.uint8))
+    writer = NpyWriter(tmp_path, source, (3, 5))
+    room = writer.make_room(np.zeros((1, 3, 5, 1), np.uint8))
+    assert room is not None
+    pixels = np.random.default_rng(0).integers(0, 256, (4000, 3, 5, 1), dtype=np.uint8)
+    rows = RowWriter(room, source)
+    runs = np.array_split(np.arange(4000), 400)
+    runs[7] = runs[7][[3, 1, 2, 0, *range(4, len(runs[7]))]]  # rows need not follow one another
+    list(map_ordered(lambda part: rows.begin_new(part, pixels[part])(), runs, 8))
+    rows.close()
+    writer.all_written(np.arange(4000))
+    writer.close()
+    assert np.array_equal(np.load(tmp_path / "aligned.npy"), pixels[..., 0])

@@ -13,8 +13,8 @@ import tifffile
 from congeal import align
 from congeal.errors import CongealError
 from congeal.images import open_writer
-from congeal.images.source import ImageSource, UnreadableImage
-from congeal.methods.lsc import LSC
+from congeal.images.sources.base import ImageSource, UnreadableImage
+from congeal.methods.least_squares import LSC
 from congeal.opening import open_images
 
 zarr = pytest.importorskip("zarr")

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from congeal import open_images
-from congeal.geometry import from_normalised, matrix_from_parameters, warp
+from congeal.evaluation import corner_error
+from congeal.filters import gaussian_blur
+from congeal.geometry import from_normalised, invert, matrix_from_parameters, warp
 from congeal.images import Stack, prepare
 from congeal.methods.base import Alignment, Method
-from congeal.metrics import corner_error
-from congeal.solvers.filters import blur
+from congeal.registration.template_registration import random_warps
 
 PARAMETERS = {"translation": 2, "rigid": 3, "similarity": 4, "affine": 6, "homography": 8}
 
@@ -33,6 +34,17 @@ def warped_digit(
     truth = from_normalised(matrix_from_parameters(draws * torch.tensor(reach[:count])), (28, 28))
     shown = warp(image, truth, mode="bicubic").clamp(0, 255)
     return shown[:, 0].round().numpy().astype(np.uint8), truth.double().numpy()
+
+
+def digit_copies(n: int, sigma: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Copies of one bundled digit whose corners were moved at random, with deviation `sigma` times the side.
+
+    Images (n, 28, 28) uint8 and the aligned_from_source (n, 3, 3) that undo the homographies.
+    """
+    copy_from_digit = random_warps(torch.full((n,), sigma), (28, 28), torch.Generator().manual_seed(seed))
+    image = digits("2", 1).images(np.arange(1))
+    copies = warp(image.expand(n, -1, -1, -1), invert(copy_from_digit))
+    return (copies[:, 0].numpy() * 255).round().astype(np.uint8), invert(copy_from_digit.double().numpy())
 
 
 def errors(model: Method, truth: np.ndarray) -> tuple[float, float]:
@@ -94,7 +106,7 @@ def photograph_copies(
     zoom = 512 / (1.3 * max(size))
     x, y = (255.5 - zoom * (length - 1) / 2 for length in (width, height))
     photo_from_aligned = torch.tensor([[zoom, 0, x], [0, zoom, y], [0, 0, 1]], dtype=torch.float64)
-    photo = blur(torch.as_tensor(camera().astype(np.float32))[None, None], 0.6 * zoom)
+    photo = gaussian_blur(torch.as_tensor(camera().astype(np.float32))[None, None], 0.6 * zoom)
     shown = warp(photo.expand(n, -1, -1, -1), (photo_from_aligned @ truth).float(), size, mode="bicubic")
     shown = shown + 255 * noise * torch.randn(shown.shape, generator=rng)
     light = 0.9 + 0.1 * (torch.rand(n, 1, 1, 1, generator=rng) * 2 - 1)

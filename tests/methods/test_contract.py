@@ -25,15 +25,15 @@ from sklearn.preprocessing import FunctionTransformer
 
 import congeal
 from congeal import CongealError
+from congeal.evaluation import corner_error
+from congeal.execution.threads import single_torch_thread
 from congeal.geometry import map_points
 from congeal.geometry.matrix import corners
 from congeal.methods.base import Method
-from congeal.methods.deep.networks import seeded
-from congeal.methods.job import Event
+from congeal.methods.dprc.networks import seeded
+from congeal.methods.fit_context import Event
 from congeal.methods.registry import method_class, methods
-from congeal.metrics import corner_error
 from congeal.runs.checkpoint import Checkpoint
-from congeal.solvers.threads import one_thread
 
 # How much work a method does, by the names methods give it: enough to exercise everything, little enough to be quick.
 EFFORT = {
@@ -57,14 +57,8 @@ LEARNT, NEW = 24, 8  # images that models are fitted on, and that they have not 
 
 
 def small(name: str, **params: Any) -> Method:
-    """The method with little to do: whole numbers and tuples of them are lowered.
-
-    A network is trained where one can be, so that there is one to save and a training to go on with; test_training.py
-    has the method without.
-    """
+    """The method with little to do: whole numbers and tuples of them are lowered."""
     model = method_class(name)(size=28)
-    if "train" in model.get_params():
-        model.set_params(train="always")
     for key, value in model.get_params().items():
         if key in EFFORT and isinstance(value, int) and not isinstance(value, bool):
             model.set_params(**{key: min(value, EFFORT[key])})
@@ -369,7 +363,7 @@ def test_several_threads_may_ask_at_once(placing: Method, digits: np.ndarray) ->
 def test_an_interrupted_pass_over_new_images_goes_on(
     placing: Method, digits: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("congeal.solvers.streaming.CHUNK_VALUES", 1)  # every image is a run by itself
+    monkeypatch.setattr("congeal.registration.batching.CHUNK_VALUES", 1)  # every image is a run by itself
     new, whole, stopped = digits[LEARNT : LEARNT + 4], Kept(), Kept(stop_after=1)
     expected = align_new(placing, new, checkpoint=whole, save_every=0).stack_from_frame
     with pytest.raises(KeyboardInterrupt):
@@ -388,8 +382,8 @@ def test_one_thread_inside_one_thread_stays_one() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with one_thread():
-            with one_thread() as side_by_side:
+        with single_torch_thread():
+            with single_torch_thread() as side_by_side:
                 assert side_by_side == 3
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 3
@@ -397,7 +391,7 @@ def test_one_thread_inside_one_thread_stays_one() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("name", "more"), [("lsc", {"size": 28}), ("deep", {"size": 128, "train": "never"})])
+@pytest.mark.parametrize(("name", "more"), [("lsc", {"size": 28}), ("joint", {"size": 128})])
 def test_the_answer_does_not_depend_on_the_number_of_threads(name: str, more: dict[str, Any]) -> None:
     """Workers of a cluster have one each, and a run that they share ends with the same bytes as one without them."""
     images = pixels("3", 0, 80) if name == "lsc" else np.asarray(photograph_copies("similarity", n=12)[0])
@@ -418,13 +412,13 @@ def test_threads_are_given_back_whoever_ends_last() -> None:
     entered, left, free = threading.Barrier(2), threading.Event(), []
 
     def first() -> None:
-        with one_thread() as side_by_side:
+        with single_torch_thread() as side_by_side:
             free.append(side_by_side)
             entered.wait(60)
         left.set()
 
     def second() -> None:
-        with one_thread() as side_by_side:
+        with single_torch_thread() as side_by_side:
             free.append(side_by_side)
             entered.wait(60)
             left.wait(60)
@@ -445,9 +439,9 @@ def test_inference_mode_leaves_nothing_behind(digits: np.ndarray) -> None:
     """Tensors made in it cannot be learnt with, so none may be kept for later."""
     with torch.inference_mode():
         few = digits[:6, 2:25, 2:24]  # a size that no other test uses
-        model = small("deep", size=23, steps=2).fit(few)
+        model = small("dprc", size=23, steps=2).fit(few)
         aligned = model.transform(few)
-    assert np.array_equal(small("deep", size=23, steps=2).fit(few).transform(few), aligned)
+    assert np.array_equal(small("dprc", size=23, steps=2).fit(few).transform(few), aligned)
 
 
 def test_first_weights_do_not_depend_on_what_other_threads_draw() -> None:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from known_warps import digits
 
+from congeal.evaluation.thresholds import REFINED_ENERGY
 from congeal.geometry import MOTIONS, from_normalised, matrix_from_parameters, mean_matrix, n_parameters, warp
-from congeal.metrics.limits import REFINED_ENERGY
-from congeal.solvers.gauge import Gauge, on_motion, within_motion
-from congeal.solvers.streaming import total_ink
+from congeal.registration.batching import total_intensity
+from congeal.registration.gauge import Gauge, on_motion, within_motion
 
 FRAME = (28, 28)
 
@@ -51,7 +51,7 @@ def test_only_what_counts_makes_the_mean() -> None:
 def test_ink_is_brought_back_a_little_at_a_time(scale: float) -> None:
     stack = digits("3", 6)
     small = from_normalised(torch.diag(torch.tensor([scale, scale, 1.0])), FRAME).repeat(6, 1, 1)
-    gauge, found, energies = Gauge.of_stack(stack, "similarity", holds_ink=True), small, []
+    gauge, found, energies = Gauge.of_stack(stack, "similarity", keeps_intensity=True), small, []
     for _ in range(25):
         ink = float(warp(stack.images(np.arange(6)), found, FRAME).sum())
         energies.append(gauge.energy(ink))
@@ -63,9 +63,9 @@ def test_ink_is_brought_back_a_little_at_a_time(scale: float) -> None:
 @pytest.mark.parametrize("motion", ["translation", "rigid"])
 def test_ink_says_nothing_where_the_motion_cannot_scale(motion: str) -> None:
     stack = digits("3", 6)
-    gauge = Gauge.of_stack(stack, motion, holds_ink=True)
-    assert gauge.energy(total_ink(stack) / 2) is None
-    gauge.follow_ink(total_ink(stack) / 2)
+    gauge = Gauge.of_stack(stack, motion, keeps_intensity=True)
+    assert gauge.energy(total_intensity(stack) / 2) is None
+    gauge.follow_intensity(total_intensity(stack) / 2)
     determinant = torch.linalg.det(gauge.correction(moved(motion))[:2, :2])
     assert float(determinant) == pytest.approx(1, abs=1e-12)
 
@@ -85,5 +85,5 @@ def test_refined_objects_end_at_one_size() -> None:
     for ink in (90.0, 95.8, 99.0, 130.0):  # of the set as it would be without any zoom
         gauge = Gauge(torch.eye(3).repeat(8, 1, 1), FRAME, "homography", source_ink=100.0, band=REFINED_ENERGY)
         for _ in range(20):
-            gauge.follow_ink(ink / gauge.zoom**2)
+            gauge.follow_intensity(ink / gauge.zoom**2)
         assert ink / gauge.zoom**2 / 100 == pytest.approx(0.95, abs=1e-6), "decibels depend on it"

@@ -11,9 +11,9 @@ from known_warps import Kept, pixels
 
 import congeal
 from congeal import CongealError, CongealGroups
+from congeal.evaluation.coherence import coherence, least_coherence
 from congeal.geometry import from_normalised, matrix_from_parameters, warp
 from congeal.images import prepare
-from congeal.metrics.coherence import coherence, least_coherence
 
 DIGITS = ("1", "3", "7")
 

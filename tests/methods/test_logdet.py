@@ -8,10 +8,10 @@ import torch
 from known_warps import align_new, digits, errors, warped_digit
 
 from congeal import CongealError
+from congeal.evaluation import corner_error
 from congeal.geometry import MOTIONS
 from congeal.methods.logdet import LogDet, _Level
-from congeal.metrics import corner_error
-from congeal.solvers.appearance import ObjectPixels
+from congeal.registration.features import ObjectPixels
 
 
 @pytest.mark.parametrize("motion", MOTIONS)

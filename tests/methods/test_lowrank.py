@@ -6,10 +6,10 @@ import pytest
 import torch
 from known_warps import digits
 
-import congeal.solvers.lowrank as lowrank
+import congeal.methods.lowrank.decomposition as lowrank
 from congeal.geometry import from_normalised, matrix_from_parameters
-from congeal.solvers.appearance import ObjectPixels
-from congeal.solvers.lowrank import Linear, Spectrum, decompose, linearise, soft
+from congeal.methods.lowrank.decomposition import Linear, Spectrum, decompose, linearise, soft
+from congeal.registration.features import ObjectPixels
 
 
 def random_matrix(n: int, m: int, rank: int) -> torch.Tensor:

@@ -12,9 +12,9 @@ import torch
 from known_warps import Kept, align_new, pixels
 
 from congeal import LSC, CongealError, open_images
+from congeal.evaluation import corner_error
 from congeal.geometry import MOTIONS, from_normalised, invert, matrix_from_parameters, n_parameters, warp
 from congeal.images import prepare
-from congeal.metrics import corner_error
 
 SIZE = (48, 48)
 
@@ -183,7 +183,7 @@ def test_resuming_after_any_step_changes_nothing(digits: np.ndarray) -> None:
 
 def test_a_stack_in_chunks_is_a_stack_at_once(digits: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     together = LSC(size=28).fit(digits).transforms_.matrices
-    monkeypatch.setattr("congeal.solvers.streaming.CHUNK_VALUES", 28 * 28 * 7)
+    monkeypatch.setattr("congeal.registration.batching.CHUNK_VALUES", 28 * 28 * 7)
     in_chunks = LSC(size=28).fit(digits).transforms_.matrices
     assert np.abs(together - in_chunks).max() < 0.02  # sums in another order
 

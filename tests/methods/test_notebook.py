@@ -13,7 +13,7 @@ from PIL import Image
 import congeal
 from blobs import blob
 from congeal import LSC
-from congeal.metrics.preview import Glimpse, Preview, page
+from congeal.evaluation.preview import Preview, Thumbnail, notebook_page
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def test_pictures_are_in_no_file_of_numbers(model: LSC) -> None:
 
 
 def test_names_do_no_harm() -> None:
-    risky = Glimpse('<script>"&', "outlier", float("nan"), b"", b"")
-    shown = page("<b>", ["<i>"], Preview(b"", b"", 16, (risky,)))
+    risky = Thumbnail('<script>"&', "outlier", float("nan"), b"", b"")
+    shown = notebook_page("<b>", ["<i>"], Preview(b"", b"", 16, (risky,)))
     assert "<script>" not in shown
     assert "<i>" not in shown
     assert 'alt="&lt;script&gt;&quot;&amp; before' in shown

@@ -13,13 +13,13 @@ from test_contract import small
 
 import congeal
 from blobs import blob
-from congeal import LSC, RASL, CongealError, DeepCongealing
+from congeal import DPRC, LSC, RASL, CongealError
 from congeal.errors import RunFailed
 from congeal.methods.checks import Count, Factor, Range, Seed, Share, Some, accepts, describe
 from congeal.methods.registry import method_class, methods
 from congeal.runs.checkpoint import Checkpoint
 
-ALL = [*methods(), "paper"]
+ALL = [*methods(), "dprc-as-printed"]
 UNCHECKED = {"reference"}  # text, a number, a path or an array: looked at when it is used
 
 
@@ -46,9 +46,9 @@ def test_every_parameter_is_checked_and_the_sentence_names_it(name: str) -> None
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        (DeepCongealing(steps=-5), "deep: steps must be a whole number of 0 or more, not -5"),
+        (DPRC(steps=-5), "dprc: steps must be a whole number of 1 or more, not -5"),
         (LSC(damping=-1), "lsc: damping must be a number of 0 or more, not -1"),
-        (DeepCongealing(learning_rate=math.inf), "deep: learning_rate must be a number above 0, not inf"),
+        (DPRC(learning_rate=math.inf), "dprc: learning_rate must be a number above 0, not inf"),
         (LSC(size=math.nan), "lsc: size must be a whole number of 2 or more, not nan"),
         (LSC(random_state=-1), "lsc: random_state must be a whole number from 0 to 4294967295 or None, not -1"),
         (LSC(blurs=()), r"lsc: blurs must be one or more values, each a number of 0 or more, not \(\)"),

@@ -15,12 +15,12 @@ from congeal.errors import CongealError
 from congeal.geometry import from_normalised, matrix_from_parameters
 from congeal.geometry.matrix import Size
 from congeal.images import Stack, prepare
+from congeal.methods.lowrank.decomposition import Decomposition, Linear, Spectrum, decompose, linearise
+from congeal.methods.lowrank.pssv import PSSV
+from congeal.methods.lowrank.rasl import RASL
 from congeal.methods.measure import measure
-from congeal.methods.pssv import PSSV
-from congeal.methods.rasl import RASL
 from congeal.opening import open_images
-from congeal.solvers.appearance import ObjectPixels, PhotoPixels
-from congeal.solvers.lowrank import Decomposition, Linear, Spectrum, decompose, linearise
+from congeal.registration.features import ObjectPixels, PhotoPixels
 
 PAD = 8
 

@@ -13,10 +13,10 @@ import congeal
 from congeal.errors import CongealError
 from congeal.geometry import map_points
 from congeal.geometry.orientation import mirrored
-from congeal.methods.semantic import SemanticCongealing
-from congeal.solvers.extractors import SIDE, Lite0, open_extractor
-from congeal.solvers.pairing import Pair
-from congeal.solvers.synchronise import choose_orientations, relative
+from congeal.methods.semantic.estimator import SemanticCongealing
+from congeal.methods.semantic.extractors import INPUT_SIDE_PX, Lite0, open_extractor
+from congeal.methods.semantic.feature_matching import PairMatches
+from congeal.methods.semantic.group_synchronisation import choose_orientations, relative_orientations
 from made_birds import made_birds
 
 
@@ -91,7 +91,7 @@ def test_similarity_stays_one_when_mirrored(birds: tuple[np.ndarray, np.ndarray,
 def test_features_move_with_the_picture() -> None:
     """By whole cells: otherwise what was moved and what was mirrored would lie a part of a cell off."""
     picture = torch.from_numpy(made_birds(1)[0][0].copy()).permute(2, 0, 1).float()[None] / 255
-    picture = torch.nn.functional.interpolate(picture, (SIDE, SIDE), mode="bilinear")[0]
+    picture = torch.nn.functional.interpolate(picture, (INPUT_SIDE_PX, INPUT_SIDE_PX), mode="bilinear")[0]
     extractor = Lite0()
     plain, moved = extractor.maps(picture), extractor.maps(picture.roll((32, 32), (1, 2)))
     inside = (slice(None), slice(6, 14), slice(6, 14))
@@ -101,15 +101,15 @@ def test_features_move_with_the_picture() -> None:
 
 def test_orientations_of_a_set_follow_from_its_pairs() -> None:
     ways = (0, 1, 2, 3, 4, 5, 6, 7)
-    table, truth = relative(ways), np.array([0, 0, 0, 0, 4, 2, 7, 0, 3])
+    table, truth = relative_orientations(ways), np.array([0, 0, 0, 0, 4, 2, 7, 0, 3])
     one = np.zeros(1)
     pairs = {
-        (a, b, way): Pair(one, one, one, 1, 0, 10.0 if way == table[truth[a], truth[b]] else 3.0)
+        (a, b, way): PairMatches(one, one, one, 1, 0, 10.0 if way == table[truth[a], truth[b]] else 3.0)
         for a in range(9)
         for b in range(a + 1, 9)
         for way in ways
     }
-    pairs[1, 2, 4] = Pair(one, one, one, 1, 0, 30.0)  # one pair is sure, and wrong
+    pairs[1, 2, 4] = PairMatches(one, one, one, 1, 0, 30.0)  # one pair is sure, and wrong
     assert choose_orientations(pairs, 9, ways).tolist() == truth.tolist()
 
 
@@ -160,7 +160,7 @@ class _Cells(torch.nn.Module):
         return torch.nn.functional.avg_pool2d(picture, 16)
 
 
-PICTURE = torch.rand(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+PICTURE = torch.rand(1, 3, INPUT_SIDE_PX, INPUT_SIDE_PX, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(

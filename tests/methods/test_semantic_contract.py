@@ -17,7 +17,7 @@ from sklearn.base import clone
 import congeal
 from congeal import CongealError
 from congeal.geometry.orientation import mirrored
-from congeal.methods.semantic import SemanticCongealing
+from congeal.methods.semantic.estimator import SemanticCongealing
 from congeal.pipeline.align import align
 from congeal.runs.checkpoint import Checkpoint
 from killed import run_killed

@@ -14,18 +14,17 @@ from skimage import data
 
 import congeal
 from congeal import CongealError
+from congeal.filters import local_contrast
 from congeal.geometry import from_normalised, matrix_from_parameters
 from congeal.geometry.matrix import corners, map_points
 from congeal.images.resample import warp_pixels
-from congeal.methods.sequence import SequenceCongealing
+from congeal.methods.sequence.estimator import SequenceCongealing
+from congeal.methods.sequence.pairwise_registration import PairSolver, PictureTiles
+from congeal.methods.sequence.pose_graph import PoseGraph, adjust
+from congeal.methods.sequence.tracking import Links, TrackedViews, restrict_motion
+from congeal.methods.sequence.trajectory_smoothing import smooth_trajectory
+from congeal.registration.cross_correlation import find_shifts, overlap, shifted
 from congeal.runs.checkpoint import Checkpoint
-from congeal.solvers.contrast import local_contrast
-from congeal.solvers.pairs import PairSolver
-from congeal.solvers.patches import Patches
-from congeal.solvers.path import smoothed
-from congeal.solvers.posegraph import Graph, adjust
-from congeal.solvers.sequence import Followed, Links, restricted
-from congeal.solvers.shifts import find_shifts, overlap, shifted
 
 FRAME = (48, 64)
 SIZE = (72, 96)
@@ -92,8 +91,8 @@ def test_far_views_are_brought_into_a_motion_step_by_step() -> None:
         views.append(step @ views[-1])
     chained = torch.stack(views)
     links = Links(torch.arange(40), torch.arange(1, 41), torch.empty(0)).between(chained)
-    known = Followed(chained, links, torch.zeros(41), 0.0, torch.zeros(41, dtype=torch.bool))
-    result = restricted(known, "translation", frame)
+    known = TrackedViews(chained, links, torch.zeros(41), 0.0, torch.zeros(41, dtype=torch.bool))
+    result = restrict_motion(known, "translation", frame)
     steps = result.views[1:] @ torch.linalg.inv(result.views[:-1])
     assert torch.allclose(steps[:, :2, 2], torch.tensor([-20.0, 0], dtype=torch.float64), atol=0.1)
     assert torch.allclose(result.links.matrices, steps, atol=0.1)
@@ -215,7 +214,7 @@ def test_sizes_that_say_nothing_new_are_left_out(tmp_path: Path, monkeypatch: py
     kept = Checkpoint(tmp_path / "state.pt")
     short = SequenceCongealing(motion="translation").fit(frames, checkpoint=kept)
     again = SequenceCongealing(motion="translation").fit(frames, checkpoint=kept)  # from what was kept in the end
-    monkeypatch.setattr("congeal.methods.sequence._CLOSE", 0.0)
+    monkeypatch.setattr("congeal.methods.sequence.estimator.MAX_SKIPPED_ERROR_PX", 0.0)
     long = SequenceCongealing(motion="translation").fit(frames)
     said = [model.decisions_["resolution"]["sentence"] for model in (short, again, long)]
     assert said == ["Worked at 64, then 320 pixels."] * 2 + ["Worked at 64, then 192, then 320 pixels."]
@@ -273,11 +272,11 @@ def test_a_pair_is_registered_alone_as_among_others(frame: tuple[int, int]) -> N
     moved = [(5 + 3 * k, 8 - 2 * k) for k in range(4)]
     pictures = local_contrast(torch.stack([grey[:, y : y + frame[0], x : x + frame[1]] for x, y in moved]))[:, 0]
     first, second = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 1, 2])  # the second counts from the second picture
-    patches, solver = Patches.of(pictures[:3], "translation"), PairSolver("translation", frame, 0.0)
+    tiles, solver = PictureTiles.of(pictures[:3], "translation"), PairSolver("translation", frame, 0.0)
     begin = shift(0, 0).repeat(4, 1, 1)
 
     def registered(rows: list[int]) -> torch.Tensor:
-        a = Patches.joined([patches.one(int(first[row])) for row in rows])
+        a = PictureTiles.cat([tiles.one(int(first[row])) for row in rows])
         used, which = second[rows].unique(return_inverse=True)
         return solver.register(pictures[1:][used], None, which, a, begin[rows], 8).matrices
 
@@ -300,7 +299,7 @@ def test_views_that_disagree_do_not_wander_together() -> None:
     information = torch.eye(3, dtype=torch.float64).repeat(len(pairs), 1, 1) * 5e-4**-2
     first, second = (torch.tensor([pair[k] for pair in pairs]) for k in (0, 1))
     begin = torch.stack([view @ err(1e-3) for view in truth])
-    result = adjust(Graph(first, second, matrices, information, FRAME, "rigid"), begin)
+    result = adjust(PoseGraph(first, second, matrices, information, FRAME, "rigid"), begin)
     apart = result.views @ torch.linalg.inv(truth)
     assert float((apart - torch.eye(3, dtype=torch.float64)).abs().amax((1, 2)).median()) < 0.5
 
@@ -316,7 +315,7 @@ def test_far_links_keep_errors_from_adding_up() -> None:
     chain = [torch.eye(3, dtype=torch.float64)]
     for matrix in matrices[: n - 1]:
         chain.append(matrix @ chain[-1])
-    result = adjust(Graph(first, second, matrices, information, FRAME, "translation"), torch.stack(chain))
+    result = adjust(PoseGraph(first, second, matrices, information, FRAME, "translation"), torch.stack(chain))
     ends = result.views[-1] @ torch.linalg.inv(result.views[0])
     assert float((chain[-1] - truth[-1]).abs().max()) > 0.5
     assert float((ends - truth[-1]).abs().max()) < 4 * result.ends < 0.8
@@ -330,10 +329,12 @@ def test_a_link_that_contradicts_the_others_does_not_count() -> None:
     matrices[3] = shift(25, 10) @ matrices[3]
     information = torch.eye(2, dtype=torch.float64).repeat(len(pairs), 1, 1) * (32 / 0.05) ** 2
     first, second = (torch.tensor([pair[k] for pair in pairs]) for k in (0, 1))
-    result = adjust(Graph(first, second, matrices, information, FRAME, "translation"), truth.clone())
+    result = adjust(PoseGraph(first, second, matrices, information, FRAME, "translation"), truth.clone())
     assert float((result.views @ torch.linalg.inv(result.views[0]) - truth).abs().max()) < 0.1
 
 
 def test_a_line_is_smoothed_to_itself() -> None:
     views = torch.stack([shift(-0.8 * i, 0.1 * i) for i in range(30)])
-    assert torch.allclose(smoothed(views, 10, "translation", FRAME), torch.eye(3, dtype=torch.float64), atol=1e-9)
+    assert torch.allclose(
+        smooth_trajectory(views, 10, "translation", FRAME), torch.eye(3, dtype=torch.float64), atol=1e-9
+    )

@@ -8,9 +8,9 @@ import torch
 from known_warps import Kept, align_new, digits, errors, pixels, warped_digit
 
 from congeal.errors import CongealError
-from congeal.methods.tgrasta import TGRASTA, Tracker, solve
-from congeal.solvers.appearance import ObjectPixels
-from congeal.solvers.lowrank import linearise
+from congeal.methods.lowrank.decomposition import linearise
+from congeal.methods.lowrank.tgrasta import TGRASTA, Tracker, solve
+from congeal.registration.features import ObjectPixels
 
 
 def test_solver_splits_image_into_subspace_and_errors() -> None:

@@ -11,12 +11,11 @@ import pytest
 from PIL import Image
 
 from congeal import align
+from congeal.report.advice import reasons
 from congeal.report.charts import BINS, bin_of, histogram, lines, ticks
-from congeal.report.contrast import brightened, contrast_of
-from congeal.report.drift import follows
+from congeal.report.motion import is_ordered
 from congeal.report.page import duration
-from congeal.report.pictures import picture
-from congeal.report.worst import reasons
+from congeal.report.pictures import brightened, contrast_of, picture
 
 
 def test_low_contrast_is_stretched_and_the_rest_left_alone(tmp_path: Path) -> None:
@@ -95,10 +94,10 @@ def test_lines_keep_every_jump() -> None:
 def test_an_order_is_told_from_none() -> None:
     rng = np.random.default_rng(0)
     walk = np.cumsum(rng.normal(size=60))
-    assert follows(walk)
-    assert follows(rng.normal(size=60), walk)
-    assert not any(follows(rng.normal(size=n)) for n in (5, 9, 20, 60, 500))
-    assert not follows(np.ones(50))
+    assert is_ordered(walk)
+    assert is_ordered(rng.normal(size=60), walk)
+    assert not any(is_ordered(rng.normal(size=n)) for n in (5, 9, 20, 60, 500))
+    assert not is_ordered(np.ones(50))
 
 
 # ---- words

@@ -16,11 +16,11 @@ import deciding
 from blobs import blob
 from congeal import Transforms, align
 from congeal.files import write_json
-from congeal.pipeline.render import BEST, DRAWN, FLAGGED, MOST_MOVED, WORST, choose_samples
+from congeal.pipeline.render import MAX_BEST, MAX_FLAGGED, MAX_MOVED, MAX_RANDOM, MAX_WORST, choose_samples
 from congeal.report import write_report
 from congeal.report.advice import next_steps
 from congeal.report.charts import BINS, curve, curves, histogram, short, two_figures
-from congeal.report.moves import moves
+from congeal.report.motion import moves
 from congeal.report.page import number, percent
 from congeal.report.pictures import picture
 from congeal.runs.folder import RunFolder
@@ -53,7 +53,13 @@ def test_a_page_full_of_noise_stays_small(tmp_path: Path) -> None:
     write_report(RunFolder.existing(result))
     assert len(thumbnails) > 100
     # as it would be with every slot of the gallery taken by a different image
-    assert result.report.stat().st_size * 2 * (FLAGGED + WORST + BEST + DRAWN + MOST_MOVED) / len(thumbnails) < 10e6
+    assert (
+        result.report.stat().st_size
+        * 2
+        * (MAX_FLAGGED + MAX_WORST + MAX_BEST + MAX_RANDOM + MAX_MOVED)
+        / len(thumbnails)
+        < 10e6
+    )
 
 
 def test_the_gallery_is_bounded_and_seeded(tmp_path: Path) -> None:
@@ -66,12 +72,12 @@ def test_the_gallery_is_bounded_and_seeded(tmp_path: Path) -> None:
     found = Transforms(map(str, range(n)), matrices, np.full((n, 2), 9), (9, 9), status, rng.random(n))
     run = fake_run(tmp_path / "run")
     chosen = choose_samples(run, found)
-    assert len(chosen) <= FLAGGED + WORST + BEST + DRAWN
+    assert len(chosen) <= MAX_FLAGGED + MAX_WORST + MAX_BEST + MAX_RANDOM
     assert 7 not in chosen
     usable = np.delete(np.arange(n), 7)
     order = usable[np.argsort(found.score[usable])]
-    assert set(order[:WORST]) | set(order[-BEST:]) <= chosen
-    assert sum(status[i] == "outlier" for i in chosen) >= FLAGGED
+    assert set(order[:MAX_WORST]) | set(order[-MAX_BEST:]) <= chosen
+    assert sum(status[i] == "outlier" for i in chosen) >= MAX_FLAGGED
     assert choose_samples(run, found) == chosen
     assert choose_samples(fake_run(tmp_path / "other", seed=1), found) != chosen
 
@@ -194,7 +200,7 @@ def test_the_page_shows_likeness_first(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_page_says_how_sure_the_poses_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = page_of(tmp_path, monkeypatch)
     error = Transforms.load(tmp_path / "run" / "transforms.csv").uncertainty_px
-    assert f"Poses repeat to <b>{np.nanmedian(error):.2g} px</b>" in page
+    assert f"Median standard error: <b>{np.nanmedian(error):.2g} px</b>" in page
     assert "<b>1 image is unsure</b>" in page
     assert f'<td>3</td><td class="number">{error[3]:.1f}</td>' in page
     assert page.count("unsure, ±") == 2, "in the gallery and among the worst"

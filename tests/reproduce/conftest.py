@@ -11,7 +11,7 @@ import pytest
 from congeal.cli import main
 from congeal.comparison.worker import in_words, work
 from congeal.errors import CongealError
-from congeal.reproduce import aligning
+from congeal.experiments import aligning
 from congeal.runs.folder import RunFolder
 
 

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
-import congeal.reproduce
+import congeal.experiments
 from congeal import CongealError
 from congeal.errors import RunFailed
+from congeal.experiments.execute import check_any, reproduce
+from congeal.experiments.plan import Cell, Experiment, Options, Row, read_methods
+from congeal.experiments.tables import Column, Table, fixed, grouped, judged, judged_mean, mean, spread, tally
 from congeal.methods.registry import methods as known_methods
-from congeal.reproduce.execute import check_any, reproduce
-from congeal.reproduce.plan import Cell, Experiment, Options, Row, read_methods
-from congeal.reproduce.tables import Column, Table, fixed, grouped, judged, judged_mean, mean, spread, tally
 
 
 class Toy:
@@ -61,8 +61,8 @@ class Toy:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
     toy = Toy()
-    monkeypatch.setitem(congeal.reproduce.EXPERIMENTS, "toy", ("congeal.reproduce.toy", "a toy"))
-    monkeypatch.setitem(sys.modules, "congeal.reproduce.toy", SimpleNamespace(EXPERIMENT=toy.experiment))  # type: ignore[arg-type]
+    monkeypatch.setitem(congeal.experiments.EXPERIMENTS, "toy", ("congeal.experiments.toy", "a toy"))
+    monkeypatch.setitem(sys.modules, "congeal.experiments.toy", SimpleNamespace(EXPERIMENT=toy.experiment))  # type: ignore[arg-type]
     return toy
 
 
@@ -142,7 +142,7 @@ def test_a_missing_extra_costs_the_figures_and_nothing_else(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def draw(folder: Path, rows: Sequence[Row]) -> None:
-        from congeal.reproduce.figures import curves
+        from congeal.experiments.figures import curves
 
         curves(folder / "figures" / "c.png", {"a": [(1, 1)]}, "x", "y")
 

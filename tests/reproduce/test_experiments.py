@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from congeal.datasets import open_named
-from congeal.reproduce import EXPERIMENTS, ablation, paper, perspective, plan, printed, scaling
-from congeal.reproduce.plan import Options, load_experiment
-from congeal.reproduce.wrapped import apsnr_uint8_wrap
+from congeal.experiments import EXPERIMENTS, ablation, paper, perspective, plan, printed, scaling
+from congeal.experiments.plan import Options, load_experiment
+from congeal.experiments.wrapped import apsnr_uint8_wrap
 from congeal.runs.folder import RunFolder
 
 Run = Callable[..., int]
@@ -102,42 +102,42 @@ def test_perspective(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ablation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {name: ablation.VARIANTS[name] for name in ("D", "+ refinement")}
+    few = {name: ablation.VARIANTS[name] for name in ("D", "+ refinement: the default")}
     monkeypatch.setattr(ablation, "VARIANTS", few)
     monkeypatch.setattr(ablation, "SETS", {"clean": ablation.SETS["clean"]})
-    monkeypatch.setattr(plan, "QUICK_PARAMS", {"deep": {"steps": 10, "batch_size": 16}})
+    monkeypatch.setattr(plan, "QUICK_PARAMS", {"dprc": {"steps": 10, "batch_size": 16}})
     options = ("ablation", "--digits", "3", "--limit", "20")
     assert run(*options) == 0
     rows = check_folder(tmp_path / "ablation", 2)
     assert {row["variant"] for row in rows} == set(few)
     assert any(row["apsnr_at_energy"] is not None for row in rows)
-    assert "| + refinement |" in (tmp_path / "ablation" / "table.md").read_text()
+    assert "| + refinement: the default |" in (tmp_path / "ablation" / "table.md").read_text()
     facts = [json.loads(found.read_text()) for found in (tmp_path / "ablation").rglob("metrics.json")]
     assert [(one["trained"], one["motion"]) for one in facts] == [(True, "homography")] * 2, "it is there to take apart"
     resumes(run, tmp_path / "ablation", *options)
 
 
 def test_every_variant_of_the_ablation_is_a_setting_of_the_method() -> None:
-    from congeal.pipeline.align import make_method
+    from congeal.pipeline.model import make_method
 
-    settings = [make_method("deep", {}, params).get_params() for _, params in ablation.VARIANTS.values()]
+    settings = [make_method("dprc", {}, params).get_params() for _, params in ablation.VARIANTS.values()]
     assert len({json.dumps(one) for one in settings}) == len(settings)
     assert len({part for part, _ in ablation.VARIANTS.values()}) == len(settings)
-    default = list(ablation.VARIANTS).index("+ restarts: the default")
-    assert settings[default] == make_method("deep", {}, {}).get_params()
+    default = list(ablation.VARIANTS).index("+ refinement: the default")
+    assert settings[default] == make_method("dprc", {}, {}).get_params()
 
 
 def test_growth_is_told_from_one_large_set_to_the_next() -> None:
-    from congeal.reproduce.scaling import growth_tables
+    from congeal.experiments.scaling import growth_tables
 
-    some = {"digit": "3", "method": "deep", "family": "infimnist"}
+    some = {"digit": "3", "method": "joint", "family": "infimnist"}
     rows = [
         {**some, "n": 10, "n_images": 10, "fit_seconds": 2.0, "total_seconds": None, "peak_memory_mb": 100.0},
         {**some, "n": 100, "n_images": 100, "fit_seconds": 8.0, "total_seconds": 9.0, "peak_memory_mb": 130.0},
         {**some, "n": 1000, "error": "no"},
     ]
     (table,) = growth_tables(rows)
-    assert "| infimnist:3 | deep | 10 | 100 | 10.00 | 4.00 | – | 1.30 |" in table.markdown()
+    assert "| infimnist:3 | joint | 10 | 100 | 10.00 | 4.00 | – | 1.30 |" in table.markdown()
     assert growth_tables(rows[:1]) == []
 
 
@@ -184,9 +184,9 @@ def test_the_full_experiment_is_what_the_paper_ran(name: str) -> None:
     sources = {cell.facts["source"] for cell in cells}
     limits = {cell.facts["limit"] for cell in cells}
     expected = {
-        "mnist": (60, 10, {6000}),
-        "perspective": (120, 60, {6000}),
-        "ablation": (280, 20, {1000}),
+        "mnist": (70, 10, {6000}),
+        "perspective": (180, 60, {6000}),
+        "ablation": (260, 20, {1000}),
         "scaling": (21, 4, {1000, 2000, 3000, 4000, 5000, 6000, None}),
         "affnist": (4, 4, {None}),
         "infimnist": (3, 3, {None}),
@@ -202,7 +202,7 @@ def test_the_printed_method_by_itself(run: Run, tmp_path: Path, monkeypatch: pyt
         monkeypatch.delitem(paper.VARIANTS, name)
     assert run("paper", "--digits", "3", "--limit", "12") == 0
     rows = check_folder(tmp_path / "paper", 3)
-    assert [row["method"] for row in rows] == ["paper", "paper", "deep"]
+    assert [row["method"] for row in rows] == ["dprc-as-printed", "dprc-as-printed", "dprc"]
     assert [row["params"].get("complexity_weight", 1.0) for row in rows[:2]] == [1.0, 0.1]
     assert rows[0]["distortion_first"] == pytest.approx(rows[1]["distortion_first"])
     assert rows[0]["complexity_last"] < rows[0]["complexity_first"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from congeal.datasets.wild import Points
-from congeal.reproduce.wild import facing_right
+from congeal.experiments.wild import facing_right
 
 NAMES = ("back", "beak", "left eye", "nape", "right eye", "tail")
 

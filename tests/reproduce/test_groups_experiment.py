@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from congeal.reproduce import groups
-from congeal.reproduce.groups import EXPERIMENT, drawn_digits
-from congeal.reproduce.plan import Options, Row
+from congeal.experiments import groups
+from congeal.experiments.groups import EXPERIMENT, drawn_digits
+from congeal.experiments.plan import Options, Row
 
 
 @pytest.fixture

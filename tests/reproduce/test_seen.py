@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from congeal.datasets import open_named
-from congeal.metrics import apsnr
-from congeal.reproduce.seen import apsnr_at_energy, kept_numbers, quality
+from congeal.evaluation import apsnr
+from congeal.experiments.seen import apsnr_at_energy, kept_numbers, quality
 from congeal.transforms import Transforms
 
 SOURCE = open_named("digits:3")
@@ -33,10 +33,10 @@ def test_energy_follows_the_area() -> None:
 
 
 def test_at_one_energy_shrinking_gains_nothing() -> None:
-    shrunk, large = zoomed(0.8), zoomed(1.05)
-    raw = [quality(SOURCE, t, np.arange(N))[0] for t in (shrunk, large)]
+    reduced, large = zoomed(0.8), zoomed(1.05)
+    raw = [quality(SOURCE, t, np.arange(N))[0] for t in (reduced, large)]
     assert raw[0] > raw[1] + 1.5
-    fair = [apsnr_at_energy(SOURCE, t, 0.95) for t in (shrunk, large)]
+    fair = [apsnr_at_energy(SOURCE, t, 0.95) for t in (reduced, large)]
     assert fair[0] is not None
     assert fair[0] == pytest.approx(fair[1], abs=0.1)
 

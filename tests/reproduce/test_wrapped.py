@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from congeal.datasets import open_named
-from congeal.reproduce import wrapped
-from congeal.reproduce.wrapped import apsnr_uint8_wrap, wrapped_squares
+from congeal.experiments import wrapped
+from congeal.experiments.wrapped import apsnr_uint8_wrap, wrapped_squares
 from congeal.transforms import Transforms
 
 

@@ -6,11 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from congeal.cli.flags import Count, Flag, Source, output
+from congeal.cli.arguments import (
+    DebugFlag,
+    Source,
+    output,
+)
+from congeal.pipeline.options import Count
 
 
-@dataclasses.dataclass
-class Pack:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pack(DebugFlag):
     """Turn any source into one memory-mapped array, once, so that later runs read it fast."""
 
     source: Source
@@ -19,8 +24,6 @@ class Pack:
     """The file to write; give it to 'congeal align' as SOURCE."""
     limit: Count = None
     """Use only the first N images."""
-    debug: Flag = False
-    """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
         """Write the array and print where it is."""
@@ -31,12 +34,9 @@ class Pack:
         print(f"packed {len(packed)} images into {Path(self.output).resolve()}")
 
 
-@dataclasses.dataclass
-class Methods:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Methods(DebugFlag):
     """List the methods, their motions, and which of them can align new images."""
-
-    debug: Flag = False
-    """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
         """Print the list."""
@@ -46,7 +46,7 @@ class Methods:
 def describe_methods() -> str:
     """The methods in lines of text: name, what it does, motions, whether it can align new images."""
     from congeal.methods.registry import method_class, methods
-    from congeal.pipeline.request import DEFAULT_METHOD
+    from congeal.pipeline.model import DEFAULT_METHOD
 
     lines = []
     for name, sentence in methods().items():

@@ -8,12 +8,20 @@ from typing import Annotated
 
 import tyro
 
-from congeal.cli.flags import Channel, Count, Depth, Device, Flag, On, Settings, Source, Start, output
-from congeal.cli.settings import parse_settings, settings_by_method
+from congeal.cli.arguments import (
+    DebugFlag,
+    On,
+    QuietFlag,
+    Source,
+    output,
+    parse_settings,
+    settings_by_method,
+)
+from congeal.pipeline.options import ChannelName, Count, Depth, Device, Flag, Init, Name, Settings
 
 
-@dataclasses.dataclass
-class Compare:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compare(DebugFlag, QuietFlag):
     """Align the same images with several methods; write one table and one report.
 
     A method that fails is a row that says why. The same command again runs only what is not finished.
@@ -25,16 +33,16 @@ class Compare:
     """The folder to write, or to resume: table.json, .csv, .md, report.html, and a run folder per method."""
     methods: Annotated[str, tyro.conf.arg(metavar="all|A,B,C")] = "all"
     """Names from 'congeal methods'; name@variant compares settings of one method."""
-    motion: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    motion: Name = None
     """translation, rigid, similarity, affine or homography; a method that lacks it uses its largest one within it.
     auto: methods that can choose do, the others use their own. Each method's own unless given."""
-    channel: Channel = None
+    channel: ChannelName = None
     """What to align on: a channel's name or its number from 0, several with commas; all channels move. All are looked
     at unless given."""
     z: Depth = None
     """What a stack with depth is: one image per time point, aligned on its maximum (project) or mean along Z, or one
     per plane (planes); auto projects where there are several time points."""
-    init: Start = None
+    init: Init = None
     """Where all methods start: 'faces', a transforms file, or boxes (columns id,x,y,width,height in source pixels)."""
     size: int = 64
     """Longer side, in pixels, of the images the methods work on."""
@@ -45,17 +53,13 @@ class Compare:
     seed: int = 0
     """Seed of everything random: the parameter random_state of every method."""
     device: Device = None
-    """Where deep trains its network; auto, which is a GPU if there is one, unless given. The rest is the CPU's."""
+    """Where dprc trains its network; auto, which is a GPU if there is one, unless given. The rest is the CPU's."""
     set: Annotated[Settings, tyro.conf.arg(name="set", metavar="METHOD.KEY=VALUE", help_behavior_hint="")] = (
         dataclasses.field(default_factory=list)
     )
     """A parameter of one method, for example --set lsc.damping=0.1; may be repeated."""
     on: On = None
     """Who shares the work, as for 'congeal align'."""
-    quiet: Flag = False
-    """Print nothing but warnings and errors."""
-    debug: Flag = False
-    """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
         """Compare and print the table."""
@@ -87,8 +91,8 @@ class Compare:
             raise RunFailed(f"no method finished; {Path(self.output) / 'table.md'} says why")
 
 
-@dataclasses.dataclass
-class Reproduce:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reproduce(DebugFlag, QuietFlag):
     """Run an experiment: tables with published values beside ours, and figures.
 
     The paper's: mnist, perspective, ablation, paper, scaling, affnist, infimnist or lfw. Ours: groups, cub or willow.
@@ -114,18 +118,14 @@ class Reproduce:
     """End an alignment that takes longer; its row says so."""
     originals: Flag = False
     """Use the original affNIST or infiMNIST files, from $CONGEAL_DATA, in place of images made in their style."""
-    quiet: Flag = False
-    """Print nothing but warnings and errors."""
-    debug: Flag = False
-    """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
         """Run the experiment and print its table."""
-        from congeal.reproduce.execute import check_any, reproduce
-        from congeal.reproduce.plan import Options, load_experiment, read_methods
+        from congeal.experiments.execute import check_any, reproduce
+        from congeal.experiments.plan import Options, load_experiment, read_methods
 
         load_experiment(self.experiment)
-        self.output = self.output or f"reproduce-{self.experiment}"
+        output = self.output or f"reproduce-{self.experiment}"
         options = Options(
             digits=self.digits,
             limit=self.limit,
@@ -136,7 +136,7 @@ class Reproduce:
             quick=self.quick,
             quiet=self.quiet,
         )
-        rows = reproduce(self.experiment, self.output, options, command=command)
+        rows = reproduce(self.experiment, output, options, command=command)
         if not self.quiet:
-            print(f"{(Path(self.output) / 'table.md').read_text()}\ntables        {Path(self.output).resolve()}")
-        check_any(rows, self.output)
+            print(f"{(Path(output) / 'table.md').read_text()}\ntables        {Path(output).resolve()}")
+        check_any(rows, output)

@@ -15,13 +15,12 @@ import tyro
 from congeal import __version__
 from congeal.cli.about import Methods, Pack
 from congeal.cli.align import Align, Apply, Demo
+from congeal.cli.arguments import fill_help_lines
 from congeal.cli.compare import Compare, Reproduce
-from congeal.cli.completion import no_completion, one_line_each
-from congeal.cli.failures import perform
 from congeal.cli.finished import Export, Groups, Match, Propagate, Report, Stack, Studio
-from congeal.cli.helptexts import with_flowing_help
-from congeal.cli.words import misspelt
-from congeal.progress import messages
+from congeal.cli.outcome import perform
+from congeal.cli.spelling import completion_problem, join_description_lines, unknown_argument
+from congeal.progress import console_handler
 
 COMMANDS: dict[str, Any] = {
     "align": Align,
@@ -71,24 +70,24 @@ def read_and_perform(arguments: list[str]) -> int:
             name = flag if flag.startswith("-") else "an argument"
             print(f"congeal: {name} holds a NUL character, which no name can: {argument!r}", file=sys.stderr)
             return 2
-    wrong = misspelt(arguments, COMMANDS) or no_completion(arguments)
+    wrong = unknown_argument(arguments, COMMANDS) or completion_problem(arguments)
     if wrong is not None:
         print(f"congeal: {wrong}", file=sys.stderr)
         return 2
     try:
         command = tyro.extras.subcommand_cli_from_dict(
-            {name: with_flowing_help(command) for name, command in COMMANDS.items()},
+            {name: fill_help_lines(command) for name, command in COMMANDS.items()},
             prog="congeal",
             description="Jointly align a set of images of one kind of object. 'congeal --version' prints the version.",
             args=arguments or ["--help"],
         )
     except SystemExit as stop:
         if stop.code in (None, 0):
-            one_line_each(arguments)
+            join_description_lines(arguments)
             return 0
         return stop.code if isinstance(stop.code, int) else 2
     level = logging.WARNING if getattr(command, "quiet", False) else logging.INFO
-    with messages(level):
+    with console_handler(level):
         return perform(command, shlex.join(["congeal", *arguments]))
 
 

@@ -8,21 +8,26 @@ from typing import Annotated, Any
 
 import tyro
 
-from congeal.cli.flags import File, Flag, Run, output
+from congeal.cli.arguments import (
+    DebugFlag,
+    Originals,
+    QuietFlag,
+    Run,
+    output,
+)
 from congeal.errors import CongealError, first_line
+from congeal.pipeline.options import File, Flag, Kernel
 
 
-@dataclasses.dataclass
-class Export:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export(DebugFlag):
     """Write a run's transforms in another format, or its network as ONNX."""
 
     run_folder: Run
     """The run folder of an earlier 'congeal align' or 'congeal apply'."""
     to: Annotated[str, tyro.conf.arg(metavar="FILE")]
     """transforms.csv, .json, .npz, .parquet, .yml (OpenCV's FileStorage) or .tfm (a folder of ITK files); model.onnx is
-    the network of a run of deep that trained one. The suffix chooses."""
-    debug: Flag = False
-    """Print the traceback of an unexpected error."""
+    the network of a run of dprc. The suffix chooses."""
 
     def run(self, command: str) -> None:
         """Write the file and print its path."""
@@ -31,8 +36,8 @@ class Export:
         print(export(self.run_folder, self.to))
 
 
-@dataclasses.dataclass
-class Match:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Match(DebugFlag, QuietFlag):
     """Carry points of some originals to all the others, through the aligned frame; writes matches.csv."""
 
     run_folder: Run
@@ -43,12 +48,8 @@ class Match:
     """The folder to write: matches.csv."""
     frame_only: Flag = False
     """By the transforms alone, also in a run by features of a network, which looks for each point near its place."""
-    source: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
+    source: Originals = None
     """The original images, if they moved since the run; only a run by features reads them."""
-    quiet: Flag = False
-    """Print nothing but warnings and errors."""
-    debug: Flag = False
-    """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
         """Carry the points and print what was written."""
@@ -60,8 +61,8 @@ class Match:
             print(f"{Path(self.output) / 'matches.csv'} (points of {len(found)} images in {images})")
 
 
-@dataclasses.dataclass
-class Propagate:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Propagate(DebugFlag, QuietFlag):
     """Mark the mean once, get it on every original: points, a mask or a drawing; or collect points from originals."""
 
     run_folder: Run
@@ -80,12 +81,8 @@ class Propagate:
     """The values of the mask are numbers of classes, which must not be blended."""
     exclude: File = None
     """Images to leave out: a table with the column id, such as RUN/studio/excluded.csv, or one id per line."""
-    source: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
+    source: Originals = None
     """The original images, if they moved since the run; only --overlay reads them."""
-    quiet: Flag = False
-    """Print nothing but warnings and errors."""
-    debug: Flag = False
-    """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
         """Carry or collect what was asked for and print what was written."""
@@ -115,8 +112,8 @@ class Propagate:
             print(*said, sep="\n")
 
 
-@dataclasses.dataclass
-class Stack:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stack(DebugFlag, QuietFlag):
     """Combine the aligned originals of a run into one picture, in which flaws of single images go away."""
 
     run_folder: Run
@@ -133,16 +130,10 @@ class Stack:
     """Use images whose status is not ok as well."""
     exclude: File = None
     """Images to leave out: a table with the column id, such as RUN/studio/excluded.csv, or one id per line."""
-    interpolation: Annotated[
-        str | None, tyro.conf.arg(metavar="nearest|bilinear|bicubic|lanczos", help_behavior_hint="")
-    ] = None
+    interpolation: Kernel = None
     """How pixels are looked up between pixels; as in the run unless given."""
-    source: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
+    source: Originals = None
     """The original images, if they moved since the run."""
-    quiet: Flag = False
-    """Print nothing but warnings and errors."""
-    debug: Flag = False
-    """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
         """Write the picture and print what went into it."""
@@ -164,8 +155,8 @@ class Stack:
             print(f"{Path(self.output).resolve()}: {len(stacked.ids)} images ({self.method})")
 
 
-@dataclasses.dataclass
-class Studio:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Studio(DebugFlag):
     """Open a local page to click points or paint a mask on the mean, see it on every original, and exclude images."""
 
     run_folder: Run
@@ -174,10 +165,8 @@ class Studio:
     """Port on this machine; 0 takes a free one."""
     no_browser: Flag = False
     """Only print the address."""
-    source: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
+    source: Originals = None
     """The original images, if they moved since the run."""
-    debug: Flag = False
-    """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
         """Serve the page until Ctrl-C."""
@@ -192,8 +181,8 @@ class Studio:
             server.serve_until_interrupted()
 
 
-@dataclasses.dataclass
-class Groups:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Groups(DebugFlag):
     """Show the tree of groups of a run, or cut it: the most alike are joined until so many are left."""
 
     run_folder: Run
@@ -202,12 +191,10 @@ class Groups:
     """How many groups to leave; every cut is shown unless given."""
     output: Annotated[str | None, output("FILE"), tyro.conf.arg(help_behavior_hint="")] = None
     """With --cut, the CSV file to write: id and group of every image, which 'congeal align --groups FILE' reads."""
-    debug: Flag = False
-    """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
         """Print the groups at one cut or at all, and write the table that was asked for."""
-        from congeal.pipeline.cutting import Tree
+        from congeal.pipeline.dendrogram import Tree
 
         if self.output is not None and self.cut is None:
             raise CongealError("a table has the groups at one cut: give --cut K as well")
@@ -221,14 +208,12 @@ class Groups:
                 print(tree.write(found, self.output).resolve())
 
 
-@dataclasses.dataclass
-class Report:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report(DebugFlag):
     """Write report.html of a run or a comparison again from what is in its folder."""
 
     run_folder: Run
     """The run folder, or the folder of 'congeal compare'."""
-    debug: Flag = False
-    """Print the traceback of an unexpected error."""
 
     def run(self, command: str) -> None:
         """Write the page and print its path."""

@@ -23,12 +23,17 @@ from typing import Any, Protocol
 
 import congeal
 from congeal.comparison.worker import END
-from congeal.distributed.nursery import ONE_THREAD
+from congeal.execution.forkserver import THREAD_VARIABLES
 from congeal.files import read_json
 from congeal.runs.folder import RunFolder
 
 POLL = 0.02  # seconds
-LISTENS_TO = (*ONE_THREAD, "OMP_WAIT_POLICY", "PYTHONPATH", "CONGEAL_NATIVE")  # what is read once, when things load
+LISTENS_TO = (
+    *THREAD_VARIABLES,
+    "OMP_WAIT_POLICY",
+    "PYTHONPATH",
+    "CONGEAL_NATIVE",
+)
 
 
 class Child(Protocol):

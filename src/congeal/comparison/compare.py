@@ -20,25 +20,19 @@ from congeal.comparison.child import fit_in_child
 from congeal.comparison.entries import Entry, make_entries, plain_label, read_labels
 from congeal.comparison.frozen import freeze
 from congeal.comparison.worker import in_words
-from congeal.errors import CongealError, RunFailed, failing_as_run
+from congeal.errors import CongealError, RunFailed, raise_as_run_failure
+from congeal.evaluation import corner_error
 from congeal.files import plain, write_json
 from congeal.images import Stack
-from congeal.images.channels import Channel, find_channels
-from congeal.images.remembered import remember_decoded
-from congeal.images.source import ImageSource
-from congeal.metrics import corner_error
-from congeal.pipeline.crewing import RESULTS, crew_for, hired, open_for
-from congeal.pipeline.repair import check_results
-from congeal.pipeline.request import (
-    asked_stack,
-    check_unchanged,
-    command_name,
-    need_two,
-    source_name,
-    use_stack_position,
-)
+from congeal.images.intensity import Channel, find_channels
+from congeal.images.sources.base import ImageSource
+from congeal.images.sources.views import cache_decoded
+from congeal.pipeline.config import check_unchanged, command_name, source_name
+from congeal.pipeline.executors import RESULTS, attach_executor, executor_for_run, open_source
+from congeal.pipeline.initial_poses import init_name, read_initial_poses, start_at_faces
+from congeal.pipeline.model import check_limit, use_stack_position
 from congeal.pipeline.stages import finish, prepare_stack
-from congeal.pipeline.starts import at_faces, init_name, read_start
+from congeal.pipeline.verify_outputs import verify_stages
 from congeal.report.compare import write_comparison
 from congeal.report.tables import KEYS, Row, fixed, verdict_words, write_tables
 from congeal.runs.folder import CONFIG, RunFolder
@@ -69,7 +63,8 @@ def compare(
     """Align a set with several methods under the same conditions. The same call again runs only what is not finished.
 
     Every method gets the same prepared images, start and frame, and a process of its own. A method that fails is a row
-    with an `error`. The originals are decoded once in all if they fit into memory (see `congeal.images.remembered`),
+    with an `error`. The originals are decoded once in all if they fit into memory
+    (`congeal.images.sources.views`),
     else once to prepare them and once per method for its pictures.
 
     Parameters
@@ -101,15 +96,15 @@ def compare(
     list of dict
         The rows of table.json, in the order of `methods`.
     """
-    images = at_faces(remember_decoded(open_for(executor, source, limit, z)), init, quiet=quiet)
-    need_two(limit)
+    images = start_at_faces(cache_decoded(open_source(executor, source, limit, z)), init, quiet=quiet)
+    check_limit(limit)
     labels = read_labels(methods)
     if time_limit is not None and not time_limit > 0:
         raise CongealError(f"the time limit is a number of seconds above 0, not {time_limit}")
     params = {plain_label(str(label)): settings for label, settings in (params or {}).items()}
     entries = make_entries(labels, motion, params, size, seed, device)
     align_on = find_channels(images, channel)
-    start = read_start(init, images)
+    start = read_initial_poses(init, images)
     shared = {
         "task": "compare",
         "source": source_name(source, images),
@@ -117,7 +112,8 @@ def compare(
         "size": size,
         "limit": limit,
         "seed": seed,
-        **asked_stack(channel, z),
+        "channel": channel,
+        "z": None if z == "auto" else z,
         "version": __version__,
     }
     free = {
@@ -127,13 +123,13 @@ def compare(
         "time_limit": time_limit,
         "command": command_name(command),
     }
-    with crew_for(executor, output, quiet=quiet) as crew, begin(output, shared, free) as run:
+    with executor_for_run(executor, output, quiet=quiet) as shard_executor, begin(output, shared, free) as run:
         fingerprint = check_unchanged(run, images)
         parts = [open_part(run, entry, shared) for entry in entries]
         for part in parts:
-            check_results(part)
+            verify_stages(part)
         try:
-            with failing_as_run(), hired(run, crew):
+            with raise_as_run_failure(), attach_executor(run, shard_executor):
                 todo = [not has_nothing_left(part, time_limit) for part in parts]
                 caps = [entry.finest for entry in entries if entry.finest is not None]
                 options = {"size": size, "align_on": align_on, "quiet": quiet}
@@ -141,7 +137,6 @@ def compare(
                 rows: list[Row] = []
                 for entry, part, wanted in zip(entries, parts, todo, strict=True):
                     if stack is not None and wanted:
-                        part.crew = crew
                         on = executor if isinstance(executor, str) else None
                         run_method(entry, part, parts, stack, run.work / "frozen", time_limit, on, quiet)
                     rows.append(make_row(entry, part, images))

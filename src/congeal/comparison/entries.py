@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from congeal.comparison.worker import in_words
-from congeal.errors import CongealError, meant
+from congeal.errors import CongealError, did_you_mean
 from congeal.geometry import MOTIONS
 from congeal.methods.base import Method
 from congeal.methods.device import find_device
 from congeal.methods.registry import method_class, method_name
 from congeal.methods.registry import methods as known_methods
-from congeal.pipeline.request import chooses_motion, make_method, takes_device
+from congeal.pipeline.model import chooses_motion, make_method, takes_device
 from congeal.report.compare import LABEL
 
 # What all methods of a comparison share, and the option that sets it.
@@ -93,7 +93,7 @@ def make_entries(
 ) -> list[Entry]:
     """One entry per label. Wrong names are an error; values a method refuses are a problem of its row."""
     if motion not in (None, "auto", *MOTIONS):
-        hint = meant(str(motion), ("auto", *MOTIONS))
+        hint = did_you_mean(str(motion), ("auto", *MOTIONS))
         raise CongealError(f"unknown motion '{motion}'{hint}: choose auto or one of {', '.join(MOTIONS)}")
     for label, settings in params.items():
         if label not in labels:

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from congeal.files import allocate, replacing, writing
+from congeal.evaluation.thresholds import MEASURED_SIDE_PX
+from congeal.files import create_npy, replacing, writing
 from congeal.images import Image, ImageSource, Layout, Skipped, Stack
-from congeal.images.arrays import ArraySource, as_slice
-from congeal.images.levels import finer_sizes
-from congeal.images.source import Indices, Subset
-from congeal.images.store import Store, keep_store, open_store
-from congeal.metrics.limits import FINE_SIDE
+from congeal.images.plan import pyramid_sizes
+from congeal.images.sources.arrays import ArraySource, as_slice
+from congeal.images.sources.base import Indices
+from congeal.images.sources.views import SourceView
+from congeal.images.store import Store, open_store
 
 CHUNK_VALUES = 4_000_000
 ABOUT = "about.npz"
@@ -49,9 +50,9 @@ def freeze(stack: Stack, folder: Path, caps: Sequence[int] = ()) -> None:
 def sizes_asked_for(stack: Stack, caps: Sequence[int] = ()) -> list[int]:
     """The sizes that methods and measures ask `Stack.at` for, coarse to fine, up to that of the originals."""
     coarsest, native = max(stack.frame), stack.native_size
-    sizes = {min(FINE_SIDE, native)}
+    sizes = {min(MEASURED_SIDE_PX, native)}
     for top in (native, *(min(cap, native) for cap in caps)):
-        sizes |= set(finer_sizes(coarsest, top))
+        sizes |= set(pyramid_sizes(coarsest, top))
     return sorted(size for size in sizes if size > coarsest)
 
 
@@ -116,7 +117,7 @@ class FrozenStack(Stack):
     def __reduce__(self) -> tuple[Any, ...]:
         return FrozenStack, (self._folder,)  # another process reads the files itself
 
-    def _made_at(self, size: int) -> Stack:
+    def _build_at(self, size: int) -> Stack:
         """The frozen one of that size; this one, which says that there is nothing finer to be had, if there is none."""
         return FrozenStack(self._folder / f"at-{size}") if size in self._levels else self
 
@@ -171,14 +172,14 @@ class _Frozen(ImageSource):
 def _rows_behind(source: ImageSource) -> np.ndarray:
     """Which images the source has of the one below all subsets."""
     rows = np.arange(len(source))
-    while isinstance(source, Subset):
-        rows, source = source.indices[rows], source.source
+    while isinstance(source, SourceView):
+        rows, source = source.rows[rows], source.source
     return rows
 
 
 def _mapped_file(source: ImageSource) -> dict[str, Any] | None:
     """Where the array below all subsets lies on the disk; None if it is in memory, or has masks beside it."""
-    while isinstance(source, Subset):
+    while isinstance(source, SourceView):
         if source.original is not source:
             return None  # what methods see is not what lies in the file
         source = source.source
@@ -194,8 +195,8 @@ def _copy_pixels(stack: Stack, folder: Path) -> Path:
     n = len(stack.source)
     first = stack.unscaled([0])
     dtype = np.dtype(np.uint8 if first.dtype == np.uint8 else np.float32)  # as methods get them, one byte where exact
-    pixels = allocate(folder / "stack.npy", (n, *first.shape[1:]), dtype)
-    masks = allocate(folder / "masks.npy", (n, *stack.size), np.dtype(np.uint8)) if stack.has_masks else None
+    pixels = create_npy(folder / "stack.npy", (n, *first.shape[1:]), dtype)
+    masks = create_npy(folder / "masks.npy", (n, *stack.size), np.dtype(np.uint8)) if stack.has_masks else None
     black, white = np.zeros(n), np.ones(n)
     store = Store(pixels, masks, np.zeros((n, 2), np.int32), black, white, np.zeros(n, np.uint8), blank=False)
     step = max(1, CHUNK_VALUES // first.size)
@@ -208,5 +209,5 @@ def _copy_pixels(stack: Stack, folder: Path) -> Path:
         if masks is not None and shown is not None:
             masks[rows] = np.rint(shown[:, 0].numpy() * 255)
         store.pages.touched(pixels[rows[:1]].nbytes * len(part))
-    keep_store(store, folder)
+    store.save(folder)
     return folder

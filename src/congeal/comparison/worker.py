@@ -45,8 +45,8 @@ def fit_frozen(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
     """Fit a method to a frozen stack and leave its answer in the folder, as `congeal align` would."""
     from congeal.comparison.frozen import FrozenStack
     from congeal.methods.registry import method_class
-    from congeal.pipeline.crewing import crew_for, hired
-    from congeal.pipeline.stages import fit_model, keep_fit
+    from congeal.pipeline.executors import attach_executor, executor_for_run
+    from congeal.pipeline.stages import fit_model, save_fit
 
     model = method_class(job["method"])()
     params = {key: tuple(value) if isinstance(value, list) else value for key, value in job["params"].items()}
@@ -56,11 +56,11 @@ def fit_frozen(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
     spent = run.checkpoint
     spent.load()  # an interrupted fit goes on, and so does its clock
     write_json(run.work / "phase.json", {"phase": "fitting", "seconds": spent.seconds})
-    with crew_for(job.get("on"), run.path, quiet=job["quiet"]) as crew, hired(run, crew):
+    with executor_for_run(job.get("on"), run.path, quiet=job["quiet"]) as executor, attach_executor(run, executor):
         seconds, peak = fit_model(run, stack, model, quiet=job["quiet"]), peak_memory_mb()
     write_json(run.work / "phase.json", {"phase": "saving"})
     run.remember(peak_memory_mb=peak, idle_memory_mb=idle)
-    keep_fit(run, stack, model, seconds)
+    save_fit(run, stack, model, seconds)
     return {"fit_seconds": seconds}
 
 
@@ -121,7 +121,7 @@ def serve(answers: int) -> None:
     does not wait for jobs for ever: it takes memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import congeal.methods.deep.congealing
+    import congeal.methods.joint.estimator
     import congeal.pipeline.stages  # noqa: F401
 
     while select.select([0], [], [], IDLE)[0] and (line := _read_line()):

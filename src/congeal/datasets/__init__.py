@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from congeal.errors import CongealError, meant
-from congeal.images.source import ImageSource
+from congeal.errors import CongealError, did_you_mean
+from congeal.images.sources.base import ImageSource
 
 
 def _digits(rest: str) -> ImageSource:
@@ -109,5 +109,7 @@ def open_named(name: str) -> ImageSource:
     """Open `digits:3` and the like."""
     family, _, rest = name.partition(":")
     if family not in _FAMILIES:
-        raise CongealError(f"there is no data set '{name}'{meant(family, _FAMILIES)}: there are {', '.join(names())}")
+        raise CongealError(
+            f"there is no data set '{name}'{did_you_mean(family, _FAMILIES)}: there are {', '.join(names())}"
+        )
     return _FAMILIES[family][1](rest)

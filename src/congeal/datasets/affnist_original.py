@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.images.arrays import ArraySource
-from congeal.images.files import natural_key
-from congeal.images.mat import read_affnist
+from congeal.images.formats.matlab import read_affnist
+from congeal.images.sources.arrays import ArraySource
+from congeal.images.sources.files import natural_key
 
 DEFAULT_COUNT = 100_000
 _FOLDERS = ("", "training_and_validation_batches", "training_batches")

@@ -12,7 +12,7 @@ from importlib.resources import files
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.images.arrays import ArraySource
+from congeal.images.sources.arrays import ArraySource
 
 
 def open_digits(which: str) -> ArraySource:

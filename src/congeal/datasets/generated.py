@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 import numpy as np
 
-from congeal.images.source import Image, ImageSource, Indices
+from congeal.images.sources.base import Image, ImageSource, Indices
 
 
 class GeneratedSource(ImageSource):
@@ -47,7 +47,7 @@ def warp_uint8(images: np.ndarray, source_from_output: np.ndarray, side: int) ->
     """(B,H,W) uint8 sampled through (B,3,3) pixel matrices, bilinear on black, rounded → (B, side, side) uint8."""
     import torch
 
-    from congeal.geometry.sampling import warp
+    from congeal.geometry.warping import warp
 
     with torch.no_grad():
         pixels = torch.from_numpy(images.astype(np.float32))[:, None]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from congeal.datasets.generated import GeneratedSource
 from congeal.datasets.mnist import TRAIN_IMAGES, load
 from congeal.errors import CongealError
-from congeal.mapped import runs
+from congeal.rows import row_slices
 from congeal.transforms.ids import Ids
 
 SIDE, SEED, FIELDS, DEFAULT_COUNT = 28, 70000, 1522, 1_000_000
@@ -54,7 +54,7 @@ class InfimnistStyle(GeneratedSource):
     def ids(self) -> Ids:
         """All names at once: one by one, those of 100,000 images take a second."""
         if self._all_ids is None:
-            parts = (self.number(np.arange(part.start, part.stop)).tolist() for part in runs(self._count))
+            parts = (self.number(np.arange(part.start, part.stop)).tolist() for part in row_slices(self._count))
             self._all_ids = Ids(f"infi-{number:08d}" for part in parts for number in part)
         return self._all_ids
 

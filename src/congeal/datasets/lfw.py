@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from congeal.errors import CongealError
-from congeal.images.faces import Faces, FaceSource, Search, parse_grow
-from congeal.images.files import open_folder
-from congeal.images.source import ImageSource
+from congeal.images.sources.base import ImageSource
+from congeal.images.sources.faces import Faces, FaceSource, Search, parse_grow
+from congeal.images.sources.files import open_folder
 
 URL = "https://ndownloader.figshare.com/files/5976018"
 SHA256 = "055f7d9c632d7370e6fb4afc7468d40f970c34a80d4c6f50ffec63f5a8d536c0"

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from congeal.errors import CongealError
-from congeal.images.arrays import ArraySource
-from congeal.images.idx import read_idx
+from congeal.images.formats.idx import read_idx
+from congeal.images.sources.arrays import ArraySource
 
 PER_DIGIT = 6000
 TRAIN_IMAGES = 60000

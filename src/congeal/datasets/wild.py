@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.images.files import open_folder
-from congeal.images.matlab import read_variable
-from congeal.images.source import Header, Image, ImageSource, Subset
+from congeal.images.formats.matlab import read_variable
+from congeal.images.sources.base import Header, Image, ImageSource
+from congeal.images.sources.files import open_folder
+from congeal.images.sources.views import SourceView
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class Points:
     names: tuple[str, ...]
 
 
-class CutOut(Subset):
+class CutOut(SourceView):
     """The images of another source, each cut out by a box (x, y, width, height) of whole pixels."""
 
     def __init__(self, source: ImageSource, boxes: np.ndarray) -> None:
-        super().__init__(source, np.arange(len(source)))
+        super().__init__(source)
         self.boxes = boxes
 
     def read(self, i: int) -> Image:

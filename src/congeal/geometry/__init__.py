@@ -35,7 +35,7 @@ from congeal.geometry.matrix import (
 
 if TYPE_CHECKING:
     from congeal.geometry.motion import MOTIONS, matrix_from_parameters, n_parameters, parameters_from_matrix
-    from congeal.geometry.sampling import coverage, sampling_grid, warp
+    from congeal.geometry.warping import coverage, sampling_grid, warp
 
 __all__ = [
     "MOTIONS",
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 _HOME = dict.fromkeys(("MOTIONS", "matrix_from_parameters", "n_parameters", "parameters_from_matrix"), "motion")
-_HOME |= dict.fromkeys(("coverage", "sampling_grid", "warp"), "sampling")
+_HOME |= dict.fromkeys(("coverage", "sampling_grid", "warp"), "warping")
 
 
 def __getattr__(name: str) -> Any:

@@ -82,9 +82,9 @@ def corners(size: Size) -> np.ndarray:
     return np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
 
 
-def rescale(from_size: Size, to_size: Size) -> np.ndarray:
+def rescale(from_reduced: Size, to_size: Size) -> np.ndarray:
     """to_from_from (3, 3) float64 between two resolutions of one picture: outer edges fall on outer edges."""
-    y, x = to_size[0] / from_size[0], to_size[1] / from_size[1]
+    y, x = to_size[0] / from_reduced[0], to_size[1] / from_reduced[1]
     return np.array([[x, 0, 0.5 * x - 0.5], [0, y, 0.5 * y - 0.5], [0, 0, 1.0]])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from congeal.geometry.matrix import Size
-from congeal.mapped import runs
+from congeal.rows import row_slices
 
 MIRROR = 4
 """From this orientation on a picture is mirrored."""
@@ -55,7 +55,7 @@ def make_upright(pixels: Any, orientation: int) -> np.ndarray:
 def mirrored(matrices: np.ndarray) -> np.ndarray:
     """(N,) bool: whether matrices (N, 3, 3) show the mirror image. NaN is no mirror image."""
     found = np.empty(len(matrices), dtype=bool)
-    for part in runs(len(matrices)):
+    for part in row_slices(len(matrices)):
         known = np.asarray(matrices[part], dtype=np.float64)
         with np.errstate(invalid="ignore"):
             found[part] = np.linalg.det(known) * np.sign(known[:, 2, 2]) < 0

@@ -9,12 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from congeal.images.formats.writers import Writer, open_writer
     from congeal.images.packing import pack
     from congeal.images.plan import Layout
     from congeal.images.resample import warp_image, warp_pixel_batch, warp_pixels
-    from congeal.images.source import Image, ImageSource, Skipped, UnreadableImage
+    from congeal.images.sources.base import Image, ImageSource, Skipped, UnreadableImage
     from congeal.images.stack import Stack, prepare
-    from congeal.images.writers import Writer, open_writer
 
 __all__ = [
     "Image",
@@ -33,15 +33,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "Image": "source",
-    "ImageSource": "source",
-    "Skipped": "source",
-    "UnreadableImage": "source",
+    "Image": "sources.base",
+    "ImageSource": "sources.base",
+    "Skipped": "sources.base",
+    "UnreadableImage": "sources.base",
     "Layout": "plan",
     "Stack": "stack",
     "prepare": "stack",
-    "Writer": "writers",
-    "open_writer": "writers",
+    "Writer": "formats.writers",
+    "open_writer": "formats.writers",
     "pack": "packing",
     "warp_image": "resample",
     "warp_pixel_batch": "resample",

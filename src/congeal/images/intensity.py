@@ -1,4 +1,4 @@
-"""Pixel values of any type → [0, 1]: which value is black, which is white, and which channels are looked at."""
+"""Pixel values of any type → [0, 1]: black, white and the channels that are aligned on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from typing import Literal
 import numpy as np
 
 from congeal.errors import CongealError
+from congeal.images.sources.base import ImageSource, UnreadableImage
+from congeal.rows import evenly_spaced_rows
 
+Channel = int | str | Sequence[int | str] | None
 AlignOn = int | Sequence[int] | Literal["grey"] | None
 # `range_name` of a dtype → the (black, white) values of its images.
 Ranges = Mapping[str, tuple[float, float]]
-LARGEST = 1e38
-"""Of pixel values, either way: work is done in single precision, which ends at 3e38."""
+# Largest magnitude of a pixel value: computations use single precision, which ends at 3e38.
+MAX_MAGNITUDE = 1e38
+# Headers that are read for the number of channels if the source does not know it.
+PROBED_IMAGES = 16
 NOT_FINITE = "the image has NaN, infinite or huge values (beyond 1e38)"
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
@@ -39,7 +44,7 @@ def finite(pixels: np.ndarray, axis: int | None = None) -> np.ndarray:
     """Whether all values along an axis, or all there are, can be worked with: neither NaN nor too large."""
     if pixels.dtype.kind != "f":
         return np.ones((), bool) if axis is None else np.ones(np.delete(pixels.shape, axis), bool)
-    most = np.float64(LARGEST)
+    most = np.float64(MAX_MAGNITUDE)
     return np.asarray((pixels.min(axis) >= -most) & (pixels.max(axis) <= most))  # a NaN is neither
 
 
@@ -64,3 +69,63 @@ def select_channels(pixels: np.ndarray, align_on: AlignOn) -> np.ndarray:
     if not wanted or not all(0 <= channel < channels for channel in wanted):
         raise CongealError(f"channel {align_on} is to be aligned on, but the image has channels 0 to {channels - 1}")
     return pixels[..., wanted]
+
+
+def find_channels(source: ImageSource, channel: Channel) -> AlignOn:
+    """Numbers of the channels of a source, or "grey"; one that does not exist is an error that lists those there are.
+
+    A name is taken as it is, then without regard to case. Text that is no name may be a number, or several with commas
+    between.
+    """
+    if channel is None or (isinstance(channel, str) and channel in ("grey", "gray")):
+        return None if channel is None else "grey"
+    count = _channel_count(source)
+    if isinstance(channel, str):
+        one = _number(channel, source.channel_names, count)
+        if one is not None:
+            return one
+    parts: list[int | str]
+    if isinstance(channel, str):
+        parts = [part.strip() for part in channel.split(",")]
+    else:
+        parts = [channel] if isinstance(channel, int | np.integer) else list(channel)
+    found = [_number(part, source.channel_names, count) for part in parts]
+    if not found or None in found:
+        wrong = parts[found.index(None)] if found else channel
+        there = _listed(source.channel_names, count)
+        raise CongealError(f"{source.name} has no channel {wrong!r} to align on: it has {there}")
+    numbers = [int(n) for n in found if n is not None]
+    return numbers[0] if len(numbers) == 1 else numbers  # a list, as it comes back from JSON
+
+
+def _number(wanted: int | str, names: tuple[str, ...], count: int) -> int | None:
+    if isinstance(wanted, str):
+        folded = [name.casefold() for name in names]
+        if wanted in names:
+            return names.index(wanted)
+        if wanted.casefold() in folded:
+            return folded.index(wanted.casefold())
+        if not (wanted.isascii() and wanted.isdecimal()):
+            return None
+    elif isinstance(wanted, bool) or not isinstance(wanted, int | np.integer):
+        return None
+    return int(wanted) if 0 <= int(wanted) < count else None
+
+
+def _channel_count(source: ImageSource) -> int:
+    """The most channels that a few of the images have."""
+    if source.shape is not None:
+        return source.shape[2]
+    counts = [1]
+    for i in evenly_spaced_rows(len(source), PROBED_IMAGES):
+        try:
+            counts.append(source.probe(int(i)).channels)
+        except UnreadableImage:
+            continue
+    return max(counts)
+
+
+def _listed(names: tuple[str, ...], count: int) -> str:
+    if names:
+        return ", ".join(f"{k} {name!r}" for k, name in enumerate(names))
+    return "one channel, 0" if count == 1 else f"channels 0 to {count - 1}, without names"

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import allocate, locked, put_in_place, replacing, shortened, sweep, write_bytes, writing
-from congeal.images.arrays import PACKED, open_npy, sidecar
+from congeal.files import create_npy, locked, put_in_place, replacing, shortened, sweep, write_bytes, writing
 from congeal.images.canvas import place, put_on_canvas
 from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.plan import nothing_readable
-from congeal.images.source import Header, Image, ImageSource, UnreadableImage
+from congeal.images.sources.arrays import PACKED, open_npy, sidecar
+from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage
 from congeal.progress import Progress
 
 _BATCH_VALUES = 16 << 20
@@ -84,7 +84,7 @@ class _Packed:
 
 def _copy(source: ImageSource, partial: Path, shape: tuple[int, int, int], dtype: np.dtype, quiet: bool) -> _Packed:
     """Images of one kind, in batches, as they are."""
-    array = allocate(partial, (len(source), *(shape[:2] if source.grey else shape)), dtype)
+    array = create_npy(partial, (len(source), *(shape[:2] if source.grey else shape)), dtype)
     packed = _Packed(array, dict(source.unreadable))
     step = max(1, _BATCH_VALUES // int(np.prod(shape)))
     with Progress(len(source), "packing", quiet=quiet) as progress:
@@ -105,7 +105,7 @@ def _decode(source: ImageSource, partial: Path, partial_masks: Path, quiet: bool
     sizes = np.array([(h.height, h.width) for h in headers.values()])
     canvas = (int(np.median(sizes[:, 0])), int(np.median(sizes[:, 1])))
     dtype, channels = _common_dtype(headers), _common_channels(headers)
-    array = allocate(partial, (len(source), *canvas, *((channels,) if channels > 1 else ())), dtype)
+    array = create_npy(partial, (len(source), *canvas, *((channels,) if channels > 1 else ())), dtype)
     packed = _Packed(array, reasons)
     with Progress(len(source), "packing", quiet=quiet) as progress:
         for i in range(len(source)):
@@ -126,7 +126,7 @@ def _decode(source: ImageSource, partial: Path, partial_masks: Path, quiet: bool
             array[i] = pixels.reshape(array.shape[1:])
             if mask is not None:
                 if packed.masks is None:
-                    packed.masks = allocate(partial_masks, (len(source), *canvas), np.dtype(np.uint8))
+                    packed.masks = create_npy(partial_masks, (len(source), *canvas), np.dtype(np.uint8))
                     packed.masks[:] = 255
                 packed.masks[i] = np.rint(mask * 255)
     return packed

@@ -1,4 +1,4 @@
-"""Decide, before any pixel is decoded, how large the stack, the frame and the aligned picture are."""
+"""Sizes of the stack, the frame and the aligned image, chosen from the headers before any pixel is decoded."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ import numpy as np
 from congeal.errors import CongealError, RunFailed
 from congeal.images.canvas import place
 from congeal.images.intensity import AlignOn, Ranges
-from congeal.images.source import Header, ImageSource, UnreadableImage
+from congeal.images.sources.base import Header, ImageSource, UnreadableImage
+from congeal.rows import evenly_spaced_rows, row_slices
 
 if TYPE_CHECKING:
     from congeal.transforms import Transforms
 
 Size = tuple[int, int]
-# Sizes are medians, so a few thousand headers tell as much as a million.
-_SAMPLE = 4096
-# A start that zooms in by less than this keeps the plain stack; small differences are not worth a decoding pass.
-_WORTHWHILE_ZOOM = 1.25
-# A stack never grows beyond this multiple of the working size, however small the boxes are.
-_LARGEST_ZOOM = 8.0
-_ROWS_AT_ONCE = 50_000
-_MOST_GROWTH = 8.0
-_WORTHWHILE_GROWTH = 1.05
-_READ_AT_MOST = 8
-_FLAT = 1e-15  # determinant of a matrix whose largest entry is 1
+# Headers that are read: sizes are medians, so a few thousand are as good as a million.
+SAMPLED_HEADERS = 4096
+# Initial poses that magnify by less than this keep the stack at working size; by more than MAX_ZOOM, which small boxes
+# do, they do not enlarge it further.
+MIN_ZOOM, MAX_ZOOM = 1.25, 8.0
+# The aligned image grows to the area of the largest image if its side grows by at least this factor; an image whose
+# area is more than MAX_AREA_RATIO times the median is an outlier.
+MIN_SIDE_RATIO, MAX_AREA_RATIO = 1.05, 8.0
+# Largest images that are decoded until one of them proves readable.
+MAX_DECODE_ATTEMPTS = 8
+# Determinant below which a matrix, scaled to a largest entry of 1, is singular.
+SINGULAR_DETERMINANT = 1e-15
+# Factor between two levels of the image pyramid: poses accurate to a tenth of a pixel are then accurate to a third,
+# from where Gauss-Newton steps converge. The last level may be LAST_PYRAMID_FACTOR larger, which saves a level.
+PYRAMID_FACTOR, LAST_PYRAMID_FACTOR = 3, 4
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a fitted method remembers of its stack, so that new images reach it at the same sizes (height, width).
+    """Sizes (height, width) and ranges of the stack a method was fitted on, which new images are prepared with.
 
-    `ranges` are the values that became 0 and 1, by dtype: new 16-bit or float images are scaled as the fitted were.
-    `kind` is what the fitted set was, "object" or "photo"; None in model files from before it was kept.
+    `ranges` are the values that became 0 and 1, by dtype. `kind` is the kind of the fitted set, "object" or "photo".
     """
 
     size: Size
@@ -47,7 +51,7 @@ class Layout:
     kind: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("size", "frame", "aligned_size"):  # JSON knows lists only
+        for name in ("size", "frame", "aligned_size"):  # JSON has lists only
             height, width = getattr(self, name)
             object.__setattr__(self, name, (height, width))
         object.__setattr__(self, "ranges", {dtype: tuple(values) for dtype, values in self.ranges.items()})
@@ -76,13 +80,13 @@ def make_plan(
     init_size: Size | None,
     layout: Layout | None = None,
 ) -> Plan:
-    """Look at the headers of up to a few thousand images and choose sizes, or take those of a given layout.
+    """Choose sizes from the headers of up to a few thousand images, or take those of a given layout.
 
-    With a start of their own, new images keep a stack as fine as their start asks for: the frame is what a model knows.
+    New images with initial poses get a stack of the resolution that these need; the frame is that of the model.
     """
     if size < 2:
         raise CongealError(f"size is the longer side of the working picture in pixels; {size} is too small")
-    initial, aligned = starting_matrices(source, init, init_size)
+    initial, aligned = resolve_initial_poses(source, init, init_size)
     if initial is not None:
         _check_invertible(source, initial)
     headers = sample_headers(source)
@@ -90,31 +94,30 @@ def make_plan(
     typical = (int(np.median(sizes[:, 0])), int(np.median(sizes[:, 1])))
     stack = shrink(typical, size)
     if layout is None:
-        if aligned is None:
-            aligned = (
-                typical if initial is not None else roomy(typical, largest_area(source, headers, typical), max(stack))
-            )
+        if aligned is None and initial is None:
+            aligned = enlarge_to_area(typical, largest_area(source, headers, typical), max(stack))
+        aligned = typical if aligned is None else aligned
         frame = shrink(aligned, max(stack) if initial is None else size)
     else:
         if initial is None:
             stack = layout.size
-        elif aligned is not None:  # a start of unknown size leads to the model's own picture
+        elif aligned is not None:  # initial poses without a size map to the aligned image of the model
             initial = place(aligned, layout.aligned_size).matrix @ initial
         frame, aligned = layout.frame, layout.aligned_size
     if initial is not None and stack != typical:
         zoom = _zoom(headers, initial, stack, frame, aligned)
-        if zoom > _WORTHWHILE_ZOOM:
-            longer = min(round(max(stack) * min(zoom, _LARGEST_ZOOM)), max(typical))
+        if zoom > MIN_ZOOM:
+            longer = min(round(max(stack) * min(zoom, MAX_ZOOM)), max(typical))
             stack = shrink(typical, longer)
     channels = frozenset(h.channels for h in headers.values())
     return Plan(stack, frame, aligned, initial, channels, frozenset(h.dtype for h in headers.values()))
 
 
 def largest_area(source: ImageSource, headers: dict[int, Header], typical: Size) -> float:
-    """Pixels of the largest image, at most eight times the typical: one that is read, because a header may lie."""
-    least, most = typical[0] * typical[1] * _WORTHWHILE_GROWTH**2, _MOST_GROWTH * typical[0] * typical[1]
+    """Area of the largest image that can be decoded (headers may be wrong), at most MAX_AREA_RATIO times the median."""
+    least, most = typical[0] * typical[1] * MIN_SIDE_RATIO**2, MAX_AREA_RATIO * typical[0] * typical[1]
     larger = {i: h.height * h.width for i, h in headers.items() if h.height * h.width > least}
-    for i in sorted(larger, key=lambda i: (-larger[i], i))[:_READ_AT_MOST]:
+    for i in sorted(larger, key=lambda i: (-larger[i], i))[:MAX_DECODE_ATTEMPTS]:
         try:
             source.read(i)
         except UnreadableImage:
@@ -123,15 +126,15 @@ def largest_area(source: ImageSource, headers: dict[int, Header], typical: Size)
     return float(typical[0] * typical[1])
 
 
-def roomy(typical: Size, area: float, longer: int) -> Size:
-    """A picture of the typical shape with as many pixels as the largest image, `area`, so that it keeps them.
+def enlarge_to_area(typical: Size, area: float, longer: int) -> Size:
+    """A size of the median shape with the area of the largest image, so that this image keeps its resolution.
 
-    Images of nearly one size, or of another shape (portrait among landscape), are no reason to resample all the others.
-    longer: the shape stays what it was when it is shrunk to that.
+    If images have nearly one size, or differ in shape only (portrait among landscape), the median size is kept.
+    longer: reduced to this longer side, both sizes have the same shape.
     """
     height, width = typical
     scale = (area / (height * width)) ** 0.5
-    if scale < _WORTHWHILE_GROWTH:
+    if scale < MIN_SIDE_RATIO:
         return typical
     first = math.ceil(max(typical) * scale - 1e-9)
     for side in range(first, first + 32):
@@ -142,18 +145,18 @@ def roomy(typical: Size, area: float, longer: int) -> Size:
 
 
 def shrink(size: Size, longer: int) -> Size:
-    """The same shape with its longer side at most `longer`; never enlarged."""
+    """The size reduced to a longer side of at most `longer`; never enlarged."""
     scale = min(1.0, longer / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def sample_headers(source: ImageSource) -> dict[int, Header]:
-    """Headers of readable images spread evenly over the set, by position."""
+    """Headers of readable images, evenly spaced over the set, by position."""
     if source.shape is not None and source.dtype is not None:
         return dict.fromkeys((0, len(source) // 2, len(source) - 1), Header(*source.shape, source.dtype))
     first_reason = ""
     headers: dict[int, Header] = {}
-    sample = np.unique(np.linspace(0, len(source) - 1, min(len(source), _SAMPLE)).astype(int))
+    sample = evenly_spaced_rows(len(source), SAMPLED_HEADERS)
     rest = np.setdiff1d(np.arange(len(source)), sample)
     for positions in (sample, rest):
         for i in positions:
@@ -173,10 +176,10 @@ def nothing_readable(source: ImageSource, first_reason: str) -> RunFailed:
     return RunFailed(f"none of the {len(source)} images in {source.name} can be used; the first: {first_reason}")
 
 
-def starting_matrices(
+def resolve_initial_poses(
     source: ImageSource, init: np.ndarray | Transforms | None, init_size: Size | None
 ) -> tuple[np.ndarray | None, Size | None]:
-    """aligned_from_source (N,3,3) to start from, in the order of the source, and the size it leads to, if known."""
+    """Initial aligned_from_source (N,3,3) in the order of the source, and the size of its frame, if known."""
     if init is None:
         return source.initial, init_size or source.initial_size
     if not isinstance(init, np.ndarray | list | tuple):
@@ -201,19 +204,19 @@ def starting_matrices(
 
 
 def _check_invertible(source: ImageSource, matrices: np.ndarray) -> None:
-    """Refuse starts that put a whole image on a line or a point; those of NaN are images without a start."""
-    for first in range(0, len(matrices), _ROWS_AT_ONCE):
-        part = np.asarray(matrices[first : first + _ROWS_AT_ONCE], dtype=np.float64)
+    """Raise an error for singular initial poses; NaN marks images without one."""
+    for rows in row_slices(len(matrices)):
+        part = np.asarray(matrices[rows], dtype=np.float64)
         scale = np.abs(part).max((1, 2))
         with np.errstate(all="ignore"):
-            flat = np.abs(np.linalg.det(part / scale[:, None, None])) < _FLAT
+            flat = np.abs(np.linalg.det(part / scale[:, None, None])) < SINGULAR_DETERMINANT
         singular = np.flatnonzero((flat | (scale == 0)) & np.isfinite(part).all((1, 2)))
         if len(singular):
-            raise CongealError(f"the start of image '{source.id(first + int(singular[0]))}' cannot be inverted")
+            raise CongealError(f"the start of image '{source.id(rows.start + int(singular[0]))}' cannot be inverted")
 
 
 def _zoom(headers: dict[int, Header], initial: np.ndarray, stack: Size, frame: Size, aligned: Size) -> float:
-    """How many frame pixels the start shows per pixel of the plain stack: the median over the sampled images."""
+    """Median number of frame pixels per stack pixel under the initial poses."""
     from congeal.images.resample import scale_at_centre
 
     aligned_from_frame = np.linalg.inv(place(aligned, frame).matrix)
@@ -225,3 +228,12 @@ def _zoom(headers: dict[int, Header], initial: np.ndarray, stack: Size, frame: S
         stack_from_frame = stack_from_source @ np.linalg.inv(initial[i]) @ aligned_from_frame
         zooms.append(1 / max(float(scale_at_centre(stack_from_frame, frame)), 1e-6))
     return float(np.median(zooms)) if zooms else 1.0
+
+
+def pyramid_sizes(coarsest: int, finest: int) -> list[int]:
+    """Longer sides, in pixels, of the pyramid levels above `coarsest`, up to `finest`."""
+    sizes, size = [], coarsest
+    while size < finest:
+        size = finest if finest <= LAST_PYRAMID_FACTOR * size else PYRAMID_FACTOR * size
+        sizes.append(size)
+    return sizes

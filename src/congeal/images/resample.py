@@ -13,12 +13,12 @@ import torch.nn.functional as functional
 
 from congeal.errors import CongealError
 from congeal.geometry import native
-from congeal.geometry.cover import columns_at_edges, columns_inside, shares_of
-from congeal.geometry.interpolation import Interpolation, Room, interpolate, spline_coefficients
+from congeal.geometry.frame_coverage import columns_at_edges, columns_inside, shares_of
+from congeal.geometry.kernels import Interpolation, Room, interpolate, spline_coefficients
 from congeal.geometry.matrix import rescale
-from congeal.geometry.sampling import sample_in_units, to_units
+from congeal.geometry.warping import sample_in_units, to_units
 from congeal.images.canvas import Placement, put_on_canvas
-from congeal.images.source import Image
+from congeal.images.sources.base import Image
 
 Size = tuple[int, int]
 Fill = float | Literal["edge"]
@@ -34,7 +34,7 @@ _WHOLE = 1e-4  # pixels by which a shift may miss whole pixels and still be one
 class Sampling:
     """How pixels are looked up between pixels, and what lies outside an image.
 
-    interpolation: see `congeal.geometry.interpolation`. Sharp kernels are held inside the range of each image, so that
+    interpolation: see `congeal.geometry.kernels`. Sharp kernels are held inside the range of each image, so that
     nothing rings beyond black and white. fill: a value on the scale of the pixels; NaN, which integers have none of
     (theirs is 0); or "edge", which goes on with the outermost pixels.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -14,31 +14,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from congeal.distributed import Crew
 from congeal.errors import CongealError
+from congeal.evaluation import looks_like_objects, scales
 from congeal.geometry.matrix import compose, invert, normalise
 from congeal.geometry.orientation import all_upright_from_source, orientation_of, upright_sizes
-from congeal.images.arrays import as_slice
 from congeal.images.canvas import place, placements
-from congeal.images.channels import Channel, find_channels
-from congeal.images.decoding import fill_by_shards
+from congeal.images.decoding import DecodeOptions, fill_store, is_distributed, on_demand_store
 from congeal.images.intensity import (
     NOT_FINITE,
     AlignOn,
+    Channel,
     Ranges,
+    find_channels,
     finite,
     intensity_range,
     range_name,
     select_channels,
 )
-from congeal.images.levels import finer_sizes
-from congeal.images.oriented import OrientedSource
-from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, shrink, starting_matrices
-from congeal.images.source import ImageSource, Indices, Skipped
-from congeal.images.store import AnotherKind, Keeping, Store, fill_store, reading_store
-from congeal.mapped import room, runs
-from congeal.metrics import looks_like_objects, scales
+from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, pyramid_sizes, resolve_initial_poses, shrink
+from congeal.images.sources.arrays import as_slice
+from congeal.images.sources.base import ImageSource, Indices, Skipped
+from congeal.images.sources.views import SourceView
+from congeal.images.store import Store, StorePlace
+from congeal.memmap import allocate
 from congeal.progress import Progress
+from congeal.rows import evenly_spaced_rows, row_slices
 from congeal.transforms.ids import Ids
 
 if TYPE_CHECKING:
@@ -47,11 +47,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("congeal")
 
 Size = tuple[int, int]
-_SCAN_VALUES = 16 << 20
-_ROWS_AT_ONCE = 50_000
-_MOST_VALUES = 8 << 30  # pixel values of a set in larger pictures
-_KIND_SAMPLE = 500  # images that are looked at to tell objects from photographs
-NO_START = "no starting transform was given for it"
+NO_INITIAL_POSE = "no starting transform was given for it"
+# Pixel values that are scanned together for their range: 16 to 128 MB.
+SCANNED_VALUES = 16 << 20
+# A larger copy of the set beyond this many pixel values (8 GB at 8 bits) would take too much of the disk.
+MAX_COPY_VALUES = 8 << 30
+# Images from which objects are told from photographs, and the resolution of the originals is estimated.
+SAMPLED_IMAGES = 500
 
 
 class Stack:
@@ -66,7 +68,6 @@ class Stack:
     _per_image: tuple[str, ...] = ("kept", "source_sizes", "stack_from_source", "start")
     _fingerprint: str | None = None  # of the source, if it is known
     _part_of: tuple[Stack, np.ndarray] | None = None  # what `some` took it from, and which rows
-    _crew: Crew | None = None  # who makes larger pictures, None for this process
 
     def __init__(
         self, source: ImageSource, plan: Plan, *, reasons: dict[int, str], sizes: np.ndarray, align_on: AlignOn
@@ -76,7 +77,7 @@ class Stack:
         reasons = dict(reasons)
         if plan.initial is not None:
             lost = np.flatnonzero(~np.isfinite(plan.initial).all(axis=(1, 2)))
-            reasons = {int(i): NO_START for i in lost} | reasons
+            reasons = {int(i): NO_INITIAL_POSE for i in lost} | reasons
         if len(reasons) == len(source):
             i = min(reasons)
             raise nothing_readable(source, f"{source.id(i)}: {reasons[i]}")
@@ -84,7 +85,7 @@ class Stack:
         self.kept = np.setdiff1d(np.arange(len(source)), list(reasons)) if reasons else np.arange(len(source))
         self.source_sizes = sizes[self.kept] if reasons else sizes
         self.stack_from_source = placements(self.source_sizes, self.size)
-        if isinstance(source, OrientedSource):  # sizes are of what was read
+        if source.orientation is not None:  # sizes are of the upright images
             way = source.orientation[self.kept]
             self.source_sizes = upright_sizes(way, self.source_sizes)
             self.stack_from_source = self.stack_from_source @ all_upright_from_source(way, self.source_sizes)
@@ -103,7 +104,7 @@ class Stack:
             one = invert(place(self.size, self.frame).matrix)
             return np.lib.stride_tricks.as_strided(one, (n, 3, 3), (0, *one.strides))
         aligned_from_frame, start = self.aligned_from_frame, np.empty((n, 3, 3))
-        for part in _parts(n):
+        for part in row_slices(n):
             source_from_aligned = invert(np.asarray(plan.initial[self.kept[part]], dtype=np.float64))
             start[part] = normalise(compose(self.stack_from_source[part], source_from_aligned, aligned_from_frame))
         return start
@@ -138,7 +139,7 @@ class Stack:
     @property
     def native_size(self) -> int:
         """Longer side of the frame at which, in the median, one of its pixels is one pixel of the originals."""
-        spread = np.unique(np.linspace(0, len(self) - 1, min(len(self), _KIND_SAMPLE)).astype(int))
+        spread = evenly_spaced_rows(len(self), SAMPLED_IMAGES)
         frame_from_source = invert(self.start[spread]) @ self.stack_from_source[spread]
         return max(1, round(max(self.frame) / float(np.median(scales(frame_from_source, self.frame)))))
 
@@ -163,15 +164,15 @@ class Stack:
             return self if larger is whole else larger.some(rows)
         if size not in self._larger:
             if once and self._store is not None and self._store.masks is None and self.source.shape is None:
-                return self._read_at(size, self._store)
-            self._larger[size] = self._made_at(size)
+                return self._decode_on_demand(size, self._store)
+            self._larger[size] = self._build_at(size)
         return self._larger[size]
 
-    def _read_at(self, size: int, known: Store) -> Stack:
+    def _decode_on_demand(self, size: int, known: Store) -> Stack:
         """Larger pictures that are decoded when they are asked for. known: the store of the same images."""
         plan = self._plan_at(size)
         larger = Stack(self.source, plan, reasons=known.reasons, sizes=known.sizes, align_on=self.align_on)
-        larger._store, larger.intensity = reading_store(known, self.source, plan.size, self.align_on), self.intensity
+        larger._store, larger.intensity = on_demand_store(known, self.source, plan.size, self.align_on), self.intensity
         larger.kind = self.kind
         return larger
 
@@ -180,16 +181,17 @@ class Stack:
         stack_size = frame
         if self.size != self.frame:
             shown = self.source_sizes
-            if isinstance(self.source, OrientedSource):
+            if self.source.orientation is not None:
                 shown = upright_sizes(self.source.orientation[self.kept], shown)
             typical = int(np.median(shown[:, 0])), int(np.median(shown[:, 1]))
             stack_size = shrink(typical, round(max(self.size) * max(frame) / max(self.frame)))
         return replace(self._plan, size=stack_size, frame=frame)
 
-    def _made_at(self, size: int) -> Stack:
+    def _build_at(self, size: int) -> Stack:
         plan = self._plan_at(size)
-        keeping = Keeping(self.store_folder, self._fingerprint, self._crew).larger(size)
-        larger = _made(self.source, plan, self.align_on, keeping, self.layout.ranges, quiet=True)
+        place = StorePlace(self.store_folder, self._fingerprint).larger(size)
+        options = DecodeOptions(plan.size, self.align_on, plan.dtypes, place, self.layout.ranges)
+        larger = _build_stack(self.source, plan, options)
         if not np.array_equal(larger.kept, self.kept):
             log.warning("some images of %s cannot be read any more: poses stay as coarse as they are", self.source.name)
             return self
@@ -200,7 +202,7 @@ class Stack:
 
     def __getstate__(self) -> dict[str, Any]:
         _ = self.kind
-        state = {**self.__dict__, "_larger": {}, "_part_of": None, "_crew": None}
+        state = {**self.__dict__, "_larger": {}, "_part_of": None}
         state["_plan"] = replace(self._plan, initial=None)
         for name in ("start", "stack_from_source", "source_sizes"):
             rows = state[name]
@@ -230,7 +232,7 @@ class Stack:
         """ "object" on empty ground or "photo": what the source says, else told from up to 500 images of the set."""
         if self.source.kind is not None:
             return self.source.kind
-        sample = np.unique(np.linspace(0, len(self) - 1, min(len(self), _KIND_SAMPLE)).astype(int))
+        sample = evenly_spaced_rows(len(self), SAMPLED_IMAGES)
         return looks_like_objects(self.images(sample), self.masks(sample))
 
     @property
@@ -316,8 +318,8 @@ class Stack:
             found = invert(self.start[0])  # all rows are one and the same
             one = normalise(compose(aligned_from_frame, found, self.stack_from_source[0]))
             return np.broadcast_to(one, (len(self), 3, 3))
-        aligned = room((len(self), 3, 3), np.float64)
-        for part in runs(len(self)):  # products of a million matrices at once would take half a gigabyte
+        aligned = allocate((len(self), 3, 3), np.float64)
+        for part in row_slices(len(self)):  # products of a million matrices at once would take half a gigabyte
             found = np.asarray(stack_from_frame[part], dtype=np.float64)
             aligned[part] = normalise(compose(aligned_from_frame, invert(found), self.stack_from_source[part]))
         return aligned
@@ -355,7 +357,6 @@ def prepare(
     limit: int | None = None,
     layout: Layout | None = None,
     fingerprint: str | None = None,
-    crew: Crew | None = None,
     finest: int = 0,
     quiet: bool = True,
 ) -> Stack:
@@ -365,20 +366,20 @@ def prepare(
     order of the source or Transforms matched by id; `init_size` is the (height, width) it leads to. folder: where a
     decoded stack is kept, and found again by a resumed run. align_on: channels by number or name, or "grey".
     layout: that of the stack a model was fitted on, for new images. fingerprint: that of the source, if the caller
-    knows it. crew: who decodes, if a folder is given. finest: longer side up to which `Stack.at` will be asked for
-    larger pictures, see `finer_sizes`; where images lie as they are and are kept in a folder, they are decoded once.
+    knows it. finest: longer side up to which `Stack.at` will be asked for
+    larger pictures, see `pyramid_sizes`; where images lie as they are and are kept in a folder, they are decoded once.
     """
     source = _upright(source.limit(limit), init)
-    if isinstance(source, OrientedSource):
-        crew = None  # others would open the images as they lie in their files
-        fingerprint = None if fingerprint is None else source.marked(fingerprint)
+    if isinstance(source, SourceView) and source.orientation is not None:
+        fingerprint = None if fingerprint is None else source.with_orientation(fingerprint)
     channels = find_channels(source, align_on) if layout is None else layout.align_on
     ranges: Ranges = {} if layout is None else layout.ranges
     plan = make_plan(source, size, init, init_size, layout)
-    keeping = Keeping(None if folder is None else Path(folder), fingerprint, crew)
-    ahead = _ahead(plan, finest, len(source)) if crew is None else {}
-    stack = _made(source, plan, channels, keeping, ranges, quiet=quiet, larger=ahead)
-    stack._fingerprint, stack._crew = fingerprint, crew
+    place = StorePlace(None if folder is None else Path(folder), fingerprint)
+    larger = {} if is_distributed(source, place) else _larger_sizes(plan, finest, len(source))
+    options = DecodeOptions(plan.size, channels, plan.dtypes, place, ranges, quiet, larger)
+    stack = _build_stack(source, plan, options)
+    stack._fingerprint = fingerprint
     if layout is not None and stack.channels != layout.channels:
         raise CongealError(
             f"{source.name} has {stack.channels} channel(s) to align on, the model was fitted on {layout.channels}: "
@@ -389,90 +390,45 @@ def prepare(
     return stack
 
 
-def _ahead(plan: Plan, finest: int, n: int) -> dict[int, Size]:
+def _larger_sizes(plan: Plan, finest: int, n: int) -> dict[int, Size]:
     """Sizes of larger pictures of n images, by their longer sides: what `Stack.at` makes where nothing is zoomed."""
     if plan.initial is not None or plan.size != plan.frame:
         return {}
-    sides = finer_sizes(max(plan.frame), min(finest, max(plan.aligned)))
+    sides = pyramid_sizes(max(plan.frame), min(finest, max(plan.aligned)))
     sides = sides if len(sides) == 1 else sides[:-1]  # the last ones are large, and looked at once
     return {side: shrink(plan.aligned, side) for side in sides if _fits(n, side)}
 
 
 def _fits(n: int, side: int) -> bool:
     """Whether n pictures of this size do not take too much of the disk."""
-    return n * side**2 <= _MOST_VALUES
+    return n * side**2 <= MAX_COPY_VALUES
 
 
 def _upright(source: ImageSource, init: np.ndarray | Transforms | None) -> ImageSource:
     """The source as methods see it: images that start mirrored are given mirrored, so that no method has to know."""
-    if isinstance(source, OrientedSource):
+    if source.orientation is not None:
         return source
-    initial, _ = starting_matrices(source, init, None)
+    initial, _ = resolve_initial_poses(source, init, None)
     if initial is None:
         return source
-    way = np.concatenate([orientation_of(np.asarray(initial[part]), turns=False) for part in _parts(len(source))])
-    return OrientedSource(source, way) if way.any() else source
+    way = np.concatenate([orientation_of(np.asarray(initial[part]), turns=False) for part in row_slices(len(source))])
+    return SourceView(source, orientation=way) if way.any() else source
 
 
-def _made(
-    source: ImageSource,
-    plan: Plan,
-    align_on: AlignOn,
-    keeping: Keeping,
-    ranges: Ranges,
-    *,
-    quiet: bool,
-    larger: Mapping[int, Size] | None = None,
-) -> Stack:
-    """The stack of a plan: over the source itself where its pictures have the right size, decoded where not."""
+def _build_stack(source: ImageSource, plan: Plan, options: DecodeOptions) -> Stack:
+    """The stack of a plan: over the source itself if its images have the right size, else over decoded images."""
     shape, dtype = source.shape, source.dtype
     if shape is not None and dtype is not None and plan.size == shape[:2]:
-        return _in_place(source, shape, dtype, plan, align_on, ranges, quiet)
-    return _decoded(source, plan, align_on, keeping, ranges, quiet, larger)
-
-
-def _decoded(
-    source: ImageSource,
-    plan: Plan,
-    align_on: AlignOn,
-    keeping: Keeping,
-    ranges: Ranges,
-    quiet: bool,
-    larger: Mapping[int, Size] | None,
-) -> Stack:
-    """A stack of images that were brought to one size and kept so."""
-    align_on = _grey_if_all(align_on) if len(plan.channels) > 1 else align_on
-    store, align_on = _filled(source, plan, align_on, keeping, ranges, quiet, larger)
+        return _stack_in_place(source, shape, dtype, plan, options)
+    if len(plan.channels) > 1 and options.align_on is None:
+        options = replace(options, align_on="grey")  # the common denominator of grey and colour images
+    store, align_on = fill_store(source, options)
     stack = Stack(source, plan, reasons=store.reasons, sizes=store.sizes, align_on=align_on)
     if store.blank:
         raise _all_blank(source)
     first = stack.kept[0]
     stack._store, stack.intensity = store, (float(store.black[first]), float(store.white[first]))
     return stack
-
-
-def _filled(
-    source: ImageSource,
-    plan: Plan,
-    align_on: AlignOn,
-    keeping: Keeping,
-    ranges: Ranges,
-    quiet: bool,
-    larger: Mapping[int, Size] | None,
-) -> tuple[Store, AlignOn]:
-    """Fill the store; when the sample missed an odd one out, once more with room for every kind of image."""
-    dtypes = plan.dtypes
-    while True:
-        options: dict[str, Any] = {"align_on": align_on, "dtypes": dtypes, "keeping": keeping, "ranges": ranges}
-        try:
-            if keeping.crew is None or keeping.folder is None:
-                return fill_store(source, plan.size, quiet=quiet, larger=larger, **options), align_on
-            return fill_by_shards(source, plan.size, crew=keeping.crew, **options), align_on
-        except AnotherKind as odd:
-            if odd.channels:
-                align_on = _grey_if_all(align_on)
-            else:
-                dtypes = frozenset()
 
 
 class _Same(NamedTuple):
@@ -486,11 +442,6 @@ class _Same(NamedTuple):
         return np.lib.stride_tricks.as_strided(self.row, (self.times, *self.row.shape), (0, *self.row.strides))
 
 
-def _grey_if_all(align_on: AlignOn) -> AlignOn:
-    """Images with different channel counts meet in grey unless channels were chosen."""
-    return "grey" if align_on is None else align_on
-
-
 def _all_blank(source: ImageSource) -> CongealError:
     return CongealError(f"every image in {source.name} is blank (one value everywhere): there is nothing to align")
 
@@ -502,29 +453,24 @@ def _unit(images: torch.Tensor, black: float, white: float) -> torch.Tensor:
     return images.sub_(black).div_(white - black).clamp_(0, 1)
 
 
-def _in_place(
-    source: ImageSource,
-    shape: tuple[int, int, int],
-    dtype: np.dtype,
-    plan: Plan,
-    align_on: AlignOn,
-    ranges: Ranges,
-    quiet: bool,
+def _stack_in_place(
+    source: ImageSource, shape: tuple[int, int, int], dtype: np.dtype, plan: Plan, options: DecodeOptions
 ) -> Stack:
-    """A stack over images that already have the right size: nothing is copied, batches are read when asked for."""
+    """A stack over images that already have the right size: nothing is copied, batches are read on demand."""
+    align_on = options.align_on
     select_channels(np.empty((0, *shape), dtype), align_on)
-    step = max(1, _SCAN_VALUES // int(np.prod(shape)))
-    reasons, low, high, blank = _scan(source, dtype, align_on, step, quiet)
+    step = max(1, SCANNED_VALUES // int(np.prod(shape)))
+    reasons, low, high, blank = _scan_values(source, dtype, align_on, step, options.quiet)
     sizes = np.broadcast_to(np.array(shape[:2], dtype=np.int32), (len(source), 2))
     stack = Stack(source, plan, reasons=reasons, sizes=sizes, align_on=align_on)
     if blank:
         raise _all_blank(source)
-    stack.intensity = source.intensity or ranges.get(range_name(dtype)) or intensity_range(dtype, low, high)
+    stack.intensity = source.intensity or options.ranges.get(range_name(dtype)) or intensity_range(dtype, low, high)
     stack._ranges = {range_name(dtype): stack.intensity}
     return stack
 
 
-def _scan(
+def _scan_values(
     source: ImageSource, dtype: np.dtype, align_on: AlignOn, step: int, quiet: bool
 ) -> tuple[dict[int, str], float, float, bool]:
     """(reasons, smallest value, largest value, all blank) of a source of one shape, in the channels that are used.
@@ -555,7 +501,3 @@ def _scan(
             if known and not blank:
                 break
     return reasons, low, high, blank
-
-
-def _parts(n: int) -> list[slice]:
-    return [slice(start, min(n, start + _ROWS_AT_ONCE)) for start in range(0, n, _ROWS_AT_ONCE)]

@@ -1,57 +1,101 @@
-"""One pass over a source: every image decoded once, put on the canvas, kept in memory or in a memory-mapped file.
-
-In a folder the pass can be stopped at any time: what was decoded is noted now and then, and the next one goes on there.
-"""
+"""Images at working resolution, in memory or in memory-mapped files, and the files that describe them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from congeal.distributed import Crew
 from congeal.errors import CongealError
-from congeal.files import DAMAGED, allocate, is_plain, replacing
-from congeal.images.canvas import place, put_on_canvas
-from congeal.images.intensity import AlignOn, Ranges, intensity_range, range_name, select_channels
-from congeal.images.sharded import ShardedRows
-from congeal.images.source import ImageSource, UnreadableImage
-from congeal.images.threads import in_order, usable_cores
-from congeal.mapped import MappedPages
-from congeal.progress import Progress
+from congeal.execution.shared_storage import SharedStorage, open_storage
+from congeal.files import DAMAGED, is_plain, replacing
+from congeal.images.intensity import AlignOn, Ranges, intensity_range
+from congeal.images.sources.arrays import as_slice
+from congeal.images.sources.base import ImageSource, Indices
+from congeal.memmap import PageTracker
 
 Size = tuple[int, int]
-_IN_MEMORY = 256 << 20
-_VERSION = 4
+# The file that marks a store as complete.
 MARKER = "stack.npz"
-_SAVE_EVERY = 20.0  # seconds
-UNREAD = 255  # instead of a number in `Store.names`
+# Value of `Store.kinds` for an image that could not be read.
+UNREAD = 255
 
 
-class AnotherKind(Exception):
-    """An image turned up that the sampled headers did not announce: other channels, or else another dtype."""
+class ShardedRows:
+    """Rows of several .npy files one after the other, read on demand; behaves like an array.
 
-    def __init__(self, channels: bool) -> None:
-        self.channels = channels
+    Parameters
+    ----------
+    storage : SharedStorage
+        Where the files are.
+    names : sequence of str or None
+        The files, in order; None for one whose rows all have the value `fill`.
+    edges : (len(names) + 1,) array
+        First row of each file, and the number of all rows.
+    shape, dtype
+        Of one row.
+    """
 
+    def __init__(
+        self,
+        storage: SharedStorage,
+        names: list[str | None],
+        edges: np.ndarray,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        fill: int = 0,
+    ) -> None:
+        self.storage, self.names, self.edges = storage, names, edges
+        self.shape, self.dtype, self.fill = (int(edges[-1]), *shape), np.dtype(dtype), fill
 
-class _Decoded(NamedTuple):
-    pixels: np.ndarray
-    mask: np.ndarray | None
-    size: Size
-    dtype: np.dtype
-    low: float
-    high: float
+    def as_dict(self) -> dict[str, Any]:
+        """The parameters, for JSON."""
+        about = {"storage": str(self.storage), "names": self.names, "edges": self.edges.tolist()}
+        return about | {"shape": self.shape[1:], "dtype": self.dtype.str, "fill": self.fill}
+
+    @classmethod
+    def from_dict(cls, about: dict[str, Any]) -> ShardedRows:
+        """The inverse of `as_dict`."""
+        storage, shape = open_storage(about["storage"]), tuple(about["shape"])
+        edges, dtype = np.array(about["edges"]), np.dtype(about["dtype"])
+        return cls(storage, about["names"], edges, shape, dtype, about["fill"])
+
+    def exists(self) -> bool:
+        """Whether all files exist."""
+        folders: dict[str, set[str]] = {}
+        for name in self.names:
+            if name is not None:
+                folder, _, file = name.rpartition("/")
+                if folder not in folders:
+                    folders[folder] = self.storage.names(folder)
+                if file not in folders[folder]:
+                    return False
+        return True
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Indices | slice) -> np.ndarray:
+        positions = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)
+        out = np.full((len(positions), *self.shape[1:]), self.fill, dtype=self.dtype)
+        shards = np.searchsorted(self.edges, positions, side="right") - 1
+        for shard in np.unique(shards):
+            name = self.names[shard]
+            if name is not None:
+                here = np.flatnonzero(shards == shard)
+                file = np.load(self.storage.local(name), mmap_mode="r")  # closed again after this file
+                out[here] = file[as_slice(positions[here] - self.edges[shard])]
+        return out
 
 
 @dataclass
@@ -59,8 +103,8 @@ class Store:
     """Rows are positions in the source: pixels (N, C, h, w) uint8 or float32, masks (N, h, w) uint8 or None.
 
     black and white (N,) are the stored values that mean 0 and 1, the same for all images of a dtype (`ranges`); kinds
-    (N,) are positions in `names`, the dtypes; sizes (N, 2); reasons say which rows are unusable. `folder` is where it
-    is kept for good, None if it goes with the process.
+    (N,) are positions in `names`, the dtypes; sizes (N, 2); reasons say which rows are unusable. `folder` is where the
+    store is kept, None if it ends with the process.
     """
 
     pixels: np.ndarray | ShardedRows
@@ -77,9 +121,14 @@ class Store:
     temporary: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.pages = MappedPages(*(array for array in (self.pixels, self.masks) if isinstance(array, np.ndarray)))
+        self.pages = PageTracker(*(array for array in (self.pixels, self.masks) if isinstance(array, np.ndarray)))
 
-    # To other processes go the names of large files, not what is in them.
+    @classmethod
+    def without_images(cls, n: int, reasons: dict[int, str]) -> Store:
+        """The store of n images of which none can be read."""
+        return cls(np.empty(0), None, np.zeros((n, 2), np.int32), *(np.empty(0),) * 3, reasons=reasons)
+
+    # Other processes receive the names of memory-mapped files, not their contents.
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "pages": None, "temporary": None}
@@ -96,271 +145,46 @@ class Store:
         self.__post_init__()
 
     def flush(self) -> None:
-        """Bring what was written to the disk."""
+        """Write modified pages to the disk."""
         for array in (self.pixels, self.masks):
             if isinstance(array, np.memmap):
                 array.flush()
 
+    def set_ranges(self, known: Ranges) -> None:
+        """Replace the smallest and largest value of each image by black and white of all images of its dtype."""
+        ranges: dict[str, tuple[float, float]] = {}
+        for kind, name in sorted(enumerate(self.names), key=lambda pair: pair[1]):
+            rows = self.kinds == kind
+            low, high = float(self.black[rows].min()), float(self.white[rows].max())
+            ranges[name] = known.get(name) or intensity_range(np.dtype(name), low, high)
+            self.black[rows], self.white[rows] = ranges[name]
+        self.ranges = ranges
 
-class Keeping(NamedTuple):
-    """Where a store is kept, None for nowhere, the fingerprint of its images if it is known already, and who fills it,
-    None for this process."""
+    def save(self, folder: Path, key: str = "") -> None:
+        """Mark stack.npy and masks.npy of `folder`, which are the arrays of this store, as complete."""
+        self.flush()
+        write_description(folder / MARKER, self, {"key": key, "ranges": self.ranges})
+        self.folder = folder
+
+
+class StorePlace(NamedTuple):
+    """Folder of a store (None: in memory), and fingerprint of its images if known."""
 
     folder: Path | None = None
     fingerprint: str | None = None
-    crew: Crew | None = None
 
-    def larger(self, side: int) -> Keeping:
-        """Where the same images are kept in larger pictures, beside these."""
+    def larger(self, side: int) -> StorePlace:
+        """The place of the same images at a larger size."""
         return self._replace(folder=None if self.folder is None else self.folder / f"at-{side}")
 
-
-def fill_store(
-    source: ImageSource,
-    size: Size,
-    *,
-    align_on: AlignOn,
-    dtypes: frozenset[np.dtype],
-    keeping: Keeping,
-    ranges: Ranges,
-    quiet: bool,
-    larger: Mapping[int, Size] | None = None,
-) -> Store:
-    """Decode everything, or pick up the finished or half-finished store of the same images in the folder.
-
-    `ranges`: black and white of dtypes that are known from a fitted set; other dtypes get those of this set. `larger`:
-    longer sides and sizes of larger pictures that will be asked for: they are made of what is decoded here, so that it
-    is decoded once.
-    """
-    folder, key = keeping.folder, ""
-    if folder is not None:
-        key = store_key(source, size, align_on, keeping, ranges)
-        found = kept_store(folder, key)
-        if found is not None:
-            return found
-    filling = _Filling(source, size, dtypes == {np.dtype(np.uint8)}, folder, key)
-    filling.resume()
-    first = filling.position
-    ahead = {} if folder is None or first else dict(larger or {})  # of a pass that was interrupted they are not whole
-    others = [
-        _Filling(source, other, filling.eight_bit, keeping.larger(side).folder, "", resumable=False)
-        for side, other in ahead.items()
-    ]
-    decode, usual = partial(decode_at, source, (size, *ahead.values()), align_on), torch.get_num_threads()
-    images = in_order(decode, range(first, len(source)), usable_cores(), begin=partial(torch.set_num_threads, 1))
-    try:
-        with Progress(len(source), "reading images", quiet=quiet, done=first) as progress, closing(images):
-            for i, decoded in enumerate(images, start=first):
-                for one, of_size in zip((filling, *others), decoded, strict=True):
-                    one.take(i, of_size)
-                progress.update()
-    finally:
-        torch.set_num_threads(usual)  # threads to come would have what the last one asked for
-    store = filling.store
-    if store is None:
-        nothing = np.empty(0)
-        sizes = np.zeros((len(source), 2), np.int32)
-        return Store(nothing, None, sizes, nothing, nothing, nothing, reasons=filling.reasons)
-    store.reasons = filling.reasons
-    set_ranges(store, ranges)
-    if folder is not None:
-        keep_store(store, folder, key)
-        filling.unfinished.unlink(missing_ok=True)
-    for (side, other), one in zip(ahead.items(), others, strict=True):
-        _keep_larger(one, store, keeping.larger(side), store_key(source, other, align_on, keeping, store.ranges))
-    return store
+    def key(self, source: ImageSource, size: Size, align_on: AlignOn, ranges: Ranges) -> str:
+        """Identifies the images and how they are stored."""
+        about = f"{self.fingerprint or source.fingerprint()} {size} {align_on} {sorted(ranges.items())}"
+        return hashlib.sha256(about.encode()).hexdigest()
 
 
-def _keep_larger(filling: _Filling, small: Store, keeping: Keeping, key: str) -> None:
-    """What was made beside a smaller store, as `fill_store` would have made it by itself."""
-    store = filling.store
-    if store is None or keeping.folder is None:
-        return
-    store.reasons = filling.reasons
-    set_ranges(store, small.ranges)
-    keep_store(store, keeping.folder, key)
-
-
-def store_key(source: ImageSource, size: Size, align_on: AlignOn, keeping: Keeping, ranges: Ranges) -> str:
-    """What a store in a folder is told by: the images, and what is made of them."""
-    fingerprint = keeping.fingerprint or source.fingerprint()
-    about = f"{_VERSION} {fingerprint} {size} {align_on} {sorted(ranges.items())}"
-    return hashlib.sha256(about.encode()).hexdigest()
-
-
-def keep_store(store: Store, folder: Path, key: str = "") -> None:
-    """Note beside the files stack.npy and masks.npy of `folder`, which the store's arrays are, that they are whole."""
-    store.flush()
-    _write_facts(folder / MARKER, store, {"key": key, "ranges": store.ranges})
-    store.folder = folder
-
-
-def open_store(folder: Path) -> Store:
-    """The finished store of a folder, whatever its images are."""
-    found = _read_facts(folder / MARKER, folder, None, mode="r")
-    if found is None:
-        raise CongealError(f"{folder} holds no images at working resolution")
-    return found[0]
-
-
-class _Read:
-    """Pixels (N, C, h, w) of a store that are decoded when they are asked for."""
-
-    def __init__(self, source: ImageSource, size: Size, align_on: AlignOn, dtype: np.dtype) -> None:
-        self._source, self._size, self._align_on, self._dtype = source, size, align_on, dtype
-
-    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        wanted = range(len(self._source))[rows] if isinstance(rows, slice) else rows.tolist()
-        return np.stack([self._row(i) for i in wanted])
-
-    def _row(self, i: int) -> np.ndarray:
-        try:
-            image = self._source.read(i)
-            pixels = select_channels(image.pixels, self._align_on)
-        except CongealError as error:
-            raise CongealError(
-                f"{self._source.id(i)} cannot be read any more ({error}): run the same command again"
-            ) from error
-        size = (pixels.shape[0], pixels.shape[1])
-        if size == self._size and pixels.dtype == self._dtype:
-            return np.moveaxis(pixels, -1, 0)
-        values, _ = put_on_canvas(pixels, self._size, place(size, self._size), image.mask)
-        return (np.rint(values) if self._dtype == np.uint8 else values).astype(self._dtype, copy=False)
-
-
-def reading_store(known: Store, source: ImageSource, size: Size, align_on: AlignOn) -> Store:
-    """The images of a store without masks in another size, none of them kept."""
-    pixels = _Read(source, size, align_on, known.pixels.dtype)
-    facts = (known.sizes, known.black, known.white, known.kinds, known.names, known.reasons, known.blank, known.ranges)
-    return Store(cast("np.ndarray", pixels), None, *facts)
-
-
-class _Filling:
-    """A store while images arrive in order, and the file that says how far it is."""
-
-    def __init__(
-        self,
-        source: ImageSource,
-        size: Size,
-        eight_bit: bool,
-        folder: Path | None,
-        key: str,
-        *,
-        resumable: bool = True,
-    ) -> None:
-        self.source, self.size, self.eight_bit, self.home, self.key = source, size, eight_bit, folder, key
-        self.store: Store | None = None
-        self.reasons: dict[int, str] = {}
-        self.position = 0
-        self.unfinished = (folder or Path()) / "unfinished.npz"
-        self._resumable = resumable and folder is not None
-        self._saved = time.monotonic()
-
-    def resume(self) -> None:
-        """Go on where an earlier, interrupted pass over the same images stopped."""
-        if self.home is None or not is_plain(self.unfinished):
-            return
-        found = _read_facts(self.unfinished, self.home, self.key, mode="r+")
-        if found is None or len(found[0].sizes) != len(self.source):
-            return
-        self.store, about = found
-        self.position, self.reasons = int(about["position"]), self.store.reasons
-        self.eight_bit = self.store.pixels.dtype == np.uint8
-
-    def take(self, i: int, one: _Decoded | str) -> None:
-        """Keep image i, or why there is none."""
-        if isinstance(one, str):
-            self.reasons[i] = one
-        else:
-            self._keep(i, one)
-        self.position = i + 1
-        if self._resumable and self.store is not None and time.monotonic() - self._saved >= _SAVE_EVERY:
-            self.store.flush()
-            self.store.reasons = self.reasons
-            _write_facts(self.unfinished, self.store, {"key": self.key, "position": self.position})
-            self._saved = time.monotonic()
-
-    def _keep(self, i: int, one: _Decoded) -> None:
-        store = self.store or self._new(one)
-        self.store = store
-        if one.pixels.shape != store.pixels.shape[1:] or (self.eight_bit and one.dtype != np.uint8):
-            self.unfinished.unlink(missing_ok=True)
-            raise AnotherKind(channels=one.pixels.shape != store.pixels.shape[1:])
-        assert isinstance(store.pixels, np.ndarray)
-        store.pixels[i] = np.rint(one.pixels) if self.eight_bit else one.pixels
-        store.pages.touched(store.pixels[i].nbytes)
-        if one.mask is not None:
-            if store.masks is None:
-                store.masks = masks = _full_masks(self.home, len(self.source), self.size)
-                store.pages.add(masks)
-            assert isinstance(store.masks, np.ndarray)
-            store.masks[i] = np.rint(one.mask * 255)
-        store.sizes[i], store.black[i], store.white[i] = one.size, one.low, one.high
-        name = range_name(one.dtype)
-        if name not in store.names:
-            store.names.append(name)
-        store.kinds[i] = store.names.index(name)
-        store.blank = store.blank and one.high <= one.low
-
-    def _new(self, one: _Decoded) -> Store:
-        shape = (len(self.source), *one.pixels.shape)
-        dtype = np.dtype(np.uint8 if self.eight_bit else np.float32)
-        temporary = None
-        if self.home is None and int(np.prod(shape)) * dtype.itemsize > _IN_MEMORY:
-            temporary = tempfile.TemporaryDirectory(prefix="congeal-")
-            self.home = Path(temporary.name)
-        pixels = np.zeros(shape, dtype) if self.home is None else allocate(self.home / "stack.npy", shape, dtype)
-        n = shape[0]
-        black, white, kinds = np.zeros(n, np.float32), np.ones(n, np.float32), np.full(n, UNREAD, np.uint8)
-        return Store(pixels, None, np.zeros((n, 2), np.int32), black, white, kinds, temporary=temporary)
-
-
-def decode_small(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> _Decoded | str:
-    """Image i of a source as a store keeps it, or why there is none."""
-    return decode_at(source, (size,), align_on, i)[0]
-
-
-def decode_at(source: ImageSource, sizes: Sequence[Size], align_on: AlignOn, i: int) -> list[_Decoded | str]:
-    """Image i as stores of these sizes keep it, or why there is none."""
-    try:
-        image = source.read(i)
-    except UnreadableImage as error:
-        return [str(error)] * len(sizes)
-    try:
-        pixels = select_channels(image.pixels, align_on)
-    except CongealError as error:  # one among others that have it
-        return [str(error)] * len(sizes)
-    own, low, high = (pixels.shape[0], pixels.shape[1]), float(pixels.min()), float(pixels.max())
-    placed = (put_on_canvas(pixels, size, place(own, size), image.mask) for size in sizes)
-    return [_Decoded(values, mask, own, image.pixels.dtype, low, high) for values, mask in placed]
-
-
-def _full_masks(home: Path | None, n: int, size: Size) -> np.ndarray:
-    masks = (
-        np.empty((n, *size), np.uint8) if home is None else allocate(home / "masks.npy", (n, *size), np.dtype(np.uint8))
-    )
-    pages, step = MappedPages(masks), max(1, (1 << 22) // (size[0] * size[1]))
-    for start in range(0, n, step):
-        masks[start : start + step] = 255
-        pages.touched(masks[start : start + step].nbytes)
-    return masks
-
-
-def set_ranges(store: Store, known: Ranges) -> None:
-    """Replace each image's own smallest and largest value by black and white of all images of its dtype."""
-    ranges: dict[str, tuple[float, float]] = {}
-    for kind, name in sorted(enumerate(store.names), key=lambda pair: pair[1]):
-        rows = store.kinds == kind
-        low, high = float(store.black[rows].min()), float(store.white[rows].max())
-        ranges[name] = known.get(name) or intensity_range(np.dtype(name), low, high)
-        store.black[rows], store.white[rows] = ranges[name]
-    store.ranges = ranges
-
-
-# ---- the small file beside the large ones: what they hold, written when that is on the disk
-
-
-def _write_facts(path: Path, store: Store, about: dict[str, Any]) -> None:
+def write_description(path: Path, store: Store, about: dict[str, Any]) -> None:
+    """The small file beside the large arrays: sizes, ranges and reasons; written when the arrays are on the disk."""
     facts = {"reasons": store.reasons, "blank": store.blank, "names": store.names, "masks": store.masks is not None}
     if isinstance(store.pixels, ShardedRows):
         sharded = {"pixels": store.pixels, "masks": store.masks}
@@ -370,47 +194,55 @@ def _write_facts(path: Path, store: Store, about: dict[str, Any]) -> None:
         np.savez(file, about=json.dumps({**facts, **about}), **arrays)  # type: ignore[arg-type]
 
 
-def _read_facts(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
-    """The store `path` speaks of, and all that is said there; None if it is damaged or not of the images of `key`."""
+def read_description(path: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
+    """The store that `path` describes, and the description; None if it is damaged or has another key."""
     try:
-        return _read_whole(path, folder, key, mode)
+        return _read_store(path, key, mode)
     except DAMAGED:
         return None
 
 
-def _read_whole(path: Path, folder: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
+def _read_store(path: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
+    folder = path.parent
     with np.load(path, allow_pickle=False) as saved:
         about = json.loads(str(saved["about"]))
         if key not in (None, about["key"]):
             return None
-        sharded = {name: ShardedRows.from_dict(rows) for name, rows in about.get("sharded", {}).items()}
-        if not sharded and not is_plain(folder / "stack.npy"):
-            return None
-        if not sharded and about["masks"] and not is_plain(folder / "masks.npy"):
-            return None
         arrays = [saved[name] for name in ("sizes", "black", "white", "kinds")]
-    if sharded:
-        if not all(rows.there() for rows in sharded.values()):
+    pixels: Any
+    if "sharded" in about:
+        sharded = {name: ShardedRows.from_dict(rows) for name, rows in about["sharded"].items()}
+        if not all(rows.exists() for rows in sharded.values()):
             return None
         pixels, masks = sharded["pixels"], sharded.get("masks")
     else:
-        pixels = np.load(folder / "stack.npy", mmap_mode=mode)
-        masks = np.load(folder / "masks.npy", mmap_mode=mode) if about["masks"] else None
+        files = [folder / "stack.npy", *([folder / "masks.npy"] if about["masks"] else [])]
+        if not all(map(is_plain, files)):
+            return None
+        pixels, masks = [*(np.load(file, mmap_mode=mode) for file in files), None][:2]
+    if any(len(array) != len(pixels) for array in arrays):
+        return None
     reasons = {int(i): reason for i, reason in about["reasons"].items()}
     ranges = {name: (low, high) for name, (low, high) in about.get("ranges", {}).items()}
     sizes, black, white, kinds = arrays
-    if not len(pixels) == len(sizes) == len(black) == len(white) == len(kinds):
-        return None
     store = Store(pixels, masks, sizes, black, white, kinds, about["names"], reasons, about["blank"], ranges, folder)
     return store, about
 
 
-def kept_store(folder: Path, key: str) -> Store | None:
-    """The finished store in the folder if it is of these images; a stale one is cleared away."""
+def open_store(folder: Path) -> Store:
+    """The complete store of a folder."""
+    found = read_description(folder / MARKER, None, mode="r")
+    if found is None:
+        raise CongealError(f"{folder} holds no images at working resolution")
+    return found[0]
+
+
+def find_store(folder: Path, key: str) -> Store | None:
+    """The complete store of a folder if it has this key; the marker of another one is removed."""
     marker = folder / MARKER
     if not is_plain(marker):
         return None
-    found = _read_facts(marker, folder, key, mode="r")
+    found = read_description(marker, key, mode="r")
     if found is None:
         marker.unlink()
         return None

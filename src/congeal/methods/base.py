@@ -13,6 +13,7 @@ import os
 import reprlib
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -21,29 +22,30 @@ from typing import Annotated, Any, ClassVar, Self, get_type_hints
 import numpy as np
 import torch
 
-from congeal.distributed import Crew
-from congeal.errors import CongealError, MissingExtra, first_line, meant
+from congeal.errors import CongealError, MissingExtra, did_you_mean, first_line
+from congeal.evaluation import Quality
+from congeal.evaluation.preview import describe_metrics, notebook_page
+from congeal.execution import in_this_process
 from congeal.files import write_bytes
 from congeal.geometry import MOTIONS
 from congeal.images import Image, Layout, Stack, open_writer, prepare, warp_image
-from congeal.images.channels import Channel
-from congeal.images.writers import takes_parts, tell_poses
-from congeal.mapped import let_go, room, runs
+from congeal.images.formats.writers import set_transforms, takes_parts
+from congeal.images.intensity import Channel
+from congeal.memmap import allocate, release_pages
 from congeal.methods.checks import MOST_SEED, Range, Seed, accepts, describe, plain_number
-from congeal.methods.found import Found
-from congeal.methods.job import Callback, Job, StateFile
+from congeal.methods.fit_context import Callback, FitContext, StateFile
+from congeal.methods.fit_result import FitResult
 from congeal.methods.measure import measure
-from congeal.metrics import Quality
-from congeal.metrics.preview import in_words, page
 from congeal.opening import open_images
-from congeal.progress import telling
-from congeal.solvers.appearance import Appearance, plain_appearance
-from congeal.solvers.gauge import on_motion
-from congeal.solvers.streaming import chunks
+from congeal.progress import log_to_console
+from congeal.registration.batching import chunks
+from congeal.registration.features import ImageFeatures, pixel_features
+from congeal.registration.gauge import on_motion
+from congeal.rows import row_slices
 from congeal.transforms import Transforms
 
-FORMAT = 2  # of the model file: in 1 the deep method had presets
-READABLE = (1, 2)
+FORMAT = 3
+"""Version of the model file's layout; files of another version are refused."""
 KINDS = ("auto", "object", "photo")
 
 
@@ -70,14 +72,14 @@ class Alignment:
         Numbers and verdict of the set.
     stack_from_frame : (n, 3, 3) array
         The same poses between the pictures the method worked on.
-    found : Found
+    found : FitResult
         What the method gave, with the motion it used and what it decided.
     """
 
     transforms: Transforms
     quality: Quality
     stack_from_frame: np.ndarray
-    found: Found
+    found: FitResult
 
 
 @dataclass(kw_only=True, eq=False)
@@ -165,7 +167,7 @@ class Method:
         for name, value in params.items():
             if name not in self._parameter_names():
                 known = ", ".join(self._parameter_names())
-                hint = meant(name, self._parameter_names())
+                hint = did_you_mean(name, self._parameter_names())
                 raise CongealError(f"{self.name} has no parameter '{name}'{hint}: it has {known}")
             setattr(self, name, value)
         return self
@@ -189,11 +191,13 @@ class Method:
         quality = getattr(self, "quality_", None)
         if quality is None:  # from a file
             height, width = self.layout_.frame
-            return page(name, [f"Fitted, for pictures of {width}×{height} pixels: transform aligns new images."], None)
+            return notebook_page(
+                name, [f"Fitted, for pictures of {width}×{height} pixels: transform aligns new images."], None
+            )
         decided = [str(facts["sentence"]) for facts in self.decisions_.values() if facts.get("sentence")]
         verdict = f"{quality.verdict.capitalize()}. {quality.advice}"
         motion = f"{name}, fitted: {self.motion_} motion"
-        return page(motion, [verdict, *in_words(quality), *decided], quality.preview)
+        return notebook_page(motion, [verdict, *describe_metrics(quality), *decided], quality.preview)
 
     # ---- fitting
 
@@ -206,14 +210,13 @@ class Method:
         checkpoint: StateFile | None = None,
         save_every: float = 20.0,
         callbacks: Iterable[Callback] = (),
-        crew: Crew | None = None,
         verbose: bool = False,
     ) -> Self:
         """Align a set: anything `open_images` takes, or a prepared Stack.
 
         init: aligned_from_source matrices (N, 3, 3) to start from. checkpoint: where the state is kept, every
         `save_every` seconds, so that the same call continues an interrupted one. callbacks: called with an Event after
-        every step. crew: other processes that share the work. verbose: show progress, as a bar on a terminal and as
+        every step. verbose: show progress, as a bar on a terminal and as
         lines elsewhere.
         """
         self.check_parameters()
@@ -221,20 +224,20 @@ class Method:
         if len(stack) < 2:
             raise CongealError(f"{stack.source.name} has {len(stack)} usable image: aligning a set needs at least two")
         kind = stack.kind if self.kind == "auto" else self.kind
-        job = Job(self.name, callbacks, checkpoint, not verbose, save_every, crew=crew)
-        job.random_state = _seed(self.random_state, job)
-        worker = self._worker(job.random_state)
-        with telling(verbose):
+        context = FitContext(self.name, callbacks, checkpoint, not verbose, save_every)
+        context.random_state = _seed(self.random_state, context)
+        worker = self._worker(context.random_state)
+        with log_to_console(verbose):
             try:
                 # Whatever the caller is in the middle of. Nothing made in inference mode could be kept and learnt with.
                 with torch.inference_mode(False), torch.enable_grad():
-                    found = worker._align(stack, worker._appearance(kind), job)
+                    found = worker._align(stack, worker._features(kind), context)
             finally:
-                job.close()
+                context.close()
         self.__dict__ |= {name: value for name, value in worker.__dict__.items() if name not in self.get_params()}
-        self.history_, self.random_state_ = job.history, job.random_state
+        self.history_, self.random_state_ = context.history, context.random_state
         self.layout_ = replace(stack.layout, kind=kind)
-        result = self._measured(stack, found, kind, verbose=verbose, crew=crew)
+        result = self._measured(stack, found, kind, verbose=verbose)
         self.transforms_, self.quality_ = result.transforms, result.quality
         self.stack_from_frame_ = result.stack_from_frame
         self.motion_, self.levels_, self.trained_ = result.found.motion, result.found.levels, result.found.trained
@@ -260,25 +263,24 @@ class Method:
         *,
         checkpoint: StateFile | None = None,
         save_every: float = 20.0,
-        crew: Crew | None = None,
         verbose: bool = False,
     ) -> Alignment:
         """`transform` without the pixels: what is found for a stack that was prepared with this model's `layout_`.
 
-        checkpoint, save_every, crew, verbose: as for `fit`, so that a long pass can be interrupted.
+        checkpoint, save_every, verbose: as for `fit`, so that a long pass can be interrupted.
         """
         self._check_fitted()
         self.check_parameters()
         kind = self.layout_.kind or stack.kind
-        job = Job(self.name, (), checkpoint, not verbose, save_every, crew=crew)
+        context = FitContext(self.name, (), checkpoint, not verbose, save_every)
         worker = self._worker(self.random_state_)
-        with telling(verbose):
+        with log_to_console(verbose):
             try:
                 with torch.inference_mode(False):
-                    found = worker._align_new(stack, worker._appearance(kind), job)
+                    found = worker._align_new(stack, worker._features(kind), context)
             finally:
-                job.close()
-        return self._measured(stack, found, kind, verbose=verbose, crew=crew)
+                context.close()
+        return self._measured(stack, found, kind, verbose=verbose)
 
     def fit_transform(self, images: Any, y: None = None, *, output: Any = None, **options: Any) -> Any:
         """Fit, and give the aligned images: an array for an array, of the same dtype; a list of arrays for anything
@@ -306,7 +308,7 @@ class Method:
         for name, value in self.get_params().items():
             self.check_value(name, value)
         if self.motion not in self.motions:
-            hint, known = meant(self.motion, self.motions), ", ".join(self.motions)
+            hint, known = did_you_mean(self.motion, self.motions), ", ".join(self.motions)
             raise CongealError(f"{self.name} has no motion '{self.motion}'{hint}: choose one of {known}")
         if self.kind not in KINDS:
             raise CongealError(f"unknown kind '{self.kind}': choose one of {', '.join(KINDS)}")
@@ -328,23 +330,21 @@ class Method:
         options: dict[str, Any] = {"size": self.size, "align_on": self.align_on, "layout": layout, "quiet": not verbose}
         return prepare(open_images(images), init=init, **options)
 
-    def _measured(
-        self, stack: Stack, answer: torch.Tensor | Found, kind: str, *, verbose: bool, crew: Crew | None = None
-    ) -> Alignment:
+    def _measured(self, stack: Stack, answer: torch.Tensor | FitResult, kind: str, *, verbose: bool) -> Alignment:
         if isinstance(answer, torch.Tensor):
-            answer = Found(answer, self.motion, (max(stack.frame),))
+            answer = FitResult(answer, self.motion, (max(stack.frame),))
         # As precise as the method is: a million poses in float64 are 72 MB.
-        poses = room(tuple(answer.poses.shape), np.float32)
-        for part in runs(len(poses)):
+        poses = allocate(tuple(answer.poses.shape), np.float32)
+        for part in row_slices(len(poses)):
             poses[part] = answer.poses[part].float().cpu().numpy()
         for rows in chunks(stack) if answer.motion != "homography" else ():
             poses[rows] = on_motion(stack.start[rows], answer.poses[rows].cpu().numpy(), answer.motion, stack.frame)
-            let_go()
-        with torch.inference_mode(False):
-            helpers = crew if answer.sight is None else None  # a network stays in this process
+            release_pages()
+        # A feature network stays in this process.
+        with torch.inference_mode(False), nullcontext() if answer.sight is None else in_this_process():
             how: dict[str, Any] = {"motion": answer.motion, "ordered": self.ordered, "sight": answer.sight}
             how["unknown"] = None if answer.unknown is None else answer.unknown.numpy()
-            result = measure(stack, poses, kind, **how, crew=helpers, quiet=not verbose)
+            result = measure(stack, poses, kind, **how, quiet=not verbose)
         error = None if answer.error is None else answer.error.double().cpu().numpy() * stack.source_pixels()
         transforms = stack.to_transforms(poses, result.score, result.status, result.out_of_frame, error)
         return Alignment(transforms, result.quality, poses, answer)
@@ -360,15 +360,15 @@ class Method:
     def _check_parameters(self) -> None:
         """Raise `CongealError` for the subclass's own hyper-parameters."""
 
-    def _appearance(self, kind: str) -> Appearance:
+    def _features(self, kind: str) -> ImageFeatures:
         """What the method compares of a kind of set, "object" or "photo"."""
-        return plain_appearance(kind)
+        return pixel_features(kind)
 
-    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor | Found:
-        """Find stack_from_frame (n, 3, 3), starting at stack.start; `Found` says more than the poses."""
+    def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor | FitResult:
+        """Find stack_from_frame (n, 3, 3), starting at stack.start; `FitResult` says more than the poses."""
         raise NotImplementedError
 
-    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor | Found:
+    def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor | FitResult:
         """Find stack_from_frame (n, 3, 3) of unseen images from what was learnt, each image alone; changes nothing."""
         raise NotImplementedError
 
@@ -425,16 +425,8 @@ def load(path: str | os.PathLike[str]) -> Method:
 
 def _restored(path: Path, about: dict[str, Any], state: dict[str, torch.Tensor]) -> Method:
     """The model that a file's header and tensors say."""
-    if about.get("format") not in READABLE:
-        readable = " and ".join(map(str, READABLE))
-        raise CongealError(
-            f"'{path}' has model format {about.get('format')}, this version reads {readable}: align again"
-        )
-    if about["params"].get("preset", "default") != "default":
-        raise CongealError(
-            f"'{path}' holds the paper's networks as congeal 0.1 trained them, which this version cannot read: "
-            f"train it again with --preset {about['params']['preset']}"
-        )
+    if about.get("format") != FORMAT:
+        raise CongealError(f"'{path}' has model format {about.get('format')}, this version reads {FORMAT}: align again")
     from congeal.methods.registry import method_class
 
     cls = method_class(about["method"])
@@ -458,11 +450,11 @@ def _restored(path: Path, about: dict[str, Any], state: dict[str, torch.Tensor])
     return model
 
 
-def _seed(random_state: int | None, job: Job) -> int:
+def _seed(random_state: int | None, context: FitContext) -> int:
     """The seed of a fit: the one given, else that of the interrupted fit, else one that nobody can know."""
     if random_state is not None:
         return int(random_state)
-    before = job.saved_random_state()
+    before = context.saved_random_state()
     return secrets.randbelow(MOST_SEED + 1) if before is None else before
 
 
@@ -473,7 +465,7 @@ def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> A
     aligned = (warp_image(source.read(int(i)), m, size) for i, m in zip(stack.kept, source_from_aligned, strict=True))
     if output is not None:
         with open_writer(output, source, size) as writer:
-            tell_poses(writer, source, transforms.matrices)
+            set_transforms(writer, source, transforms.matrices)
             if not takes_parts(writer, source):
                 for i, image in zip(stack.kept, aligned, strict=True):
                     writer.write(int(i), image.pixels, image.mask)

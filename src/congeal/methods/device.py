@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from congeal.errors import CongealError, meant
+from congeal.errors import CongealError, did_you_mean
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -12,7 +12,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 def find_device(name: str) -> torch.device:
     """The device of this name, as "cuda" or "cuda:1"; "auto" is a GPU if there is one."""
     if name.partition(":")[0] not in DEVICES:
-        raise CongealError(f"unknown device '{name}'{meant(name, DEVICES)}: use {', '.join(DEVICES)}")
+        raise CongealError(f"unknown device '{name}'{did_you_mean(name, DEVICES)}: use {', '.join(DEVICES)}")
     if name != "auto":
         try:
             return torch.empty(0, device=name).device

@@ -18,12 +18,12 @@ from congeal.geometry import parameters_from_matrix, to_normalised, warp
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Range, Some
-from congeal.methods.job import Job
-from congeal.solvers.appearance import Appearance
-from congeal.solvers.best import Best
-from congeal.solvers.gauge import Gauge, corner_motion, mean_motion
-from congeal.solvers.gaussnewton import GaussNewton
-from congeal.solvers.streaming import chunks, start_poses
+from congeal.methods.fit_context import FitContext
+from congeal.registration.batching import chunks, start_poses
+from congeal.registration.best_iterate import BestIterate
+from congeal.registration.features import ImageFeatures
+from congeal.registration.gauge import Gauge, corner_motion, mean_motion
+from congeal.registration.gauss_newton import GaussNewton
 
 _MARGIN = 0.25  # of the longer side: what an image shows beyond the frame, for a step to reach into
 _WHOLLY_SEEN = 0.99  # OpenCV's masks are yes or no: a canvas pixel counts if this much of it has image under it
@@ -99,52 +99,50 @@ class ECC(Method):
         super()._check_parameters()
         require("cv2", "faces")
 
-    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+    def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         start = start_poses(stack)
-        state = job.load() or {"found": start, "round": 0, "zoom": 1.0, "best": None, "motion": float("inf")}
+        state = context.load() or {"found": start, "round": 0, "zoom": 1.0, "best": None, "motion": float("inf")}
         found, moved = state["found"], float(state["motion"])
         gauge = None
         if self.guards:
             zoom = float(state["zoom"])
-            gauge = Gauge.of_stack(stack, self.motion, holds_ink=appearance.holds_ink, zoom=zoom)
-        best = Best(found, state["best"])
+            gauge = Gauge.of_stack(stack, self.motion, keeps_intensity=image_features.keeps_intensity, zoom=zoom)
+        best = BestIterate(found, state["best"])
         with torch.no_grad():
-            target = _collect(stack, found, appearance)
+            target = _collect(stack, found, image_features)
             for i in range(int(state["round"]), self.rounds):
                 if moved < self.tolerance:
-                    job.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
+                    context.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
                     break
-                stepped, failures, correlation = self._round(stack, found, target.mean, appearance, i)
+                stepped, failures, correlation = self._round(stack, found, target.mean, image_features, i)
                 if gauge is not None:
                     stepped = gauge.fix(stepped, target.ink)
                 moved = mean_motion(found, stepped, stack.frame)
-                found, target = stepped, _collect(stack, stepped, appearance)
+                found, target = stepped, _collect(stack, stepped, image_features)
                 # Before, the images still move by whole pixels: nothing to keep.
                 if gauge is not None and i + 1 >= len(self.smoothing):
                     best.offer(found, target.cost, gauge.energy(target.ink))
                 values = {"cost": target.cost, "motion": moved, "correlation": correlation, "failures": failures}
-                job.step(i + 1, self.rounds, **values)
-                if job.due():
+                context.step(i + 1, self.rounds, **values)
+                if context.due():
                     zoom = 1.0 if gauge is None else gauge.zoom
                     at = {"round": i + 1, "zoom": zoom, "motion": moved}
-                    job.save({"found": found, "best": best.state(), **at})
+                    context.save({"found": found, "best": best.state(), **at})
             if gauge is not None and np.isfinite(best.cost):
-                found, target = best.found, _collect(stack, best.found, appearance)
+                found, target = best.found, _collect(stack, best.found, image_features)
         self._template: torch.Tensor = target.mean
         return found
 
-    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+    def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         """Rounds towards the mean that `fit` ended with."""
         found, template = start_poses(stack), self._template
         with torch.no_grad():
-            job.place(
-                chunks(stack),
-                lambda parts: ((self._place(stack, part, template, appearance),) for part in parts),
-                found,
-            )
+            context.map_images(lambda part: (self._place(stack, part, template, image_features),), chunks(stack), found)
         return found
 
-    def _place(self, stack: Stack, part: np.ndarray, template: torch.Tensor, appearance: Appearance) -> torch.Tensor:
+    def _place(
+        self, stack: Stack, part: np.ndarray, template: torch.Tensor, image_features: ImageFeatures
+    ) -> torch.Tensor:
         """Poses (B, 3, 3) of some images, each of which ends by its own motion.
 
         In float64: how sums are rounded depends on the number of images, and no image may depend on the others.
@@ -152,19 +150,19 @@ class ECC(Method):
         poses, moving = torch.as_tensor(stack.start[part]), torch.arange(len(part))
         for i in range(self.rounds):
             before = poses[moving]
-            poses[moving], _ = self._step(stack, part[moving.numpy()], before, template, appearance, i)
+            poses[moving], _ = self._step(stack, part[moving.numpy()], before, template, image_features, i)
             moving = moving[corner_motion(before, poses[moving], stack.frame) >= self.tolerance]
             if not len(moving):
                 break
         return poses.float()
 
     def _round(
-        self, stack: Stack, found: torch.Tensor, template: torch.Tensor, appearance: Appearance, i: int
+        self, stack: Stack, found: torch.Tensor, template: torch.Tensor, image_features: ImageFeatures, i: int
     ) -> tuple[torch.Tensor, int, float]:
         """Round i over the set: (new stack_from_frame, images on which it failed, mean correlation of the rest)."""
         stepped, correlations = found.clone(), []
         for part in chunks(stack):
-            stepped[part], reached = self._step(stack, part, found[part], template, appearance, i)
+            stepped[part], reached = self._step(stack, part, found[part], template, image_features, i)
             correlations += reached
         mean = float(np.mean(correlations)) if correlations else float("nan")
         return stepped, len(stack) - len(correlations), mean
@@ -175,7 +173,7 @@ class ECC(Method):
         part: np.ndarray,
         found: torch.Tensor,
         template: torch.Tensor,
-        appearance: Appearance,
+        image_features: ImageFeatures,
         i: int,
     ) -> tuple[torch.Tensor, list[float]]:
         """One ECC call for each of some images at `found` (B, 3, 3), as in round i.
@@ -184,7 +182,7 @@ class ECC(Method):
         """
         motion, width = self._round_motion(i), self.smoothing[min(i, len(self.smoothing) - 1)]
         canvas, target = _Canvas(stack.frame), template.mean(0).numpy()
-        images, masks = canvas.show(stack, part, found, appearance)
+        images, masks = canvas.show(stack, part, found, image_features)
         steps, correlations = torch.eye(3).to(found).repeat(len(part), 1, 1), []
         for k in range(len(part)):
             result = self._call(target, images[k], None if masks is None else masks[k], canvas, width, motion)
@@ -247,7 +245,7 @@ class _Canvas:
         self.frame_from = np.linalg.inv(self.from_frame.astype(np.float64))
 
     def show(
-        self, stack: Stack, part: np.ndarray, found: torch.Tensor, appearance: Appearance
+        self, stack: Stack, part: np.ndarray, found: torch.Tensor, image_features: ImageFeatures
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """(B, H, W) float32, and uint8 masks where part of the canvas has no image under it.
 
@@ -257,7 +255,7 @@ class _Canvas:
         images, masks = stack.images(part).mean(1, keepdim=True).to(found), stack.masks(part)
         shown = warp(images, stack_from_canvas, self.size, mode="bicubic")[:, 0].float().numpy()
         masks = None if masks is None else masks.to(found)
-        seen = appearance.covered(stack_from_canvas, stack.size, self.size, masks)
+        seen = image_features.covered(stack_from_canvas, stack.size, self.size, masks)
         return shown, None if seen is None else (seen[:, 0] > _WHOLLY_SEEN).numpy().astype(np.uint8)
 
 
@@ -279,7 +277,7 @@ class _Target:
     ink: float  # of all images together, in frame pixels
 
 
-def _collect(stack: Stack, found: torch.Tensor, appearance: Appearance) -> _Target:
+def _collect(stack: Stack, found: torch.Tensor, image_features: ImageFeatures) -> _Target:
     """The mean of the images as they are now, and what goes with it, in one pass."""
     total: Any = 0.0
     squares: Any = 0.0
@@ -287,7 +285,7 @@ def _collect(stack: Stack, found: torch.Tensor, appearance: Appearance) -> _Targ
     ink = 0.0
     for part in chunks(stack):
         shown = warp(stack.images(part), found[part], stack.frame)
-        seen = appearance.covered(found[part], stack.size, stack.frame, stack.masks(part))
+        seen = image_features.covered(found[part], stack.size, stack.frame, stack.masks(part))
         seen = torch.ones_like(shown[:, :1]) if seen is None else seen
         total, squares = total + (shown * seen).sum(0).double(), squares + (shown.square() * seen).sum(0).double()
         weight = weight + seen.sum(0).double()

@@ -15,17 +15,18 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
+from congeal.filters import gaussian_blur
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Some
-from congeal.methods.job import Job
-from congeal.solvers.appearance import Appearance
-from congeal.solvers.best import Best
-from congeal.solvers.filters import blur, frame_unit
-from congeal.solvers.gauge import Gauge, corner_motion, mean_motion
-from congeal.solvers.gaussnewton import GaussNewton, steepest_descent
-from congeal.solvers.streaming import chunks, start_poses
+from congeal.methods.fit_context import FitContext
+from congeal.registration.batching import chunks, start_poses
+from congeal.registration.best_iterate import BestIterate
+from congeal.registration.features import ImageFeatures
+from congeal.registration.filters import frame_unit
+from congeal.registration.gauge import Gauge, corner_motion, mean_motion
+from congeal.registration.gauss_newton import GaussNewton, steepest_descent
 
 _FIRST_ROUNDS = 4  # power steps from a random basis; later ones begin where the last ended and need one
 
@@ -98,22 +99,22 @@ class LogDet(Method):
         if len(self.blurs) != len(self.iterations):
             raise CongealError(f"blurs {self.blurs} and iterations {self.iterations} need the same length")
 
-    def _align(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+    def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         with torch.no_grad():
-            return self._alternate(stack, appearance, job)
+            return self._alternate(stack, image_features, context)
 
-    def _alternate(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+    def _alternate(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         start = start_poses(stack)
         fresh: dict[str, Any] = {"found": start, "level": 0, "iteration": 0, "zoom": 1.0, "best": None, "basis": None}
-        state = job.load() or fresh
+        state = context.load() or fresh
         found, basis, total = state["found"], state["basis"], sum(self.iterations)
         gauge = None
         if self.guards:
             zoom = float(state["zoom"])
-            gauge = Gauge.of_stack(stack, self.motion, holds_ink=appearance.holds_ink, zoom=zoom)
-        best, codebooks = Best(start, state["best"]), list(state.get("codebooks", []))
+            gauge = Gauge.of_stack(stack, self.motion, keeps_intensity=image_features.keeps_intensity, zoom=zoom)
+        best, codebooks = BestIterate(start, state["best"]), list(state.get("codebooks", []))
         for at in range(int(state["level"]), len(self.blurs)):
-            level = _Level(self, stack, self.blurs[at], appearance)
+            level = _Level(self, stack, self.blurs[at], image_features)
             moved = float("inf")
             for iteration in range(int(state["iteration"]) if at == state["level"] else 0, self.iterations[at]):
                 code = level.learn(found, basis)
@@ -128,30 +129,26 @@ class LogDet(Method):
                 moved = mean_motion(found, stepped, stack.frame)
                 found = stepped
                 values = {"cost": cost, "complexity": code.complexity, "distortion": distortion, "motion": moved}
-                job.step(sum(self.iterations[:at]) + iteration + 1, total, **values)
-                if job.due():
+                context.step(sum(self.iterations[:at]) + iteration + 1, total, **values)
+                if context.due():
                     zoom = 1.0 if gauge is None else gauge.zoom
                     next_one = iteration + 1 if moved >= self.tolerance else self.iterations[at]
                     where = {"level": at, "iteration": next_one, "zoom": zoom, "basis": basis}
-                    job.save({"found": found, **where, "best": best.state(), "codebooks": codebooks})
+                    context.save({"found": found, **where, "best": best.state(), "codebooks": codebooks})
                 if moved < self.tolerance:
-                    job.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
+                    context.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
                     break
             codebooks.append(level.learn(found, basis).tensors())
         self._codebooks: list[dict[str, torch.Tensor]] = codebooks
         return found if gauge is None or not best.sound else best.found
 
-    def _align_new(self, stack: Stack, appearance: Appearance, job: Job) -> torch.Tensor:
+    def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         """Gauss-Newton towards projections on what `fit` learnt at each level."""
         found = start_poses(stack)
         with torch.no_grad():
-            levels = [_Level(self, stack, sigma, appearance) for sigma in self.blurs]
+            levels = [_Level(self, stack, sigma, image_features) for sigma in self.blurs]
             codes = [Codebook.from_tensors(code, torch.float64) for code in self._codebooks]
-            job.place(
-                chunks(stack),
-                lambda parts: ((self._place(stack, part, levels, codes),) for part in parts),
-                found,
-            )
+            context.map_images(lambda part: (self._place(stack, part, levels, codes),), chunks(stack), found)
         return found
 
     def _place(self, stack: Stack, part: np.ndarray, levels: list[_Level], codes: list[Codebook]) -> torch.Tensor:
@@ -162,7 +159,7 @@ class LogDet(Method):
         poses, images, masks = torch.as_tensor(stack.start[part]), stack.images(part).double(), stack.masks(part)
         masks = None if masks is None else masks.double()
         for level, code, iterations in zip(levels, codes, self.iterations, strict=True):
-            soft, moving = blur(images, level.sigma), torch.arange(len(part))
+            soft, moving = gaussian_blur(images, level.sigma), torch.arange(len(part))
             for _ in range(iterations):
                 before, own_masks = poses[moving], None if masks is None else masks[moving]
                 poses[moving], _ = level.step_some(soft[moving], own_masks, before, code)
@@ -207,9 +204,9 @@ class Codebook:
 class _Level:
     """One level of blur: passes over the set that learn the codebook or step every image towards its code."""
 
-    def __init__(self, method: LogDet, stack: Stack, sigma: float, appearance: Appearance) -> None:
+    def __init__(self, method: LogDet, stack: Stack, sigma: float, image_features: ImageFeatures) -> None:
         """sigma: in pixels of a 28-pixel frame."""
-        self.method, self.stack, self.appearance, self.parts = method, stack, appearance, chunks(stack)
+        self.method, self.stack, self.image_features, self.parts = method, stack, image_features, chunks(stack)
         self.sigma = sigma * frame_unit(stack.frame)
         max_step = method.max_step if method.guards else float("inf")
         self.newton = GaussNewton(method.motion, stack.frame, method.damping, max_step)
@@ -242,7 +239,7 @@ class _Level:
         product: Any = 0.0
         squares = ink = 0.0
         for part in self.parts:
-            shown = self._shown(blur(self.stack.images(part), self.sigma), found[part]).flatten(1).double()
+            shown = self._shown(gaussian_blur(self.stack.images(part), self.sigma), found[part]).flatten(1).double()
             first, squares = first + shown.sum(0), squares + float(shown.square().sum())
             product = product + shown.T @ (shown @ basis.double())
             ink += float(shown.sum())
@@ -255,7 +252,7 @@ class _Level:
         """Move every image once: (new stack_from_frame, mean squared distance of a source image to its code)."""
         moved, distortion = torch.empty_like(found), 0.0
         for part in self.parts:
-            images = blur(self.stack.images(part), self.sigma)
+            images = gaussian_blur(self.stack.images(part), self.sigma)
             moved[part], squares = self.step_some(images, self.stack.masks(part), found[part], code)
             distortion += squares
         return moved, distortion / len(self.stack)
@@ -287,11 +284,11 @@ class _Level:
 
     def _weight(self, frame_from_stack: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor | None:
         """Which source pixels count: all for objects, as what the frame misses is lost; the shared part of photos."""
-        if self.appearance.empty_ground:
+        if self.image_features.empty_ground:
             return masks
         seen = coverage(frame_from_stack, self.stack.frame, self.stack.size)
         return seen if masks is None else seen * masks
 
     def _shown(self, images: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
         # Photographs do not end in black: the edge is carried on, or every frame corner would be a principal direction.
-        return warp(images, found, self.stack.frame, padding=self.appearance.padding)
+        return warp(images, found, self.stack.frame, padding=self.image_features.padding)

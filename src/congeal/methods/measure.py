@@ -1,56 +1,48 @@
 """The numbers of an alignment: quality of the set, score and status of each image.
 
-Three looks at the set. *Pixels*: every image as the frame shows it at the size the method worked at, in one pass, for
-APSNR, energy and geometry. *Likeness*: a sample (all images of a set that is not large) compared with each other at up
-to 192 pixels, for everything the verdict rests on. *Scores*: all other images compared with that sample, in one pass.
-Memory does not grow with the set, but for some 60 bytes an image.
+Three passes. *Pixels*: every image in the frame, at the size the method worked at, for APSNR, energy and geometry.
+*Likeness*: a sample (all images of a set that is not large) compared with each other at up to 192 pixels, for the
+verdict. *Scores*: all other images compared with that sample. Memory grows by some 60 bytes an image only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from congeal.distributed import Crew
-from congeal.distributed.broadcast import key_of
+from congeal.evaluation import Evidence, PixelMeter, Quality, blank, geometric_mean, scales
+from congeal.evaluation.bimodality import compare_groups
+from congeal.evaluation.likeness import MeanContrast, Pictures, likeness_to_others
+from congeal.evaluation.null_model import homography_noise_likeness
+from congeal.evaluation.outliers import InlierModel
+from congeal.evaluation.poses import frame_scales, implausible_scales
+from congeal.evaluation.thresholds import (
+    LOST_INK,
+    MAX_OUT_OF_FRAME,
+    MAX_PAIRED_IMAGES,
+    MAX_SAMPLE_IMAGES,
+    MAX_SAMPLE_VALUES,
+)
+from congeal.execution import key_of, map_shards
+from congeal.execution.shards import group_batches
+from congeal.execution.task import Result
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
-from congeal.images.sharded import LEAST_SHARDS
-from congeal.mapped import room, runs
-from congeal.methods.glimpses import make_preview
-from congeal.methods.in_pieces import likeness_in_pieces
-from congeal.methods.neighbours import among_neighbours
-from congeal.methods.second_look import placed_again, set_upright
-from congeal.methods.views import ContrastViews, each_likeness
-from congeal.metrics import Evidence, PixelMeter, Quality, blank, geometric_mean, scales
-from congeal.metrics.chance import fitted_chance
-from congeal.metrics.closed_in import closed_in
-from congeal.metrics.foreign import Crowd
-from congeal.metrics.kinds import Kinds, kinds
-from congeal.metrics.likeness import Common
-from congeal.metrics.limits import (
-    DOUBTED_OBJECTS,
-    LOST_INK,
-    LOST_OUTSIDE,
-    PAIRED_IMAGES,
-    PIECES_SIDE,
-    SAMPLE_IMAGES,
-    SAMPLE_VALUES,
-)
-from congeal.metrics.wild import frame_scales, wild
-from congeal.progress import Progress
-from congeal.solvers.appearance import Appearance, plain_appearance
-from congeal.solvers.filters import gradient
-from congeal.solvers.gauge import can_scale
-from congeal.solvers.matching import shrunk
-from congeal.solvers.sight import FeatureSight
-from congeal.solvers.streaming import chunks, pixel_area, shards, stack_values
+from congeal.memmap import allocate
+from congeal.methods.semantic.feature_maps import FeatureSimilarity
+from congeal.methods.sequence.temporal_likeness import temporal_likeness
+from congeal.methods.thumbnails import make_preview
+from congeal.methods.views import ContrastViews, NormalisedViews
+from congeal.registration.batching import chunks, pixel_area, stack_values
+from congeal.registration.features import ImageFeatures, pixel_features
+from congeal.registration.gauge import can_scale
+from congeal.rows import evenly_spaced_rows, row_slices
 from congeal.transforms import STATUSES
 
 OK, BLANK, OUTLIER, FAILED = (STATUSES.index(word) for word in ("ok", "blank", "outlier", "failed"))
@@ -64,6 +56,8 @@ _PER_IMAGE = {
     "scale": np.float64,
     "frame_scale": np.float64,
 }
+# Of each image: likeness to the inliers that it is most like, likeness to their mean, whether it shows nothing.
+_PER_SCORED_IMAGE = {"likeness": np.float64, "score": np.float64, "flat": np.bool_}
 
 
 @dataclass
@@ -83,9 +77,8 @@ def measure(
     *,
     motion: str = "homography",
     ordered: bool = False,
-    sight: FeatureSight | None = None,
+    sight: FeatureSimilarity | None = None,
     unknown: np.ndarray | None = None,
-    crew: Crew | None = None,
     quiet: bool = True,
 ) -> Measurement:
     """Quality before and after, score and status.
@@ -93,23 +86,21 @@ def measure(
     kind: "object" or "photo", which decides what counts as a collapse. motion: what the method was allowed; one that
     cannot scale is not to blame for the size that a start gives to an object. ordered: the images are a sequence, of
     which each is compared with its neighbours and may leave the frame. sight: what likeness is measured on, if that is
-    not local contrast. unknown (n,): images that have failed because nothing ties them to the others. crew: who looks
-    at the images; None for this process.
+    not local contrast. unknown (n,): images that have failed because nothing ties them to the others.
     """
-    with torch.no_grad(), Progress(2 * len(stack), "measuring", quiet=quiet or crew is not None) as progress:
-        key = "" if crew is None else key_of(stack_from_frame, stack.kept, stack.start, stack.size, stack.frame, kind)
-        over = _Over(crew, key, progress)
-        looked_at = _PixelPass(stack, stack_from_frame, kind, over)  # by others, while the sample is compared here
+    with torch.no_grad():
+        over = partial(_map_shards, stack, stack_from_frame, kind, show=not quiet)
+        pixel_pass = _PixelPass(
+            stack, stack_from_frame, kind, over
+        )  # by an executor, while the sample is compared here
         if ordered:
-            alike = _in_sequence(stack, stack_from_frame, kind, over)
+            alike = _likeness_in_sequence(stack, stack_from_frame, kind)
         else:
-            alike = _alike(stack, stack_from_frame, kind, sight, over)
-        pixels = looked_at.result()
-    # What is around an object is empty: the frame may go anywhere there, but a match that needs it must be a good one.
-    bent = wild(pixels.frame_scale)
-    lost = (pixels.lost & (not ordered)) | (bent if kind == "photo" else wild(pixels.scale))
-    status = np.full(len(stack), OK, dtype=np.uint8)
-    status[alike.near < np.where(bent, alike.least_if_bent, alike.least)] = OUTLIER
+            alike = _likeness_in_set(stack, stack_from_frame, kind, sight, over)
+        pixels = pixel_pass.result()
+    # Around an object is empty ground, where the frame may go anywhere; so the scale at its centre decides.
+    lost = (pixels.lost & (not ordered)) | implausible_scales(pixels.frame_scale if kind == "photo" else pixels.scale)
+    status = np.where(alike.inlier, OK, OUTLIER).astype(np.uint8)
     if unknown is not None:
         lost |= unknown
     status[lost] = FAILED
@@ -123,7 +114,7 @@ def measure(
         **alike.numbers,
         matching_share=float(matching.mean()),
         failed_share=float((status == FAILED).sum() / max(1, there.sum())),
-        expected_energy=1.0 if can_scale(motion) else _start_energy(stack),
+        expected_energy_ratio=1.0 if can_scale(motion) else _start_energy(stack),
         mean_scale=geometric_mean(pixels.scale[counted]),
         out_of_frame_share=float(pixels.outside.mean()),
         sequence=ordered,
@@ -148,44 +139,40 @@ class _Pixels:
     means: tuple[np.ndarray, np.ndarray]  # (C,h,w) before and after, on the 0–255 scale
 
 
-class _Over:
-    """Goes over shards in order: in this process, or by a crew."""
+_ShardMap = Callable[[str, Callable[[Any], Result], Sequence[Any], Sequence[int]], Iterator[Result]]
 
-    def __init__(self, crew: Crew | None, key: str, progress: Progress) -> None:
-        self._crew, self._key, self.progress = crew, key, progress
 
-    def __call__(
-        self, stage: str, work: Callable[[Any], dict[str, np.ndarray]], items: Sequence[Any], counts: Sequence[int]
-    ) -> Iterator[dict[str, np.ndarray]]:
-        """What work says of every item; of others' work the first is under way when this returns."""
-        if self._crew is not None:
-            return self._crew.map(stage, key_of(self._key, items), work, items, counts)
-        return self._here(work, items, counts)
-
-    def _here(
-        self, work: Callable[[Any], dict[str, np.ndarray]], items: Sequence[Any], counts: Sequence[int]
-    ) -> Iterator[dict[str, np.ndarray]]:
-        for item, count in zip(items, counts, strict=True):
-            yield work(item)
-            self.progress.update(count)
+def _map_shards(
+    stack: Stack,
+    stack_from_frame: np.ndarray,
+    kind: str,
+    stage: str,
+    work: Callable[[Any], Result],
+    shards: Sequence[Any],
+    counts: Sequence[int],
+    *,
+    show: bool,
+) -> Iterator[Result]:
+    inputs = (stack_from_frame, stack.kept, stack.start, stack.size, stack.frame, kind)
+    return map_shards(work, shards, counts, stage=stage, key=lambda: key_of(key_of(*inputs), shards), show=show)
 
 
 class _PixelPass:
-    """The look at all pixels, begun; `result` waits for its end."""
+    """A pass over all pixels, started; `result` waits for its end."""
 
-    def __init__(self, stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) -> None:
+    def __init__(self, stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _ShardMap) -> None:
         self._stack, self._kind, self._area = stack, kind, pixel_area(stack)
-        look = _PixelLook(stack, stack_from_frame, kind, self._area)
-        together = shards(chunks(stack), _light(stack), least=LEAST_SHARDS)
+        task = _PixelTask(stack, stack_from_frame, kind, self._area)
+        together = group_batches(chunks(stack), _light(stack))
         self._items = [[(int(part[0]), int(part[-1]) + 1) for part in shard] for shard in together]
         counts = [item[-1][1] - item[0][0] for item in self._items]
-        self._done = over("measuring pixels", look, self._items, counts)
+        self._done = over("measuring pixels", task, self._items, counts)
 
     def result(self) -> _Pixels:
         """All shards together."""
-        stack, appearance, area = self._stack, plain_appearance(self._kind), self._area
+        stack, image_features, area = self._stack, pixel_features(self._kind), self._area
         meter = PixelMeter(aligned_area=1 / area)
-        seen = {name: room((len(stack),), dtype) for name, dtype in _PER_IMAGE.items()}
+        seen = {name: allocate((len(stack),), dtype) for name, dtype in _PER_IMAGE.items()}
         outside_before = 0.0
         for item, one in zip(self._items, self._done, strict=True):
             for name, values in seen.items():
@@ -195,9 +182,9 @@ class _PixelPass:
         ink, source_ink, outside, scale, frame_scale = seen.values()
         numbers = meter.numbers() | {"out_of_frame_before": outside_before / len(stack)}
         means = (meter.before.mean, meter.after.mean)
-        if not appearance.holds_ink:
+        if not image_features.keeps_intensity:
             nothing = np.zeros(len(stack), dtype=bool)
-            return _Pixels(numbers, scale, frame_scale, outside, outside > LOST_OUTSIDE, nothing, means)
+            return _Pixels(numbers, scale, frame_scale, outside, outside > MAX_OUT_OF_FRAME, nothing, means)
         lost = ink * np.float32(area) < LOST_INK * source_ink
         return _Pixels(numbers, scale, frame_scale, outside, lost, blank(source_ink), means)
 
@@ -208,8 +195,8 @@ def _light(stack: Stack) -> int:
 
 
 @dataclass
-class _PixelLook:
-    """What the pixels of a shard say, as arrays: sums of all, and some numbers of each image."""
+class _PixelTask:
+    """Sums over the pixels of a shard, and some numbers of each image."""
 
     stack: Stack
     stack_from_frame: np.ndarray
@@ -218,23 +205,25 @@ class _PixelLook:
 
     @torch.no_grad()
     def __call__(self, runs: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
-        meter, appearance = PixelMeter(aligned_area=1 / self.area), plain_appearance(self.kind)
+        meter, image_features = PixelMeter(aligned_area=1 / self.area), pixel_features(self.kind)
         origin, n = runs[0][0], runs[-1][1] - runs[0][0]
         # Filled in place: small arrays that stay between large ones that go would keep their memory.
         each = {name: np.zeros(n, dtype) for name, dtype in _PER_IMAGE.items()}
         outside_before = 0.0
         for first, stop in runs:
             here = {name: values[first - origin : stop - origin] for name, values in each.items()}
-            outside_before += self._run(np.arange(first, stop), meter, appearance, here)
+            outside_before += self._run(np.arange(first, stop), meter, image_features, here)
         return {**each, **meter.state(), "outside_before": np.array(outside_before)}
 
-    def _run(self, part: np.ndarray, meter: PixelMeter, appearance: Appearance, each: dict[str, np.ndarray]) -> float:
+    def _run(
+        self, part: np.ndarray, meter: PixelMeter, image_features: ImageFeatures, each: dict[str, np.ndarray]
+    ) -> float:
         """Take in a run, fill in the numbers of its images, and give the share of the frame that was empty before."""
         stack, poses = self.stack, self.stack_from_frame[part]
         found, start = _matrices(poses), _matrices(stack.start[part])
         images, masks = stack.images(part), stack.masks(part)
-        before, before_weight = _shown(images, masks, start, stack, appearance)
-        after, after_weight = _shown(images, masks, found, stack, appearance)
+        before, before_weight = _shown(images, masks, start, stack, image_features)
+        after, after_weight = _shown(images, masks, found, stack, image_features)
         meter.update_before(before, before_weight)
         meter.update_after(after, images, after_weight)
         each["ink"][:], each["stack_ink"][:] = after.flatten(1).sum(1), images.flatten(1).sum(1)
@@ -247,7 +236,7 @@ class _PixelLook:
 
 def _start_energy(stack: Stack) -> float:
     """The energy ratio that the scale of the start gives to an object that lies inside the frame."""
-    each = [scales(invert(stack.start[part]), stack.frame) for part in runs(len(stack))]
+    each = [scales(invert(stack.start[part]), stack.frame) for part in row_slices(len(stack))]
     return geometric_mean(np.concatenate(each)) ** 2 * pixel_area(stack)
 
 
@@ -256,157 +245,135 @@ def _matrices(rows: np.ndarray) -> torch.Tensor:
 
 
 def _shown(
-    images: torch.Tensor, masks: torch.Tensor | None, matrices: torch.Tensor, stack: Stack, appearance: Appearance
+    images: torch.Tensor,
+    masks: torch.Tensor | None,
+    matrices: torch.Tensor,
+    stack: Stack,
+    image_features: ImageFeatures,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Images as the frame shows them, and their weights: real photographs do not end in black."""
-    return warp(images, matrices, stack.frame), appearance.covered(matrices, stack.size, stack.frame, masks)
+    return warp(images, matrices, stack.frame), image_features.covered(matrices, stack.size, stack.frame, masks)
 
 
 # ---- likeness
 
 
 @dataclass
-class _Alike:
+class _Likeness:
     numbers: dict[str, float]
-    score: np.ndarray  # (n,)
-    near: np.ndarray  # (n,) likeness to those that it is most like
-    least: float  # of which an image of the set has at least this
-    least_if_bent: float  # and one in a pose that makes no sense at least this
+    score: np.ndarray  # (n,) likeness to the mean of the other inliers
+    inlier: np.ndarray  # (n,) bool
     flat: np.ndarray  # (n,) bool: shows nothing
 
 
-def _in_sequence(stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _Over) -> _Alike:
-    seen = among_neighbours(stack, stack_from_frame, kind)
-    rise = (seen.after - seen.before)[np.isfinite(seen.after - seen.before)]
-    numbers = {
-        "likeness_before": _mean(seen.before),
-        "likeness_after": _mean(seen.after),
-        "likeness_error": float(rise.std() / max(1, len(rise) - 1) ** 0.5) if len(rise) else float("nan"),
-        "improved_share": float((rise > 0).mean()) if len(rise) else float("nan"),
-        "chance_likeness": seen.chance,
-    }
-    near = np.nan_to_num(seen.after, nan=-1.0)
-    return _Alike(numbers, seen.after, near, seen.least, seen.least, seen.flat)
+def _likeness_in_sequence(stack: Stack, stack_from_frame: np.ndarray, kind: str) -> _Likeness:
+    """Likeness of each image of a sequence to its neighbours in time."""
+    seen = temporal_likeness(stack, stack_from_frame, kind)
+    numbers = _change(seen.before, seen.after) | {"noise_likeness": seen.chance}
+    return _Likeness(numbers, seen.after, np.nan_to_num(seen.after, nan=-1.0) >= seen.least, seen.flat)
 
 
-def _alike(stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSight | None, over: _Over) -> _Alike:
+def _likeness_in_set(
+    stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSimilarity | None, over: _ShardMap
+) -> _Likeness:
+    """Likeness of a sample of the images to each other, and of all other images to the sample."""
     n = len(stack)
-    before, after = (ContrastViews(stack, poses, kind, sight) for poses in (stack.start, stack_from_frame))
-    most = min(SAMPLE_IMAGES, max(1, SAMPLE_VALUES // (after.stack.frame[0] * after.stack.frame[1])))
-    sample = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
-    first = each_likeness(*before.of(sample))
-    contrast, counts = after.of(sample)
-    last = each_likeness(contrast, counts)
-    rise = (last - first)[np.isfinite(last - first)]
-    crowd = Crowd(contrast, counts)
-    if kind == "object" and sight is None and len(sample) == n and n > 1:
-        _look_again(stack, stack_from_frame, crowd)
-    member = torch.as_tensor(crowd.near >= crowd.least)
-    if member.sum() < 2:
-        member = torch.ones(len(sample), dtype=torch.bool)
-    common = Common(contrast[member], None if counts is None else counts[member])
-    score, near, flat = room((n,), np.float64), room((n,), np.float64), np.zeros(n, dtype=bool)
-    score[sample] = common.likeness(contrast, counts, member) if n > 1 else 1.0
-    near[sample] = crowd.near
-    flat[sample] = ~np.isfinite(last)
-    found = _kinds(contrast, counts, member)
-    fitted = float("nan")
-    if sight is None and kind == "photo":
-        fitted = fitted_chance(crowd.chance_likeness, contrast, counts)
-    elif sight is None and _mean(last) < DOUBTED_OBJECTS:
-        fitted = likeness_in_pieces(before)
-    numbers = {
-        "likeness_before": _mean(first),
-        "likeness_after": _mean(last),
-        "likeness_error": float(rise.std() / max(1, len(rise) - 1) ** 0.5) if len(rise) else float("nan"),
-        "improved_share": float((rise > 0).mean()) if len(rise) else float("nan"),
-        "chance_likeness": crowd.chance_likeness,
-        "fitted_chance": round(fitted, 6),  # more digits depend on the number of threads
-        "unity": found.unity,
-        "distinctness": found.distinctness,
-        "crowd": found.crowd,
-        "group_share": found.smaller_share,
-        "sharpness_before": before.sharpness.value,
-        "sharpness_after": after.sharpness.value,
+    start, aligned = (ContrastViews(stack, poses, kind, sight) for poses in (stack.start, stack_from_frame))
+    views = [aligned, NormalisedViews(stack)] if kind == "object" and sight is None else [aligned]
+    most = min(MAX_SAMPLE_IMAGES, max(1, MAX_SAMPLE_VALUES // (aligned.stack.frame[0] * aligned.stack.frame[1])))
+    sample = evenly_spaced_rows(n, most)
+    before = likeness_to_others(*start.pictures(sample))
+    pictures = [view.pictures(sample) for view in views]
+    after = likeness_to_others(*pictures[0])
+    model = InlierModel(pictures, kind)
+    inlier = model.likeness >= model.min_likeness
+    if inlier.sum() < 2:
+        inlier[:] = True
+    members = _select(pictures[0], np.flatnonzero(inlier))
+    mean = MeanContrast(*members)
+    groups = compare_groups(_select(members, evenly_spaced_rows(mean.n, MAX_PAIRED_IMAGES)))
+    homography_noise = float("nan")
+    if sight is None:
+        homography_noise = homography_noise_likeness(model.noise_likeness, *pictures[0])
+    numbers = _change(before, after) | {
+        "noise_likeness": model.noise_likeness,
+        "noise_likeness_homography": round(homography_noise, 6),  # more digits depend on the number of threads
+        "between_group_likeness": groups.between_likeness,
+        "smaller_group_share": groups.smaller_share,
+        "sharpness_before": start.sharpness.value,
+        "sharpness_after": aligned.sharpness.value,
     }
-    over.progress.update(len(sample))
-    scoring = _Scoring(after, crowd, common, sample, max(1, most // 8))
-    parts = scoring.parts()
-    together = shards(parts, _light(stack), least=LEAST_SHARDS)
-    edges = np.cumsum([0, *map(len, together)]).tolist()
-    images = [sum(map(len, shard)) for shard in together]
-    for shard, one in zip(together, over("measuring likeness", scoring, list(pairwise(edges)), images), strict=True):
-        rows = np.concatenate(shard)
-        near[rows], score[rows], flat[rows] = one["near"], one["score"], one["flat"]
-    return _Alike(numbers, score, near, crowd.least, crowd.least_if_bent, flat)
+    each = {name: allocate((n,), dtype) for name, dtype in _PER_SCORED_IMAGE.items()}
+    each["likeness"][sample], each["flat"][sample] = model.likeness, ~np.isfinite(after)
+    each["score"][sample] = mean.likeness(*pictures[0], torch.as_tensor(inlier)) if n > 1 else 1.0
+    _score_others(_Scoring(views, model, mean, sample, max(1, most // 8)), each, _light(stack), over)
+    return _Likeness(numbers, each["score"], each["likeness"] >= model.min_likeness, each["flat"])
 
 
-def _look_again(stack: Stack, stack_from_frame: np.ndarray, crowd: Crowd) -> None:
-    """Tell the crowd of objects how like it they are where they lie if they move no farther than most, and upright."""
-    again = placed_again(stack, stack_from_frame, crowd.near)
-    if again is not None:
-        alone = _small(stack, set_upright(stack))
-        contrast, counts = ContrastViews(stack, again, "object").of(np.arange(len(stack)))
-        crowd.look_again(contrast, counts, _edges(_small(stack, again)), _edges(alone), closed_in(alone))
-
-
-def _small(stack: Stack, stack_from_frame: np.ndarray) -> torch.Tensor:
-    """(n,C,h,w) objects as the frame shows them, small enough to be compared piece by piece."""
-    appearance, shrink = plain_appearance("object"), max(1, round(max(stack.frame) / PIECES_SIDE))
-    parts = []
-    for part in chunks(stack):
-        shown, weights = _shown(
-            stack.images(part), stack.masks(part), _matrices(stack_from_frame[part]), stack, appearance
-        )
-        parts.append(shrunk(shown if weights is None else shown * weights, shrink))
-    return torch.cat(parts)
-
-
-def _edges(pictures: torch.Tensor) -> torch.Tensor:
-    return torch.cat(gradient(pictures), 1)
-
-
-@dataclass
-class _Scoring:
-    """How alike to the sample the others are, a few at a time."""
-
-    views: ContrastViews
-    crowd: Crowd
-    common: Common
-    sample: np.ndarray
-    together: int
-
-    def parts(self) -> list[np.ndarray]:
-        """Rows that are not in the sample, in runs."""
-        others = np.ones(self.views.count, dtype=bool)
-        others[self.sample] = False
-        rest = np.flatnonzero(others)
-        return list(np.array_split(rest, -(-len(rest) // self.together))) if len(rest) else []
-
-    @cached_property
-    def _parts(self) -> list[np.ndarray]:
-        return self.parts()
-
-    @torch.no_grad()
-    def __call__(self, runs: tuple[int, int]) -> dict[str, np.ndarray]:
-        parts = self._parts[slice(*runs)]
-        n, at = sum(map(len, parts)), 0
-        near, score, flat = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
-        for part in parts:
-            contrast, counts = self.views.of(part)
-            here = slice(at, at + len(part))
-            near[here] = self.crowd.nearness(contrast, counts)
-            score[here] = self.common.likeness(contrast, counts, torch.zeros(len(part), dtype=torch.bool))
-            flat[here] = ~contrast.flatten(1).any(1).numpy()
-            at += len(part)
-        return {"near": near, "score": score, "flat": flat}
+def _change(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """How likeness changed; NaN where an image shows nothing."""
+    rise = (after - before)[np.isfinite(after - before)]
+    return {
+        "likeness_before": _mean(before),
+        "likeness_after": _mean(after),
+        "likeness_change_error": float(rise.std() / max(1, len(rise) - 1) ** 0.5) if len(rise) else float("nan"),
+        "improved_share": float((rise > 0).mean()) if len(rise) else float("nan"),
+    }
 
 
 def _mean(values: np.ndarray) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
-def _kinds(contrast: torch.Tensor, counts: torch.Tensor | None, member: torch.Tensor) -> Kinds:
-    rows = torch.nonzero(member)[:, 0]
-    rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), PAIRED_IMAGES)).round().long()]
-    return kinds(contrast[rows], None if counts is None else counts[rows])
+def _select(pictures: Pictures, rows: np.ndarray) -> Pictures:
+    contrast, counts = pictures
+    return contrast[rows], None if counts is None else counts[rows]
+
+
+def _score_others(scoring: _Scoring, each: dict[str, np.ndarray], values: int, over: _ShardMap) -> None:
+    """Fill in the numbers of all images that are not in the sample."""
+    together = group_batches(scoring.split(), values)
+    edges = np.cumsum([0, *map(len, together)]).tolist()
+    images = [sum(map(len, shard)) for shard in together]
+    for shard, one in zip(together, over("measuring likeness", scoring, list(pairwise(edges)), images), strict=True):
+        rows = np.concatenate(shard)
+        for name, array in each.items():
+            array[rows] = one[name]
+
+
+@dataclass
+class _Scoring:
+    """Likeness of images to those of the sample, a few at a time."""
+
+    views: Sequence[ContrastViews]
+    model: InlierModel
+    mean: MeanContrast
+    sample: np.ndarray
+    together: int
+
+    def split(self) -> list[np.ndarray]:
+        """Rows that are not in the sample, a few at a time."""
+        others = np.ones(self.views[0].count, dtype=bool)
+        others[self.sample] = False
+        rest = np.flatnonzero(others)
+        return list(np.array_split(rest, -(-len(rest) // self.together))) if len(rest) else []
+
+    @cached_property
+    def _parts(self) -> list[np.ndarray]:  # made by each worker, not sent to it
+        return self.split()
+
+    @torch.no_grad()
+    def __call__(self, runs: tuple[int, int]) -> dict[str, np.ndarray]:
+        parts = self._parts[slice(*runs)]
+        each: dict[str, np.ndarray] = {
+            name: np.zeros(sum(map(len, parts)), dtype) for name, dtype in _PER_SCORED_IMAGE.items()
+        }
+        at = 0
+        for part in parts:
+            pictures = [view.pictures(part) for view in self.views]
+            here = slice(at, at + len(part))
+            each["likeness"][here] = self.model.likeness_to_inliers(pictures)
+            each["score"][here] = self.mean.likeness(*pictures[0], torch.zeros(len(part), dtype=torch.bool))
+            each["flat"][here] = ~pictures[0][0].flatten(1).any(1).numpy()
+            at += len(part)
+        return each

@@ -5,35 +5,40 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from congeal.errors import CongealError, meant
+from congeal.errors import CongealError, did_you_mean
 
 if TYPE_CHECKING:
     from congeal.methods.base import Method
 
 # name on the command line: (module, class, one sentence)
 _METHODS = {
-    "deep": (
-        "congeal.methods.deep.congealing",
-        "DeepCongealing",
-        "a spatial transformer trained on the set, then refined: reaches images that start far apart",
+    "joint": (
+        "congeal.methods.joint.estimator",
+        "JointAlignment",
+        "direct optimisation of all poses, coarse to fine: reaches images that start far apart, trains nothing",
+    ),
+    "dprc": (
+        "congeal.methods.dprc.estimator",
+        "DPRC",
+        "the paper's network, trained on the set: places new images in one forward pass, exports to ONNX",
     ),
     "lsc": (
-        "congeal.methods.lsc",
+        "congeal.methods.least_squares",
         "LSC",
         "least squares to a reference, by Gauss-Newton: fast and sharp on roughly aligned input",
     ),
     "rasl": (
-        "congeal.methods.rasl",
+        "congeal.methods.lowrank.rasl",
         "RASL",
         "low rank plus sparse errors: for sets with occlusions or changing light, all images in memory",
     ),
     "pssv": (
-        "congeal.methods.pssv",
+        "congeal.methods.lowrank.pssv",
         "PSSV",
         "RASL whose largest singular values are free: for few images, or a known rank",
     ),
     "tgrasta": (
-        "congeal.methods.tgrasta",
+        "congeal.methods.lowrank.tgrasta",
         "TGRASTA",
         "a subspace and sparse errors, learnt image by image: aligns new images to the subspace",
     ),
@@ -43,17 +48,17 @@ _METHODS = {
         "correlation with the running mean, by OpenCV: the floor to beat (needs the extra 'faces')",
     ),
     "entropy": (
-        "congeal.methods.entropy",
+        "congeal.methods.entropy.entropy",
         "Entropy",
         "makes the values at each pixel predictable, by trial steps: needs no gradients, aligns new images by a funnel",
     ),
     "sift": (
-        "congeal.methods.sift",
+        "congeal.methods.entropy.sift",
         "SIFT",
         "entropy of visual words: for photographs whose pixel values mean little, aligns new images by a funnel",
     ),
     "deepfeatures": (
-        "congeal.methods.deepfeatures",
+        "congeal.methods.entropy.deepfeatures",
         "DeepFeatures",
         "entropy of features learnt from the set, deep layer first: forgives much, aligns new images by a funnel",
     ),
@@ -64,21 +69,24 @@ _METHODS = {
     ),
 }
 
-# Known by name, but not among the methods that are listed and compared: the paper's own trains for hours and collapses,
-# and what --features asks for needs a network that was trained elsewhere.
+# Known by name, but not among the methods that are listed and compared: the method as printed trains for hours and
+# collapses, and what --features asks for needs a network that was trained elsewhere.
 _PRINTED = {
-    "paper": ("congeal.methods.deep.paper", "PaperCongealing"),
-    "semantic": ("congeal.methods.semantic", "SemanticCongealing"),
+    "dprc-as-printed": ("congeal.methods.dprc.as_printed", "PrintedDPRC"),
+    "semantic": ("congeal.methods.semantic.estimator", "SemanticCongealing"),
 }
 
 # Neither: it sorts a pile, and another method aligns each group. The command line asks for it by --groups.
-_GROUPS = {"groups": ("congeal.methods.groups.estimator", "CongealGroups")}
+_GROUPS = {"groups": ("congeal.methods.clustering.estimator", "CongealGroups")}
 
 # Nor this one, which is for images in an order. The command line asks for it by --sequence.
-_ORDERED = {"sequence": ("congeal.methods.sequence", "SequenceCongealing")}
+_ORDERED = {"sequence": ("congeal.methods.sequence.estimator", "SequenceCongealing")}
 
-# name on the command line: (method, name of its parameters in congeal.methods.deep.congealing)
-PRESETS = {"paper-mnist": ("paper", "PAPER_MNIST"), "paper-lfw": ("paper", "PAPER_LFW")}
+# name on the command line: (method, name of its parameters in congeal.methods.dprc.estimator)
+PRESETS = {"paper-mnist": ("dprc-as-printed", "PRINTED_MNIST"), "paper-lfw": ("dprc-as-printed", "PRINTED_LFW")}
+
+DEEP_IS_GONE = "use joint (direct optimisation, the default, trains nothing) or dprc (the paper's trained network)"
+"""The sentence for names of versions before 0.3, in which one method did both."""
 
 
 def methods() -> dict[str, str]:
@@ -96,7 +104,11 @@ def method_name(word: str) -> str:
     name = word.lower() if isinstance(word, str) else word
     if name in _METHODS or name in _PRINTED | _GROUPS | _ORDERED:
         return name
-    raise CongealError(f"unknown method '{word}'{meant(str(word), _METHODS)}: choose one of {', '.join(_METHODS)}")
+    if name == "deep":
+        raise CongealError(f"there is no method 'deep' any more: {DEEP_IS_GONE}")
+    raise CongealError(
+        f"unknown method '{word}'{did_you_mean(str(word), _METHODS)}: choose one of {', '.join(_METHODS)}"
+    )
 
 
 def method_class(name: str) -> type[Method]:
@@ -110,6 +122,6 @@ def method_class(name: str) -> type[Method]:
 def preset(name: str) -> tuple[str, dict[str, Any]]:
     """The method and the parameters behind a preset: "paper-mnist" or "paper-lfw"."""
     if name not in PRESETS:
-        raise CongealError(f"unknown preset '{name}'{meant(name, PRESETS)}: choose one of {', '.join(PRESETS)}")
+        raise CongealError(f"unknown preset '{name}'{did_you_mean(name, PRESETS)}: choose one of {', '.join(PRESETS)}")
     method, parameters = PRESETS[name]
-    return method, dict(getattr(importlib.import_module("congeal.methods.deep.congealing"), parameters))
+    return method, dict(getattr(importlib.import_module("congeal.methods.dprc.estimator"), parameters))

@@ -1,69 +1,80 @@
-"""Images as likeness is measured on them: the local contrast of what the frame shows."""
+"""Images as likeness is measured on them: the local contrast of the images in the frame."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from congeal.evaluation.likeness import Pictures, visible_contrast
+from congeal.evaluation.sharpness import Sharpness
+from congeal.evaluation.thresholds import MAX_FINE_IMAGES, MEASURED_SIDE_PX
 from congeal.geometry import normalise, warp
 from congeal.images import Stack
-from congeal.metrics.contrast import local_contrast
-from congeal.metrics.likeness import likeness
-from congeal.metrics.limits import FINE_IMAGES, FINE_SIDE
-from congeal.metrics.sharpness import Sharpness
-from congeal.solvers.appearance import plain_appearance
-from congeal.solvers.sight import FeatureSight
-from congeal.solvers.streaming import CHUNK_VALUES
+from congeal.methods.semantic.feature_maps import FeatureSimilarity
+from congeal.registration.batching import CHUNK_VALUES
+from congeal.registration.features import pixel_features
+from congeal.registration.moments import frame_from_view
 
-PHASE = 0.5 - 3**-0.5 / 2
-"""Where (1 − x)² + x², the noise that is left between two pixels, is 2/3, its mean over all x."""
+SAMPLING_PHASE_PX = 0.5 - 3**-0.5 / 2
+"""Distance from a pixel centre at which bilinear sampling leaves (1 − x)² + x² = 2/3 of the variance of noise, which is
+its mean over all distances x."""
 
 
 class ContrastViews:
-    """Local contrast of images of a stack under some poses, at the resolution that likeness is measured at."""
+    """Local contrast of images of a stack under some poses, at the resolution that likeness is measured at.
+
+    Sampling between pixels averages noise, which would make every image that moved look more like the others. So
+    nothing is sampled exactly on its pixels: all views are shifted by the distance that averages as much noise as a
+    random one does (`SAMPLING_PHASE_PX`).
+    """
 
     def __init__(
-        self, stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSight | None = None
+        self, stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSimilarity | None = None
     ) -> None:
         self.whole, self._sight = stack, sight
-        self.stack = stack.at(FINE_SIDE) if len(stack) <= FINE_IMAGES else stack
+        self.stack = stack.at(MEASURED_SIDE_PX) if len(stack) <= MAX_FINE_IMAGES else stack
         self.count = len(stack)
-        self._poses, self._appearance = stack_from_frame, plain_appearance(kind)
-        # Sampling between pixels averages noise, which would make every image that moved look more like the others.
-        # So nothing is sampled right on its pixels: all views are moved by the part of a pixel that averages as much
-        # noise as a random one does.
-        self._frame_from_view = stack.frame_from(self.stack) @ [[1, 0, PHASE], [0, 1, PHASE], [0, 0, 1]]
+        self._poses, self._features = stack_from_frame, pixel_features(kind)
+        phase = SAMPLING_PHASE_PX
+        self._frame_from_view = stack.frame_from(self.stack) @ [[1, 0, phase], [0, 1, phase], [0, 0, 1]]
         self.sharpness = Sharpness()
 
-    def of(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def pictures(self, rows: np.ndarray) -> Pictures:
         """Local contrast (B,h,w) of rows of the stack, and where it counts; a few images at a time."""
         values = self.stack.frame[0] * self.stack.frame[1] * self.stack.channels
-        parts = [self._few(part) for part in np.array_split(rows, max(1, len(rows) * values // CHUNK_VALUES))]
+        parts = [self._contrast(part) for part in np.array_split(rows, max(1, len(rows) * values // CHUNK_VALUES))]
         if self._sight is not None:
             return self._sight.of(self.whole, self._poses, rows)
         contrasts, counts = zip(*parts, strict=True)
         return torch.cat(contrasts), None if counts[0] is None else torch.cat(counts)
 
-    def pictures(self, rows: np.ndarray) -> torch.Tensor:
-        """(B,C,h,w) what the frame shows of rows of the stack."""
-        return self._shown(rows)[0]
+    def poses(self, rows: np.ndarray) -> np.ndarray:
+        """(B,3,3) stack_from_frame of rows of the stack."""
+        return np.asarray(self._poses[rows], dtype=np.float64)
 
-    def _few(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
-        shown, weights = self._shown(rows)
-        self.sharpness.update(shown, weights)
-        return local_contrast(shown, weights)
-
-    def _shown(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Pictures, and where they count."""
-        stack, appearance = self.stack, self._appearance
+    def _contrast(self, rows: np.ndarray) -> Pictures:
+        stack, image_features = self.stack, self._features
         larger_from_stack = stack.stack_from(self.whole, rows)
-        poses = larger_from_stack @ self._poses[rows].astype(np.float64) @ self._frame_from_view
+        poses = larger_from_stack @ self.poses(rows) @ self._frame_from_view
         matrices = torch.as_tensor(np.nan_to_num(normalise(poses))).float()
-        shown = warp(stack.images(rows), matrices, stack.frame, padding=appearance.padding)
-        return shown, appearance.covered(matrices, stack.size, stack.frame, stack.masks(rows))
+        images = warp(stack.images(rows), matrices, stack.frame, padding=image_features.padding)
+        weights = image_features.covered(matrices, stack.size, stack.frame, stack.masks(rows))
+        self.sharpness.update(images, weights)
+        return visible_contrast(images, weights)
 
 
-def each_likeness(contrast: torch.Tensor, counts: torch.Tensor | None) -> np.ndarray:
-    """Likeness of each image to the mean of the others, NaN for one that shows nothing; one image alone is its mean."""
-    values = likeness(contrast, counts).numpy() if len(contrast) > 1 else np.ones(1)
-    return np.where(contrast.flatten(1).any(1).numpy(), values, np.nan)
+class NormalisedViews(ContrastViews):
+    """Objects on empty ground, each centred, sheared upright and scaled by the moments of its own ink.
+
+    No other image and no alignment has a part in these views.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__(stack, stack.start, "object")
+
+    def poses(self, rows: np.ndarray) -> np.ndarray:
+        """(B,3,3) stack_from_frame of rows of the stack."""
+        stack, start = self.whole, super().poses(rows)
+        images, masks = stack.images(rows), stack.masks(rows)
+        shown = warp(images if masks is None else images * masks, torch.as_tensor(start).float(), stack.frame)
+        return np.asarray(start @ frame_from_view(shown, stack.frame).numpy())

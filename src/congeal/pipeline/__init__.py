@@ -1,8 +1,10 @@
 """From a source of images to a finished run folder.
 
-align.py    a set of images             apply.py   new images with the model of a finished run
-request.py  what was asked, checked     starts.py  where the alignment starts
-stages.py   the work, stage by stage    result.py  what comes back
-render.py   aligned pixels and pictures of the whole set from the originals
-display.py  pixel values as grey levels of a picture
+options.py        the options of `align` and `apply`, for Python and the command line
+align.py          a set of images             apply.py           new images with the model of a finished run
+model.py          the method, made from the options               output_options.py  formats, sampling, canvas
+initial_poses.py  poses from files and faces  initialisation.py  poses and orientations that are estimated first
+config.py         config.json and the locked run folder           stages.py          the work, stage by stage
+render.py         aligned pixels and pictures of the whole set    display.py         pixel values as grey levels
+result.py         the object that `align` and `apply` return
 """

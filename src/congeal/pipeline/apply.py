@@ -6,63 +6,41 @@ import os
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from congeal import __version__
-from congeal.errors import CongealError, failing_as_run
+from congeal.errors import CongealError
 from congeal.images import ImageSource
-from congeal.images.channels import Channel, find_channels
-from congeal.images.faces import FaceSource
-from congeal.images.intensity import AlignOn
-from congeal.images.remembered import remember_decoded
-from congeal.images.unstarted import Unstarted
-from congeal.mapped import at_home
+from congeal.images.intensity import AlignOn, Channel, find_channels
+from congeal.images.sources.faces import FaceSource
+from congeal.images.sources.views import cache_decoded
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
-from congeal.pipeline.canvas import inherited_canvas
-from congeal.pipeline.crewing import crew_for, hired, open_for
-from congeal.pipeline.groups import group_facts, use_names
-from congeal.pipeline.remote_output import check_place, copied, place_of
-from congeal.pipeline.repair import check_results, finish_or_repair
-from congeal.pipeline.request import (
-    asked_format,
-    asked_stack,
-    check_formats,
-    check_unchanged,
-    command_name,
-    source_name,
-)
+from congeal.pipeline.config import make_config, open_run
+from congeal.pipeline.executors import open_source
+from congeal.pipeline.groups import group_facts, inherit_group_names
+from congeal.pipeline.initial_poses import InitialPoses, inherited_init, read_initial_poses, start_at_faces
+from congeal.pipeline.initialisation import StartOptions, initialise_new_images
+from congeal.pipeline.options import ApplyOptions, make_options, with_options
+from congeal.pipeline.output_options import check_formats, parse_sampling
+from congeal.pipeline.remote_output import check_output, resolve_output
 from congeal.pipeline.result import Result
-from congeal.pipeline.stages import Answer, keep_answer, log, prepare_stack
-from congeal.pipeline.starts import at_faces, inherited, init_name, read_start
-from congeal.pipeline.wanted import asked_sampling, inherited_sampling
-from congeal.pipeline.wild import begin_new, laid_as
+from congeal.pipeline.stages import FitResult, log, prepare_stack, save_result
+from congeal.pipeline.verify_outputs import finish_and_repair
 from congeal.runs.folder import RunFolder
-from congeal.transforms import Transforms
 
 
+@with_options(ApplyOptions)
 def apply(
     run: str | os.PathLike[str],
     source: Any,
     output: str | os.PathLike[str],
     *,
-    channel: Channel = None,
-    z: str | None = None,
-    init: str | os.PathLike[str] | None = None,
-    limit: int | None = None,
-    device: str | None = None,
-    write_aligned: bool = True,
-    output_format: str = "auto",
-    interpolation: str | None = None,
-    fill: float | str | None = None,
-    transforms_format: str = "auto",
     executor: Any = None,
     quiet: bool = False,
     command: str | None = None,
+    **options: Any,
 ) -> Result:
     """Align new images with the model of a finished run into a new folder. The same call again resumes it.
 
-    Nothing is fitted: each image is aligned to what the model knows, whatever other images come with it.
+    Nothing is fitted: each image is registered to the model, whatever other images come with it.
 
     Parameters
     ----------
@@ -72,29 +50,72 @@ def apply(
         The new images: anything `congeal.open_images` takes.
     output : str or path
         The folder to write, or to resume.
-    channel : int, str or several of them, optional
-        As for `align`; what the run was aligned on unless given, by its name where the new images have names.
-    z : str, optional
-        As for `align`; as in the run unless given.
-    init : str or path, optional
-        As for `align`; a run that began at faces looks for faces in new images as well unless told otherwise.
-    limit : int, optional
-        Use only the first `limit` images.
-    device : str, optional
-        "auto" or "cpu": new images are aligned on the CPU.
-    interpolation, fill : optional
-        As for `align`; those of the run unless given.
-    write_aligned, output_format, transforms_format, executor, quiet, command
+    executor, quiet, command
         As for `align`.
+    **options
+        The fields of `congeal.pipeline.options.ApplyOptions`: channel, z, init, limit, interpolation, …
 
     Returns
     -------
     Result
         Numbers, transforms and folder of the new images.
     """
-    if device not in (None, "auto", "cpu"):
-        raise CongealError(f"new images are aligned on the CPU, not on '{device}': leave --device out")
+    return apply_with_options(
+        run, source, output, make_options(ApplyOptions, options), executor=executor, quiet=quiet, command=command
+    )
+
+
+def apply_with_options(
+    run: str | os.PathLike[str],
+    source: Any,
+    output: str | os.PathLike[str],
+    options: ApplyOptions,
+    *,
+    executor: Any = None,
+    quiet: bool = False,
+    command: str | None = None,
+) -> Result:
+    """`apply` with its options as one object."""
+    if options.device not in (None, "auto", "cpu"):
+        raise CongealError(f"new images are aligned on the CPU, not on '{options.device}': leave --device out")
     trained = RunFolder.existing(run)
+    model = load_model(trained)
+    names = inherit_group_names(model, trained)
+    options = replace(options, z=trained.config.get("z") if options.z is None else options.z)
+    images = cache_decoded(open_source(executor, source, options.limit, options.z))
+    start = StartOptions.from_config(trained.config, options.init)
+    if options.init is None:
+        images = start.select_source(images)
+    channel, align_on = choose_channel(trained, images, options.channel, model)
+    options = replace(options, channel=channel)
+    model.layout_ = replace(model.layout_, align_on=align_on)
+    check_formats(images, options.output_format, options.transforms_format)
+    if options.init is None and not isinstance(images, FaceSource):
+        start = replace(start, init=inherited_init(trained.config))
+    images = start_at_faces(images, start.init, quiet=quiet)
+    initial = read_initial_poses(start.init, images)
+    sampling = parse_sampling(options.interpolation, options.fill, images, trained.config)
+    target = resolve_output(output)
+    check_output(target, images, options, spread=executor is not None)
+    config = make_config(
+        "apply",
+        *(source, images, model, options, start, sampling),
+        command=command,
+        run=str(trained.path.resolve()),
+        run_created=trained.config.get("created"),
+        canvas=trained.state.get("canvas"),
+        group_names=names,
+    )
+    with open_run(config, images, target, executor=executor, quiet=quiet) as (folder, fingerprint):
+        placed = None
+        if not folder.reached("fitted"):
+            placed = align_new_images(trained, folder, images, model, initial, fingerprint, quiet=quiet)
+        del model, initial
+        return finish_and_repair(folder, images, placed, quiet=quiet)
+
+
+def load_model(trained: RunFolder) -> Method:
+    """The model of a finished run; a method without a step for new images is refused."""
     name = str(trained.config.get("method"))
     if not method_class(name).can_transform():
         able = ", ".join(other for other in methods() if method_class(other).can_transform())
@@ -104,88 +125,38 @@ def apply(
         )
     if not trained.reached("fitted"):
         raise CongealError(f"{trained} has no model yet; run its 'congeal align' command again to finish it")
-    model = load(trained / "model.safetensors")
-    named = use_names(model, trained)
-    z = trained.config.get("z") if z is None else z
-    images = remember_decoded(open_for(executor, source, limit, z))
-    if trained.config.get("start") == "none" and init is None:
-        images = Unstarted(images)
-    asked, channels = channel_of(trained, images, channel, model)
-    model.layout_ = replace(model.layout_, align_on=channels)
-    check_formats(images, output_format, transforms_format)
-    if init is None and not isinstance(images, FaceSource):
-        init = inherited(trained.config)
-    images = at_faces(images, init, quiet=quiet)
-    start = read_start(init, images)
-    sampling = inherited_sampling(trained.config, interpolation, fill, images)
-    config = {
-        "task": "apply",
-        "run": str(trained.path.resolve()),
-        "run_created": trained.config.get("created"),
-        "source": source_name(source, images),
-        "method": name,
-        "params": model.get_params(),
-        "init": init_name(init),
-        **laid_as(trained.config),
-        "limit": limit,
-        "seed": trained.config.get("seed"),
-        "write_aligned": write_aligned,
-        "output_format": output_format,
-        **asked_sampling(sampling),
-        **inherited_canvas(trained),
-        **asked_format(transforms_format),
-        **asked_stack(asked, z),
-        **named,
-        "version": __version__,
-        "command": command_name(command),
-    }
-    place = place_of(output)
-    check_place(place, images, output_format, write_aligned=write_aligned, spread=executor is not None)
-    with (
-        crew_for(executor, place.folder, url=place.url, quiet=quiet) as crew,
-        RunFolder(place.folder).begin(config) as folder,
-        at_home(folder.work),
-    ):
-        fingerprint = check_unchanged(folder, images)
-        with failing_as_run(), copied(place), hired(folder, crew, place.aligned):
-            check_results(folder)
-            answer = None
-            if not folder.reached("fitted"):
-                seen, start = begin_new(trained, folder, images, model, start, quiet=quiet)
-                answer = align_new_images(folder, seen, model, fingerprint, start, quiet=quiet)
-                del seen
-            del model, start
-            return finish_or_repair(folder, images, answer, quiet=quiet)
+    return load(trained / "model.safetensors")
 
 
-def channel_of(trained: RunFolder, images: ImageSource, channel: Channel, model: Method) -> tuple[Channel, AlignOn]:
-    """What to align new images on, as it is said and as numbers: what is asked for, else what the run was told.
+def choose_channel(trained: RunFolder, images: ImageSource, channel: Channel, model: Method) -> tuple[Any, AlignOn]:
+    """The channels to align new images on, as the user named them and as numbers: those given, else those of the run.
 
-    A run that was told a name means the channel of that name; of images without names, the one of that number.
+    A run that was given a name means the channel of that name; of images without names, the one of that number.
     """
     if channel is not None:
         return channel, find_channels(images, channel)
-    told = trained.config.get("channel")
-    by_name = isinstance(told, str) and told != "grey" and images.channel_names
-    return told, find_channels(images, told if by_name else model.layout_.align_on)
+    given = trained.config.get("channel")
+    by_name = isinstance(given, str) and given != "grey" and images.channel_names
+    return given, find_channels(images, given if by_name else model.layout_.align_on)
 
 
 def align_new_images(
+    trained: RunFolder,
     run: RunFolder,
     images: ImageSource,
     model: Method,
+    initial: InitialPoses,
     fingerprint: str,
-    start: tuple[Transforms | np.ndarray | None, tuple[int, int] | None],
     *,
     quiet: bool,
-) -> Answer:
-    """Prepare new images and align them with a fitted model; all of it is on the disk when this ends."""
-    options = {"size": model.size, "layout": model.layout_, "quiet": quiet}
-    stack = prepare_stack(run, images, fingerprint, start, **options)
-    log.info("aligning %d new images with the model of %s", len(stack), run.config["run"])
+) -> FitResult:
+    """Prepare new images and align them with a fitted model; everything is on the disk when this ends."""
+    images, initial = initialise_new_images(trained, run, images, model, initial, quiet=quiet)
+    stack = prepare_stack(run, images, fingerprint, initial, size=model.size, layout=model.layout_, quiet=quiet)
+    log.info("aligning %d new images with the model of %s", len(stack), trained)
     checkpoint = run.checkpoint
     # `transform` would hold every aligned image.
-    aligned = model.align_new(stack, checkpoint=checkpoint, crew=run.crew, verbose=not quiet)
+    aligned = model.align_new(stack, checkpoint=checkpoint, verbose=not quiet)
     seconds = checkpoint.seconds
     found = aligned.found
     how = {
@@ -196,4 +167,4 @@ def align_new_images(
         "decisions": found.decisions,
     }
     facts = group_facts(model, aligned.transforms, images, fitted=False)
-    return keep_answer(run, stack, aligned.transforms, aligned.quality, how=how, seconds=seconds, facts=facts)
+    return save_result(run, stack, aligned.transforms, aligned.quality, how=how, seconds=seconds, facts=facts)

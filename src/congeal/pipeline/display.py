@@ -1,4 +1,4 @@
-"""Pixel values of any type as grey levels that can be looked at."""
+"""Pixel values of any data type as grey levels for display."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 
 from congeal.images import Stack
-from congeal.images.encode import png_bytes
+from congeal.images.formats.encode import png_bytes
 from congeal.images.intensity import range_name
 from congeal.images.resample import shrink
+from congeal.rows import evenly_spaced_rows
 from congeal.runs.folder import RunFolder
 
 Size = tuple[int, int]
-LOOKED_AT = 32  # images from which the range of a set is chosen
-ENDS = 0.002  # share of the pixels of an image that may be darker than black, and as many brighter than white
-NARROW = 0.6  # where the rest takes up less than this of the range, that part is shown from black to white
+SAMPLED_IMAGES = 32
+"""Number of images from which the display range of a set is chosen."""
+TAIL_SHARE = 0.002
+"""Share of the pixels of an image that may be darker than black, and as many brighter than white."""
+NARROW_RANGE = 0.6
+"""If the remaining pixels span less than this part of the range, that part is shown from black to white."""
 # Of channels on one another; the first two differ for the colour-blind as well.
 COLOURS = ((0, 1, 0), (1, 0, 1), (0, 0, 1), (1, 0, 0), (0, 1, 1), (1, 1, 0), (1, 1, 1))
 
@@ -76,14 +80,14 @@ class DisplayRange:
         return np.minimum(out, 255, out=out)
 
 
-def seen_range(stack: Stack) -> dict[str, Any]:
+def choose_display_range(stack: Stack) -> dict[str, Any]:
     """How the images of a stack are shown: `DisplayRange` as a dict.
 
     What is not 8-bit is shown from black to white of the stack, or closer where nearly all of its values lie in a small
     part of that range: one hot pixel must not leave everything else black. 8-bit images stay as they are.
     """
     black, white = stack.intensity
-    low, high = _crowded(stack) if set(stack.layout.ranges or {"uint8"}) - {"uint8", "bool"} else (0.0, 1.0)
+    low, high = _central_range(stack) if set(stack.layout.ranges or {"uint8"}) - {"uint8", "bool"} else (0.0, 1.0)
 
     def closer(ends: tuple[float, float]) -> tuple[float, float]:
         span = ends[1] - ends[0]
@@ -110,20 +114,20 @@ def _own_channels(stack: Stack) -> dict[str, Any]:
         shown = [stack.align_on] if isinstance(stack.align_on, int) else list(stack.align_on)
     if stack.channels != len(shown):  # aligned in grey: their sum is all that is known
         return {}
-    some = np.unique(np.linspace(0, len(stack) - 1, min(len(stack), LOOKED_AT)).round().astype(int))
+    some = evenly_spaced_rows(len(stack), SAMPLED_IMAGES)
     values = (stack.unscaled([int(i)])[0].reshape(len(shown), -1) for i in some)
-    low, high = np.median([np.quantile(one, [ENDS, 1 - ENDS], axis=1) for one in values], axis=0)
+    low, high = np.median([np.quantile(one, [TAIL_SHARE, 1 - TAIL_SHARE], axis=1) for one in values], axis=0)
     spans = [(float(a), float(b) if b > a else float(a) + 1) for a, b in zip(low, high, strict=True)]
     return {"channels": 1 if len(shown) == 1 else 3, "shown": shown, "by_channel": spans}
 
 
-def _crowded(stack: Stack) -> tuple[float, float]:
+def _central_range(stack: Stack) -> tuple[float, float]:
     """The part of [0, 1] that nearly all values of a few images lie in; all of it where that is most of it."""
-    some = np.unique(np.linspace(0, len(stack) - 1, min(len(stack), LOOKED_AT)).round().astype(int))
-    ends = np.array([np.quantile(stack.images([int(i)]).numpy(), [ENDS, 1 - ENDS]) for i in some])
+    some = evenly_spaced_rows(len(stack), SAMPLED_IMAGES)
+    ends = np.array([np.quantile(stack.images([int(i)]).numpy(), [TAIL_SHARE, 1 - TAIL_SHARE]) for i in some])
     low, high = (float(value) for value in np.median(ends, axis=0))
     low = 0.0 if stack.kind == "object" else low
-    if not 1e-6 < high - low < NARROW:
+    if not 1e-6 < high - low < NARROW_RANGE:
         return 0.0, 1.0
     margin = 0.1 * (high - low)
     return max(0.0, low - margin), min(1.0, high + margin)
@@ -134,7 +138,7 @@ def display_range_of(run: RunFolder) -> DisplayRange:
     return DisplayRange(**(run.state.get("look") or {"black": 0.0, "white": 1.0, "channels": 1}))
 
 
-def smaller(size: Size, longest: int) -> Size:
+def fit_within(size: Size, longest: int) -> Size:
     """The same (height, width) shape, its longer side at most `longest`."""
     scale = min(1.0, longest / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
@@ -147,5 +151,5 @@ def png(values: np.ndarray, longest: int | None = None) -> bytes:
         grey_levels = np.rint(np.clip(np.nan_to_num(values), 0, 255)).astype(np.uint8)
     height, width = values.shape[:2]
     if longest is not None and max(height, width) > longest:
-        grey_levels = shrink(grey_levels[None], smaller((height, width), longest))[0]
+        grey_levels = shrink(grey_levels[None], fit_within((height, width), longest))[0]
     return png_bytes(grey_levels)

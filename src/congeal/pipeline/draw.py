@@ -15,26 +15,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
+from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import write_bytes
-from congeal.geometry.cover import Cover, cover_of, covered
+from congeal.geometry.frame_coverage import Cover, cover_of, covered
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
+from congeal.images.formats.writers import takes_parts
 from congeal.images.resample import SOFT, Sampling, is_plain_resize, needs_filter, shrink, warp_masks
-from congeal.images.threads import in_order, usable_cores
-from congeal.images.writers import takes_parts
 from congeal.pipeline.display import DisplayRange, png
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 Size = tuple[int, int]
 
-CHUNK_VALUES = 1_000_000  # pixel values read at a time
-FEW_VALUES = 150_000  # … of files: fewer would spend their time on overhead, more would leave threads without work
-THREAD_VALUES = 128_000_000  # pixel values of the images all threads work on: beyond that there are fewer threads
-THUMBNAIL = 256  # longer side of the pictures that the report enlarges
-SAMPLES = ".work/samples"  # where the small pictures of a run are
+CHUNK_VALUES = 1_000_000
+"""Pixel values of an array that are read at a time."""
+FILE_CHUNK_VALUES = 150_000
+"""Pixel values of files that are read at a time: fewer spend their time on overhead, more leave threads idle."""
+THREAD_VALUES = 128_000_000
+"""Pixel values of the images that all threads work on; larger images are drawn by fewer threads."""
+THUMBNAIL_SIDE_PX = 256
+"""Longer side of the pictures that the report enlarges."""
+SAMPLES = ".work/samples"
+"""Folder of the thumbnails of a run."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class View(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnBatch:
     """What is left of some images when they are drawn.
 
     n_rows: how many images were asked for. after and before: how they lie in the two frames, None if they could not be
@@ -126,14 +130,14 @@ class Drawing:
     writer: Writer | None
     sampling: Sampling
 
-    def draw(self, rows: np.ndarray) -> list[Drawn]:
+    def draw(self, rows: np.ndarray) -> list[DrawnBatch]:
         """Read, sample, write and view these images; in any thread."""
         return [self._drawn(some, images) for some, images in read_batches(self.source, rows)]
 
-    def _drawn(self, rows: np.ndarray, images: Batch | UnreadableImage) -> Drawn:
+    def _drawn(self, rows: np.ndarray, images: Batch | UnreadableImage) -> DrawnBatch:
         if isinstance(images, UnreadableImage):
             reason = f"it was read once, but not again for writing: {images}"
-            return Drawn(len(rows), lost=Skipped(self.source.id(int(rows[0])), reason))
+            return DrawnBatch(len(rows), lost=Skipped(self.source.id(int(rows[0])), reason))
         source_from_aligned = invert(self.found.matrices[rows])
         aligned = images.sample(source_from_aligned, self.size, self.sampling)
         after = self._view(aligned, source_from_aligned, images.size)
@@ -144,7 +148,7 @@ class Drawing:
         self._write_thumbnails("after", rows[shown], aligned.pixels[shown])
         before = self._draw_start(rows, images, shown)
         group = None if self.found.group is None else self.found.group[rows]
-        return Drawn(len(rows), after, before, None, images.n_rotated, write, group)
+        return DrawnBatch(len(rows), after, before, None, images.n_rotated, write, group)
 
     def _draw_start(self, rows: np.ndarray, images: Batch, shown: np.ndarray) -> View | None:
         """The images where they started, all of them or those that the report shows."""
@@ -160,8 +164,8 @@ class Drawing:
         """Only the report shows it: in a smaller picture nobody sees how sharp the kernel was."""
         if self.shown_size == self.size:
             return images.sample(source_from_shown, self.size, self.sampling)
-        smaller = images.size[0] > self.shown_size[0] and images.size[1] > self.shown_size[1]
-        plain = smaller and images.masks is None and images.pixels.dtype == np.uint8
+        shrinks = images.size[0] > self.shown_size[0] and images.size[1] > self.shown_size[1]
+        plain = shrinks and images.masks is None and images.pixels.dtype == np.uint8
         if plain and all(is_plain_resize(one, images.size, self.shown_size) for one in source_from_shown):
             return Batch(shrink(images.pixels, self.shown_size), None)
         return images.sample(source_from_shown, self.shown_size, SOFT)
@@ -182,14 +186,14 @@ class Drawing:
         """Small pictures of images (B,h,w,C) for the report."""
         own = self.display if self.display.shown else replace(self.display, channels=3 if pixels.shape[-1] == 3 else 1)
         for index, image in zip(rows.tolist(), pixels, strict=True):
-            data = png(own.levels(image), longest=THUMBNAIL)
+            data = png(own.levels(image), longest=THUMBNAIL_SIDE_PX)
             # Whether it is whole is looked at before it is used: it is not worth waiting for the disk.
             write_bytes(self.run / SAMPLES / f"{index}_{side}.png", data, lasting=False)
 
 
 def write_some(
     source: ImageSource, found: Transforms, size: Size, writer: Writer, sampling: Sampling, rows: np.ndarray
-) -> list[Drawn]:
+) -> list[DrawnBatch]:
     """Read, sample and write these images, and nothing else; in any thread."""
     written = []
     for some, images in read_batches(source, rows):
@@ -197,7 +201,7 @@ def write_some(
             source_from_aligned = invert(found.matrices[some])
             aligned = images.sample(source_from_aligned, size, sampling)
             write = begin_writing(writer, source, some, aligned, source_from_aligned, sampling)
-            written.append(Drawn(len(some), write=write))
+            written.append(DrawnBatch(len(some), write=write))
     return written
 
 
@@ -216,7 +220,7 @@ def begin_writing(
     if not writer.any_order:
         return write
     write()
-    return nothing_left
+    return do_nothing
 
 
 def write_parts(
@@ -237,8 +241,8 @@ def write_parts(
             writer.begin_new(np.array([part]), drawn.pixels, drawn.masks)()
 
 
-def nothing_left() -> None:
-    """What is left to do where all is done."""
+def do_nothing() -> None:
+    """The remaining work of images that are written already."""
 
 
 def read_batch(source: ImageSource, rows: np.ndarray) -> Batch:
@@ -287,7 +291,7 @@ def chunk_size(source: ImageSource) -> int:
     return 1 if source.shape is None else max(1, CHUNK_VALUES // int(np.prod(source.shape)))
 
 
-def pieces(source: ImageSource, found: Transforms, rows: np.ndarray, together: int) -> Iterator[np.ndarray]:
+def split_rows(source: ImageSource, found: Transforms, rows: np.ndarray, together: int) -> Iterator[np.ndarray]:
     """Rows that are read at a time: many of an array; of files a few small ones of one size.
 
     together: images that are taken in at a time; no piece has some of one such group and some of the next.
@@ -302,33 +306,29 @@ def pieces(source: ImageSource, found: Transforms, rows: np.ndarray, together: i
         sizes = found.source_sizes[group].astype(np.int64)
         edges = [0, *(np.flatnonzero((sizes[1:] != sizes[:-1]).any(1)) + 1).tolist(), len(group)]
         for first, stop in pairwise(edges):
-            few = max(1, FEW_VALUES // (3 * max(framed, int(sizes[first].prod()), 1)))
+            few = max(1, FILE_CHUNK_VALUES // (3 * max(framed, int(sizes[first].prod()), 1)))
             yield from (group[k : min(k + few, stop)] for k in range(first, stop, few))
 
 
 @contextmanager
-def side_by_side(
-    draw: Callable[[np.ndarray], list[Drawn]],
+def draw_in_threads(
+    draw: Callable[[np.ndarray], list[DrawnBatch]],
     source: ImageSource,
     found: Transforms,
     rows: np.ndarray,
     runs: Iterable[tuple[int, int]] | None = None,
     together: int = CHUNK_VALUES,
-) -> Iterator[Iterable[Drawn]]:
+) -> Iterator[Iterable[DrawnBatch]]:
     """draw(some rows), in order, of all of them: several at a time, each with one thread inside its operations.
 
-    runs: (first, stop) of parts of the rows that are not mixed. together: see `pieces`.
+    runs: (first, stop) of parts of the rows that are not mixed. together: see `split_rows`.
     """
     runs = [(0, len(rows))] if runs is None else list(runs)
     if not len(rows) or not runs:
         yield ()
         return
-    chunks = (piece for first, stop in runs for piece in pieces(source, found, rows[first:stop], together))
+    chunks = (piece for first, stop in runs for piece in split_rows(source, found, rows[first:stop], together))
     largest = 3 * int(found.source_sizes[rows[runs[0][0] :]].astype(np.int64).prod(1).max())
     threads = min(usable_cores(), max(1, THREAD_VALUES // max(1, largest)))
-    usual = torch.get_num_threads()
-    try:
-        with closing(in_order(draw, chunks, threads, begin=partial(torch.set_num_threads, 1))) as results:
-            yield chain.from_iterable(results)
-    finally:
-        torch.set_num_threads(usual)  # threads to come would have what the last one asked for
+    with closing(map_ordered(draw, chunks, threads)) as results:
+        yield chain.from_iterable(results)

@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from congeal.distributed.exchange import refusal, system_of
 from congeal.errors import CongealError
+from congeal.execution.shared_storage import open_filesystem, storage_error
 from congeal.images import ImageSource
-from congeal.images.remote import without_credentials
-from congeal.images.writers import chosen_format
+from congeal.images.formats.writers import chosen_format
+from congeal.images.sources.remote import without_credentials
+from congeal.pipeline.options import OutputOptions
 
 log = logging.getLogger("congeal")
 
@@ -40,7 +41,7 @@ class Output:
         return None if self.url is None else f"{self.url}/aligned"
 
 
-def place_of(output: str | os.PathLike[str]) -> Output:
+def resolve_output(output: str | os.PathLike[str]) -> Output:
     """A folder as it is; an address with a folder in the user's cache."""
     text = os.fspath(output)
     if "://" not in text:
@@ -53,30 +54,33 @@ def place_of(output: str | os.PathLike[str]) -> Output:
     return Output(Path(pooch.os_cache("congeal")) / "runs" / hashlib.sha256(url.encode()).hexdigest()[:24], url)
 
 
-def check_place(place: Output, images: ImageSource, output_format: str, *, write_aligned: bool, spread: bool) -> None:
-    """Refuse an address that cannot be written, and formats that workers cannot write there."""
+def check_output(place: Output, images: ImageSource, options: OutputOptions, *, spread: bool) -> None:
+    """Refuse an address that cannot be written, and formats that workers cannot write there.
+
+    spread: whether an executor shares the work.
+    """
     if place.url is None:
         return
     shown = without_credentials(place.url)
-    if spread and write_aligned and chosen_format(images, output_format) not in SPREAD_FORMATS:
+    if spread and options.write_aligned and chosen_format(images, options.output_format) not in SPREAD_FORMATS:
         raise CongealError(
             f"one large file cannot be written into {shown} by many: give --output-format shards or files, or "
             "--no-aligned"
         )
-    system, root = system_of(place.url)
+    system, root = open_filesystem(place.url)
     try:
         system.pipe_file(f"{root}/{MARK}", b"congeal was here")
     except Exception as error:
-        raise refusal(shown, error, "written") from error
+        raise storage_error(shown, error, "written") from error
 
 
 @contextmanager
-def copied(place: Output) -> Iterator[None]:
+def copying_to_remote(place: Output) -> Iterator[None]:
     """Copy what a run left to its address, when it is finished."""
     yield
     if place.url is None:
         return
-    system, root = system_of(place.url)
+    system, root = open_filesystem(place.url)
     try:
         for path in sorted(place.folder.rglob("*")):
             name = path.relative_to(place.folder).as_posix()
@@ -87,5 +91,5 @@ def copied(place: Output) -> Iterator[None]:
             if system.exists(f"{root}/{name}"):
                 system.rm(f"{root}/{name}", recursive=True)
     except Exception as error:
-        raise refusal(without_credentials(place.url), error, "written") from error
+        raise storage_error(without_credentials(place.url), error, "written") from error
     log.info("copied to %s", without_credentials(place.url))

@@ -19,41 +19,47 @@ from pathlib import Path
 
 import numpy as np
 
+from congeal.evaluation import RunningStats
+from congeal.execution.shards import divide_images
+from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import DAMAGED, make_folders, replacing, sweep, write_bytes, write_json
-from congeal.geometry.cover import Cover
+from congeal.geometry.frame_coverage import Cover
 from congeal.images import ImageSource, Skipped, Writer, open_writer
-from congeal.images.grouped import GroupedWriter, folder_of
+from congeal.images.formats.shards import ShardWriter
+from congeal.images.formats.writers import GroupedWriter, group_folder, is_whole, set_transforms, takes_parts
 from congeal.images.resample import Sampling
-from congeal.images.sharded import cut
-from congeal.images.threads import in_order, usable_cores
-from congeal.images.writers import ShardWriter, is_whole, takes_parts, tell_poses
-from congeal.mapped import finite_rows, runs
-from congeal.metrics import RunningStats
-from congeal.pipeline.display import DisplayRange, png, smaller
-from congeal.pipeline.draw import SAMPLES, Drawing, Drawn, View, chunk_size, side_by_side, write_some
+from congeal.pipeline.display import DisplayRange, fit_within, png
+from congeal.pipeline.draw import SAMPLES, Drawing, DrawnBatch, View, chunk_size, draw_in_threads, write_some
 from congeal.progress import Progress
-from congeal.report.moves import QUANTITIES, moves
+from congeal.report.motion import QUANTITIES, moves
+from congeal.rows import finite_rows, row_slices
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 Size = tuple[int, int]
 
-START_PICTURES = ("mean_before.png", "variance_before.png")  # under .work
-GROUP_BYTES = 64_000_000  # of large pictures that wait to go into the statistics together …
-ENOUGH_BYTES, ENOUGH_IMAGES = 8_000_000, 8  # … fewer where these will do: while they go there, nothing is fetched …
-GROUP_IMAGES = 256  # … and of small ones at most so many
-BAND_ROWS = 16  # of a picture that become grey levels at a time
-NOTES = 5  # version of what is noted
-PARTS = ("after", "before", "own_after", "own_before")
-SAVE_EVERY = 20.0  # seconds
-SHOWN = 720  # longer side of the pictures that only the report shows
-# How many images of each kind the report shows at most, so that its size does not grow with the set.
-FLAGGED, WORST, BEST, DRAWN = 24, 24, 12, 36
-GROUPS = "groups"  # where the pictures of groups are
-OF_A_GROUP, UNCERTAIN = 12, 24  # images of a group that are shown, and those that are nearly in another one
-MOST_OF_GROUPS = 120
-MOST_MOVED = 2 * len(QUANTITIES)
-MOVED_AT_ONCE = 20_000  # images whose motion is looked at together
+START_PICTURES = ("mean_before.png", "variance_before.png")
+"""Under .work: pictures of the set at its initial poses."""
+MAX_BATCH_BYTES = 64_000_000
+"""Pictures of this many bytes wait to enter the statistics together …"""
+ENOUGH_BATCH_BYTES, ENOUGH_BATCH_IMAGES = 8_000_000, 8
+"""… fewer if both of these are reached, because no image is read meanwhile …"""
+MAX_BATCH_IMAGES = 256
+"""… and never more images than this."""
+BAND_ROWS = 16
+"""Rows of a picture that are converted to grey levels at a time, so that they stay in the cache."""
+STATE_FILE, STATE_VERSION = "rendering.npz", 5
+STATE_PICTURES = ("after", "before", "own_after", "own_before")
+SAVE_INTERVAL_S = 20.0
+MAX_REPORT_SIDE_PX = 720
+"""Longer side of the pictures that only the report shows."""
+# Numbers of images that the report shows, so that its size does not grow with the set.
+MAX_FLAGGED, MAX_WORST, MAX_BEST, MAX_RANDOM = 24, 24, 12, 36
+MAX_PER_GROUP, MAX_UNCERTAIN, MAX_IN_GROUPS = 12, 24, 120
+MAX_MOVED = 2 * len(QUANTITIES)
+GROUPS = "groups"  # folder of the pictures of groups
+MOTION_ROWS = 20_000
+"""Images whose motion is computed together."""
 
 
 @dataclass
@@ -90,7 +96,7 @@ class Picture:
 
 
 @dataclass
-class Rendered:
+class RenderState:
     """What a pass has gathered: images that could be read at first but not again, how many were turned upright by their
     EXIF orientation, the two pictures (those of the shard at hand apart), those of the groups of a pile, the seconds it
     took, and how many of the rows are behind it."""
@@ -105,13 +111,13 @@ class Rendered:
     seconds: float = 0.0
     position: int = 0
 
-    def take(self, group: Sequence[Drawn]) -> None:
+    def take(self, group: Sequence[DrawnBatch]) -> None:
         """Take in the images that come next."""
         after = [drawn.after for drawn in group if drawn.after is not None]
         before = [drawn.before for drawn in group if drawn.before is not None]
         # Side by side: nobody else is at work when the last images are taken in.
         both = [partial(self.own_after.add, after), partial(self.own_before.add, before)]
-        list(in_order(lambda add: add(), both, usable_cores()))
+        list(map_ordered(lambda add: add(), both, usable_cores()))
         self._add_to_groups(group)
         self.lost += [drawn.lost for drawn in group if drawn.lost is not None]
         self.n_rotated += sum(drawn.n_rotated for drawn in group)
@@ -127,7 +133,7 @@ class Rendered:
             self.after, self.before = self.own_after, self.own_before
         self.own_after, self.own_before = Picture(), Picture()
 
-    def merge(self, other: Rendered) -> None:
+    def merge(self, other: RenderState) -> None:
         """Take in a shard that was drawn elsewhere."""
         self.after.stats.merge(other.after.stats)
         self.before.stats.merge(other.before.stats)
@@ -135,7 +141,7 @@ class Rendered:
         self.n_rotated += other.n_rotated
         self.position += other.position
 
-    def _add_to_groups(self, some: Sequence[Drawn]) -> None:
+    def _add_to_groups(self, some: Sequence[DrawnBatch]) -> None:
         """The same images to the pictures of their groups, where there are any."""
         for drawn in some:
             if drawn.after is None or drawn.group is None:
@@ -153,8 +159,8 @@ class Rendered:
     def state(self) -> dict[str, np.ndarray]:
         """All of it as arrays by name."""
         known = {"lost": self.lost, "n_rotated": self.n_rotated, "seconds": self.seconds, "position": self.position}
-        facts = {"version": NOTES, **known}
-        pictures = dict(zip(PARTS, self.pictures(), strict=True))
+        facts = {"version": STATE_VERSION, **known}
+        pictures = dict(zip(STATE_PICTURES, self.pictures(), strict=True))
         pictures |= {f"group{number}": picture for number, picture in self.groups.items()}
         arrays = {
             f"{name}_{key}": array for name, picture in pictures.items() for key, array in picture.stats.state().items()
@@ -162,7 +168,7 @@ class Rendered:
         return {"facts": np.array(json.dumps(facts)), **arrays}
 
     def pictures(self) -> tuple[Picture, ...]:
-        """Those of all, and of the shard at hand, in the order of `PARTS`."""
+        """Those of all, and of the shard at hand, in the order of `STATE_PICTURES`."""
         return self.after, self.before, self.own_after, self.own_before
 
     def load(self, path: Path, *, needs_before: bool) -> None:
@@ -172,9 +178,9 @@ class Rendered:
         """
         try:
             with np.load(path, allow_pickle=False) as saved:
-                if json.loads(str(saved["facts"])).get("version") != NOTES:
+                if json.loads(str(saved["facts"])).get("version") != STATE_VERSION:
                     return
-                found = Rendered.restored({name: saved[name] for name in saved.files})
+                found = RenderState.restored({name: saved[name] for name in saved.files})
         except DAMAGED:
             return  # damaged: from the beginning
         seen = [picture.stats.count for picture in found.pictures()]
@@ -183,10 +189,10 @@ class Rendered:
         self.__dict__.update(found.__dict__)
 
     @classmethod
-    def restored(cls, arrays: Mapping[str, np.ndarray]) -> Rendered:
+    def restored(cls, arrays: Mapping[str, np.ndarray]) -> RenderState:
         """The inverse of `state`."""
         facts, found = json.loads(str(arrays["facts"])), cls()
-        for name, picture in zip(PARTS, found.pictures(), strict=True):
+        for name, picture in zip(STATE_PICTURES, found.pictures(), strict=True):
             keys = [key for key in arrays if key.startswith(f"{name}_")]
             picture.stats = RunningStats.restore({key.removeprefix(f"{name}_"): arrays[key] for key in keys})
         for number in {int(key[5:].split("_")[0]) for key in arrays if key.startswith("group")}:
@@ -198,13 +204,13 @@ class Rendered:
         return found
 
 
-class Saving:
-    """When to note how far a pass got: every 20 seconds, or less often where noting takes long (large pictures)."""
+class CheckpointTimer:
+    """When to save the state of a pass: every 20 seconds, or less often if saving takes long (large pictures)."""
 
     def __init__(self) -> None:
-        self._due = time.monotonic() + SAVE_EVERY
+        self._due = time.monotonic() + SAVE_INTERVAL_S
 
-    def if_due(self, rendered: Rendered, path: Path, writer: Writer | None) -> None:
+    def if_due(self, rendered: RenderState, path: Path, writer: Writer | None) -> None:
         """Save what was gathered, after what was written has reached the disk, if it is time."""
         began = time.monotonic()
         if began < self._due:
@@ -212,7 +218,7 @@ class Saving:
         if writer is not None:
             writer.flush()
         rendered.save(path)
-        self._due = time.monotonic() + max(SAVE_EVERY, 20 * (time.monotonic() - began))
+        self._due = time.monotonic() + max(SAVE_INTERVAL_S, 20 * (time.monotonic() - began))
 
 
 def render_originals(
@@ -228,31 +234,28 @@ def render_originals(
     sampling: Sampling,
     start_pictures: Path | None,
     quiet: bool,
-    by_others: Callable[[Drawing, np.ndarray, Rendered], None] | None = None,
-) -> Rendered:
-    """Write aligned/, mean.png, variance.png, and under .work what the report shows of the start.
+    by_others: Callable[[Drawing, np.ndarray, RenderState], None] | None = None,
+) -> RenderState:
+    """Write aligned/, mean.png, variance.png, and under .work the pictures of the start that the report shows.
 
-    found and start (N,3,3) are `aligned_from_source`, one row per image of the source; with `weigh`, what lies outside
-    an image does not count in the mean (photographs), without, it counts as black (objects on dark ground).
-    start_pictures: a folder with the two pictures of the start, where another run has drawn them from the same images.
-    After an interruption images already seen are not looked at again, unless the writer lost them with an unfinished
-    shard. by_others: draws the rows elsewhere and adds what was seen, see `congeal.pipeline.spread`.
+    found and start (N,3,3) are `aligned_from_source`, one row per image of the source. weigh: the outside of an image
+    does not count in the mean (photographs); else it counts as black (objects on dark ground). start_pictures: a folder
+    with the two pictures of the start, if another run has drawn them from the same images. After an interruption images
+    already drawn are not read again, unless the writer lost them with an unfinished shard. by_others: draws the rows
+    elsewhere and adds the result, see `congeal.pipeline.shard_rendering`.
     """
     size = found.aligned_size
     if size is None:
         raise ValueError("rendering needs the aligned size")
-    shown_size = smaller(size, SHOWN)
-    result, notes = Rendered(), run.work / "rendering.npz"
     samples = np.array(sorted(choose_samples(run, found, start)))
     rows = np.flatnonzero(finite_rows(found.matrices))
     sweep(make_folders(run.path, SAMPLES))
+    result = RenderState()
     if by_others is None:
-        result.load(notes, needs_before=start_pictures is None)
-    if not all(has_thumbnails(run, int(i)) for i in np.intersect1d(samples, rows[: result.position])):
-        result = Rendered()
-    writer = writer_of(run, source, found, output_format) if write_aligned else None
+        result = resume_rendering(run, samples, rows, needs_before=start_pictures is None)
+    writer = open_run_writer(run, source, found, output_format) if write_aligned else None
     if writer is not None and by_others is None:
-        write_again(writer, source, found, rows[: result.position], sampling)
+        rewrite_images(writer, source, found, rows[: result.position], sampling)
     drawing = Drawing(
         run=run,
         source=source,
@@ -260,23 +263,18 @@ def render_originals(
         start=start,
         display=display,
         size=size,
-        shown_size=shown_size,
+        shown_size=fit_within(size, MAX_REPORT_SIDE_PX),
         samples=samples,
         weigh=weigh,
         draws_start=start_pictures is None,
         writer=writer,
         sampling=sampling,
     )
-    began, saving = time.monotonic() - result.seconds, Saving()
+    began = time.monotonic() - result.seconds
     if by_others is not None:
         by_others(drawing, rows, result)
     else:
-        shards = cut_rows(rows, found, source, display, writer)
-        what = "writing" if write_aligned else "averaging"
-        with Progress(len(rows), what, quiet=quiet, done=result.position) as progress:
-            for _ in draw_shards(drawing, rows, shards, result, progress):
-                result.seconds = time.monotonic() - began
-                saving.if_due(result, notes, writer)
+        draw_rows(drawing, rows, result, run.work / STATE_FILE, began, quiet=quiet)
     if writer is not None:
         writer.close()
     write_pictures(run, result, start_pictures)
@@ -284,28 +282,49 @@ def render_originals(
     return result
 
 
-def writer_of(run: RunFolder, source: ImageSource, found: Transforms, output_format: str) -> Writer:
+def resume_rendering(run: RunFolder, samples: np.ndarray, rows: np.ndarray, *, needs_before: bool) -> RenderState:
+    """The state of an interrupted pass; a new one if there is none, or if thumbnails of it are missing."""
+    state = RenderState()
+    state.load(run.work / STATE_FILE, needs_before=needs_before)
+    drawn = np.intersect1d(samples, rows[: state.position])
+    return state if all(has_thumbnails(run, int(i)) for i in drawn) else RenderState()
+
+
+def draw_rows(
+    drawing: Drawing, rows: np.ndarray, result: RenderState, state_file: Path, began: float, *, quiet: bool
+) -> None:
+    """Draw all rows that are not in `result` yet in this process, and save the state now and then."""
+    writer, timer = drawing.writer, CheckpointTimer()
+    shards = cut_rows(rows, drawing.found, drawing.source, drawing.display, writer)
+    what = "averaging" if writer is None else "writing"
+    with Progress(len(rows), what, quiet=quiet, done=result.position) as progress:
+        for _ in draw_shards(drawing, rows, shards, result, progress):
+            result.seconds = time.monotonic() - began
+            timer.if_due(result, state_file, writer)
+
+
+def open_run_writer(run: RunFolder, source: ImageSource, found: Transforms, output_format: str) -> Writer:
     """A writer into aligned/, or, for a pile that was sorted, into a folder for each group below it."""
     folder, size = make_folders(run.path, "aligned"), found.aligned_size
     if size is None:
         raise ValueError("writing needs the aligned size")
     if found.group is None:
         writer = open_writer(folder, source, size, output_format)
-        tell_poses(writer, source, found.matrices)
+        set_transforms(writer, source, found.matrices)
         return writer
     return GroupedWriter(folder, source, size, output_format, found.group, found.group_names)
 
 
 def draw_shards(
-    drawing: Drawing, rows: np.ndarray, shards: Sequence[tuple[int, int]], result: Rendered, progress: Progress
+    drawing: Drawing, rows: np.ndarray, shards: Sequence[tuple[int, int]], result: RenderState, progress: Progress
 ) -> Iterator[None]:
     """Draw the rows that are not behind `result` yet, and take them in; pauses after every group."""
-    source, found, waiting = drawing.source, drawing.found, list[Drawn]()
+    source, found, waiting = drawing.source, drawing.found, list[DrawnBatch]()
     together = group_size(source, drawing.size, drawing.display)
     left = [(max(first, result.position), stop) for first, stop in shards if stop > result.position]
     ends = {stop for _, stop in left}
     at = result.position
-    with side_by_side(drawing.draw, source, found, rows, left, together) as all_drawn:
+    with draw_in_threads(drawing.draw, source, found, rows, left, together) as all_drawn:
         for drawn in all_drawn:
             if drawn.write is not None:
                 drawn.write()
@@ -327,7 +346,7 @@ def cut_rows(
     if not len(rows):
         return []
     values = float(np.median(found.source_sizes[rows].astype(np.int64).prod(1))) * display.channels
-    edges = [0, *(stop for _, stop in cut(len(rows), values))]
+    edges = [0, *(stop for _, stop in divide_images(len(rows), values))]
     if isinstance(writer, ShardWriter):
         edges = [0, *(writer.next_shard(rows, edge) for edge in edges[1:])]
     return [(first, stop) for first, stop in pairwise(sorted(set(edges)))]
@@ -342,26 +361,28 @@ def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:
     if chunk_size(source) > 1:
         return 1
     one = size[0] * size[1] * (display.channels if display.eight_bit else 4 * display.channels + 4)
-    return max(1, min(GROUP_IMAGES, GROUP_BYTES // one, max(ENOUGH_IMAGES, ENOUGH_BYTES // one)))
+    return max(1, min(MAX_BATCH_IMAGES, MAX_BATCH_BYTES // one, max(ENOUGH_BATCH_IMAGES, ENOUGH_BATCH_BYTES // one)))
 
 
-def write_again(writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling) -> None:
+def rewrite_images(
+    writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling
+) -> None:
     """Write images that were seen by an interrupted pass but did not reach the disk: those of an unfinished shard."""
     draw = partial(write_some, source, found, writer.size, writer, sampling)
-    with side_by_side(draw, source, found, missing_rows(writer, source, rows)) as all_drawn:
+    with draw_in_threads(draw, source, found, find_missing_rows(writer, source, rows)) as all_drawn:
         for drawn in all_drawn:
             if drawn.write is not None:
                 drawn.write()
 
 
-def missing_rows(writer: Writer, source: ImageSource, rows: np.ndarray) -> np.ndarray:
+def find_missing_rows(writer: Writer, source: ImageSource, rows: np.ndarray) -> np.ndarray:
     """Those of these images that are not written, or of which a part is not."""
     if not takes_parts(writer, source):
         return writer.missing(rows)
     return np.unique(writer.missing(source.part_rows(rows)) // source.n_parts)
 
 
-def write_pictures(run: RunFolder, rendered: Rendered, start_pictures: Path | None) -> None:
+def write_pictures(run: RunFolder, rendered: RenderState, start_pictures: Path | None) -> None:
     """mean.png and variance.png, and the same of the start under .work, drawn here or copied."""
     made: dict[Path, Callable[[], bytes]] = {}
     if rendered.after.stats.count:
@@ -373,9 +394,9 @@ def write_pictures(run: RunFolder, rendered: Rendered, start_pictures: Path | No
             made[run.work / name] = draw
     names = [str(row["name"]) for row in run.state.get("groups") or []] or None
     for number, picture in sorted(rendered.groups.items()):
-        folder = make_folders(run.path, f"{GROUPS}/{folder_of(number, names)}")
+        folder = make_folders(run.path, f"{GROUPS}/{group_folder(number, names)}")
         made |= {folder / "mean.png": picture.mean_png, folder / "variance.png": picture.spread_png}
-    for path, data in zip(made, in_order(lambda draw: draw(), made.values(), usable_cores()), strict=True):
+    for path, data in zip(made, map_ordered(lambda draw: draw(), made.values(), usable_cores()), strict=True):
         write_bytes(path, data)
 
 
@@ -384,13 +405,13 @@ def choose_samples(run: RunFolder, found: Transforms, start: np.ndarray | None =
     start in any respect, and some drawn with the run's seed. Their list goes to .work/samples.json."""
     known = np.flatnonzero(finite_rows(found.matrices))
     order = known[np.argsort(found.score[known], kind="stable")]  # NaN, a score nobody knows, comes last
-    flagged = order[~found.ok[order]][:FLAGGED]
+    flagged = order[~found.ok[order]][:MAX_FLAGGED]
     generator = np.random.default_rng(run.config.get("seed") or 0)
-    drawn = known[generator.choice(len(known), min(DRAWN, len(known)), replace=False)]
-    far = known[:0] if start is None else moved_most(found, start, known)
-    chosen = np.unique(np.concatenate([flagged, order[:WORST], order[::-1][:BEST], far, drawn]))
+    drawn = known[generator.choice(len(known), min(MAX_RANDOM, len(known)), replace=False)]
+    far = known[:0] if start is None else most_moved_images(found, start, known)
+    chosen = np.unique(np.concatenate([flagged, order[:MAX_WORST], order[::-1][:MAX_BEST], far, drawn]))
     chosen = np.union1d(chosen, group_samples(found, known, generator))
-    if len(known) <= FLAGGED + WORST + BEST + DRAWN + MOST_MOVED:
+    if len(known) <= MAX_FLAGGED + MAX_WORST + MAX_BEST + MAX_RANDOM + MAX_MOVED:
         chosen = known
     some = found[chosen]
     columns = zip(chosen.tolist(), some.ids, some.score.tolist(), some.status.tolist(), strict=True)
@@ -407,18 +428,18 @@ def group_samples(found: Transforms, known: np.ndarray, generator: np.random.Gen
     if found.group is None or found.margin is None:
         return known[:0]
     inside = known[found.group[known] >= 0]
-    unsure = inside[np.argsort(found.margin[inside], kind="stable")][:UNCERTAIN]
+    unsure = inside[np.argsort(found.margin[inside], kind="stable")][:MAX_UNCERTAIN]
     numbers = np.unique(found.group[inside])
-    each = max(1, min(OF_A_GROUP, MOST_OF_GROUPS // max(1, len(numbers))))
+    each = max(1, min(MAX_PER_GROUP, MAX_IN_GROUPS // max(1, len(numbers))))
     members = (inside[found.group[inside] == number] for number in numbers)
     return np.unique(np.concatenate([unsure, *(generator.permutation(rows)[:each] for rows in members)]))
 
 
-def moved_most(found: Transforms, start: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Of images with a pose, the two at the ends of each quantity of `congeal.report.moves`: what is in the outermost
+def most_moved_images(found: Transforms, start: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Of images with a pose, the two at the ends of each quantity of `congeal.report.motion`: what is in the outermost
     bars of its histograms."""
     extremes: dict[tuple[str, int], tuple[float, int]] = {}
-    for part in runs(len(known), MOVED_AT_ONCE):
+    for part in row_slices(len(known), MOTION_ROWS):
         rows = known[part]
         for key, values in moves(found.matrices[rows], start[rows], found.aligned_size or (1, 1)).items():
             for sign in (-1, 1):

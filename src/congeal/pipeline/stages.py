@@ -8,7 +8,7 @@ reported   the numbers, and all of it on one page              metrics.json, rep
 The originals are read for small pictures, which have to be there before a transform is known; for larger pictures in
 which poses are sharpened and likeness is measured, once for each size and only where the originals have it
 (`Stack.at`); and to sample their pixels through the transforms. A set whose decoded images fit into a fixed budget is
-decoded once (see `congeal.images.remembered`); a larger one each time, which is what keeps memory flat.
+decoded once (see `congeal.images.sources.views`); a larger one each time, which is what keeps memory flat.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from typing import Any
 import numpy as np
 
 from congeal import __version__
+from congeal.evaluation import Quality
+from congeal.execution import has_executor
 from congeal.files import plain
 from congeal.geometry.orientation import mirrored, quarter_turns
 from congeal.images import ImageSource, Skipped, Stack, prepare
-from congeal.images.writers import FILMS, chosen_format
+from congeal.images.formats.writers import VIDEO_FORMATS, chosen_format
 from congeal.methods.base import Method
-from congeal.metrics import Quality
-from congeal.pipeline.canvas import choose_canvas
-from congeal.pipeline.crewing import RESULTS
-from congeal.pipeline.display import display_range_of, seen_range
+from congeal.pipeline.display import choose_display_range, display_range_of
 from congeal.pipeline.draw import Drawing
+from congeal.pipeline.executors import RESULTS
 from congeal.pipeline.groups import group_facts
-from congeal.pipeline.lines import LINES, draw_lines
-from congeal.pipeline.render import START_PICTURES, Rendered, render_originals
+from congeal.pipeline.initial_poses import write_face_boxes
+from congeal.pipeline.match_figure import LINES, write_match_figure
+from congeal.pipeline.output_options import choose_canvas, sampling_from_config
+from congeal.pipeline.render import START_PICTURES, STATE_FILE, RenderState, render_originals
 from congeal.pipeline.result import Result
-from congeal.pipeline.spread import render_by_crew
-from congeal.pipeline.starts import note_faces
+from congeal.pipeline.shard_rendering import render_by_shards
 from congeal.pipeline.tables import write_transforms
-from congeal.pipeline.wanted import sampling_of
 from congeal.report import write_report
 from congeal.runs.checkpoint import History
 from congeal.runs.folder import RunFolder
@@ -58,22 +58,22 @@ FITTED_WORK = ("found.npz", "start.npz", f"{LINES}/lines.json")  # … and under
 PICTURES = ("mean.png", "variance.png", "aligned/names.csv")
 # What was asked and decided: the motion used and the one asked for, the sizes worked at, whether a network was trained,
 # and each decision with its reason. A run of an earlier version knows its motion only.
-HOW = ("motion", "motion_asked", "levels", "trained", "decisions")
+FIT_FACTS = ("motion", "motion_asked", "levels", "trained", "decisions")
 GROUP_FACTS = ("groups", "group_cost", "group_labels")  # of a pile that was sorted
 LIKENESS = ("likeness_before", "likeness_after", "improved_share")  # first among the numbers of metrics.json
 
 
 @dataclass
-class Answer:
+class FitResult:
     """What a method found, and where it started: (N, 3, 3) aligned_from_source, one row per image of the source."""
 
     found: Transforms
     start: np.ndarray
 
 
-def load_answer(run: RunFolder) -> Answer:
+def load_fit(run: RunFolder) -> FitResult:
     """The answer of a run that has one."""
-    return Answer(Transforms.load(run.work / "found.npz"), load_matrices(run.work / "start.npz"))
+    return FitResult(Transforms.load(run.work / "found.npz"), load_matrices(run.work / "start.npz"))
 
 
 # ---- prepared
@@ -86,21 +86,21 @@ def prepare_stack(
     start: tuple[Transforms | np.ndarray | None, tuple[int, int] | None],
     **options: Any,
 ) -> Stack:
-    """The stack of a run, decoded into its folder and noted there. start: as `read_start` gives it."""
+    """The stack of a run, decoded into its folder and noted there. start: as `read_initial_poses` gives it."""
     log.info("preparing %d images of %s", len(images), images.name)
     init, init_size = start
-    known: dict[str, Any] = {"folder": run.work / "stack", "fingerprint": fingerprint, "crew": run.crew}
+    known: dict[str, Any] = {"folder": run.work / "stack", "fingerprint": fingerprint}
     stack = prepare(images, init=init, init_size=init_size, **known, **options)
-    note_prepared(run, stack)
+    record_prepared(run, stack)
     return stack
 
 
-def note_prepared(run: RunFolder, stack: Stack) -> None:
+def record_prepared(run: RunFolder, stack: Stack) -> None:
     """skipped.csv and boxes.csv, and that the stage is done."""
     run.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
     run.state["n_skipped"] = len(stack.skipped)
     warn_of_skipped(run, stack.skipped)
-    note_faces(run, stack.source.original)
+    write_face_boxes(run, stack.source.original)
     run.finish("prepared", highest_memory_mb=highest_memory_mb(run))
 
 
@@ -131,17 +131,17 @@ def warn_of_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
 def fit_model(run: RunFolder, stack: Stack, model: Method, *, quiet: bool) -> float:
     """Fit the method, resuming from the run's checkpoint; gives the seconds it took, those before a stop included."""
     checkpoint, history = run.checkpoint, History(run)
-    model.fit(stack, checkpoint=checkpoint, callbacks=[history], crew=run.crew, verbose=not quiet)
+    model.fit(stack, checkpoint=checkpoint, callbacks=[history], verbose=not quiet)
     seconds = checkpoint.seconds
     history.finish(model.history_)
     return seconds
 
 
-def keep_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> Answer:
+def save_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> FitResult:
     """Everything a fitted method leaves: its model file, if new images can be aligned with it, and its answer."""
     if model.can_transform():
         model.save(run / "model.safetensors")
-    draw_lines(run, stack, model)
+    write_match_figure(run, stack, model)
     how = {
         "motion": model.motion_,
         "motion_asked": model.motion,
@@ -150,10 +150,10 @@ def keep_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> Ans
         "decisions": model.decisions_,
     }
     facts = group_facts(model, model.transforms_, stack.source, fitted=True)
-    return keep_answer(run, stack, model.transforms_, model.quality_, how=how, seconds=seconds, facts=facts)
+    return save_result(run, stack, model.transforms_, model.quality_, how=how, seconds=seconds, facts=facts)
 
 
-def keep_answer(
+def save_result(
     run: RunFolder,
     stack: Stack,
     found: Transforms,
@@ -162,10 +162,10 @@ def keep_answer(
     how: Mapping[str, Any],
     seconds: float,
     facts: Mapping[str, Any] | None = None,
-) -> Answer:
+) -> FitResult:
     """Put everything later stages need on the disk, so that they work without stack and method.
 
-    how: what was asked and decided on the way to the answer, see `HOW`. facts: of the groups of a pile.
+    how: what was asked and decided on the way to the answer, see `FIT_FACTS`. facts: of the groups of a pile.
     """
     start = stack.to_transforms(stack.start)
     box, why = choose_canvas(run, found)
@@ -174,7 +174,7 @@ def keep_answer(
         found, start = (one.placed(box.box_from_frame, box.size) for one in (found, start))
     table = write_transforms(run, found)
     start.save(run.work / "start.npz")
-    run.discard("rendering.npz")  # of another answer, if there is one, and so are aligned images
+    run.discard(STATE_FILE)  # a state and aligned images of an earlier fit
     shutil.rmtree(run / "aligned", ignore_errors=True)
     run.state.pop("align_seconds", None)
     run.finish(
@@ -187,13 +187,13 @@ def keep_answer(
         highest_memory_mb=highest_memory_mb(run),
         quality=quality.as_dict(),
         fit_seconds=seconds,
-        **{name: how[name] for name in HOW},
+        **{name: how[name] for name in FIT_FACTS},
         **(facts or {}),
         canvas=None if box is None else {"left": box.left, "top": box.top, "size": box.size},
-        look=seen_range(stack),
+        look=choose_display_range(stack),
         versions=versions(),
     )
-    return Answer(found, start.matrices)
+    return FitResult(found, start.matrices)
 
 
 def versions() -> dict[str, str]:
@@ -208,7 +208,7 @@ def versions() -> dict[str, str]:
 def finish(
     run: RunFolder,
     images: ImageSource,
-    answer: Answer | None = None,
+    answer: FitResult | None = None,
     *,
     quiet: bool,
     start_pictures: Path | None = None,
@@ -222,7 +222,7 @@ def finish(
         run.checkpoint.delete()  # of a run that was finished by an earlier version, or ended right here
         return Result(run.read_json("metrics.json"), Transforms.load(run.work / "found.npz"), run.path)
     if answer is None:
-        answer = load_answer(run)
+        answer = load_fit(run)
     if not run.reached("rendered"):
         config = run.config
         rendered = render_originals(
@@ -234,10 +234,10 @@ def finish(
             weigh=run.state["quality"]["kind"] == "photo",
             write_aligned=config["write_aligned"],
             output_format=config["output_format"],
-            sampling=sampling_of(config),
+            sampling=sampling_from_config(config),
             start_pictures=start_pictures,
             quiet=quiet,
-            by_others=drawn_by_others(run, images),
+            by_others=executor_renderer(run, images),
         )
         add_skipped(run, rendered.lost)
         shown = [run.work / name for name in (*START_PICTURES, "samples.json")]
@@ -248,7 +248,7 @@ def finish(
             n_exif_rotated=rendered.n_rotated,
             highest_memory_mb=highest_memory_mb(run),
         )
-        run.discard("rendering.npz")
+        run.discard(STATE_FILE)
     metrics = make_metrics(run, answer.found)
     run.write_json("metrics.json", metrics)
     write_report(run)
@@ -259,17 +259,17 @@ def finish(
     return Result(plain(metrics), answer.found, run.path)
 
 
-def drawn_by_others(run: RunFolder, images: ImageSource) -> Callable[[Drawing, np.ndarray, Rendered], None] | None:
-    """What lets a crew draw the images; None where there is none, where a film needs them one after the other, where
-    an image stands for several, or where a pile was sorted into groups."""
+def executor_renderer(run: RunFolder, images: ImageSource) -> Callable[[Drawing, np.ndarray, RenderState], None] | None:
+    """The function that renders the images by an executor; None without one, for videos, which need the images in
+    order, for images with several parts, and for groups."""
     wanted, writes = run.config["output_format"], run.config["write_aligned"]
     if (
-        run.crew is None
+        not has_executor()
         or run.state.get("groups")
-        or (writes and (images.parts is not None or chosen_format(images, wanted) in FILMS))
+        or (writes and (images.parts is not None or chosen_format(images, wanted) in VIDEO_FORMATS))
     ):
         return None
-    return partial(render_by_crew, run.crew, wanted, remote=run.aligned_address)
+    return partial(render_by_shards, wanted, remote=run.aligned_address)
 
 
 def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
@@ -283,8 +283,8 @@ def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
         "n_images": quality["n_images"],
         "n_skipped": state["n_skipped"],
         "method": config["method"],
-        **{name: state.get(name) for name in HOW if name != "decisions"},
-        "uncertainty_px": middle(found.uncertainty_px[found.ok]),
+        **{name: state.get(name) for name in FIT_FACTS if name != "decisions"},
+        "uncertainty_px": median_or_none(found.uncertainty_px[found.ok]),
         **dict.fromkeys(LIKENESS),
         **{key: value for key, value in quality.items() if key != "n_images"},
         "fit_seconds": round(state["fit_seconds"], 3),
@@ -296,13 +296,13 @@ def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
         "aligned_size": found.aligned_size,
         "status": found.counts(),
         "n_exif_rotated": state["n_exif_rotated"],
-        **laid_down(config, found),
+        **orientation_counts(config, found),
         "decisions": state.get("decisions", {}),
         **{name: state[name] for name in GROUP_FACTS if name in state},
     }
 
 
-def laid_down(config: Mapping[str, Any], found: Transforms) -> dict[str, int]:
+def orientation_counts(config: Mapping[str, Any], found: Transforms) -> dict[str, int]:
     """How many images were mirrored and turned by quarters, where they could be."""
     flipped = int(mirrored(found.matrices).sum())
     params = config.get("params", {})
@@ -311,7 +311,7 @@ def laid_down(config: Mapping[str, Any], found: Transforms) -> dict[str, int]:
     return numbers | ({"n_turned": int((quarter_turns(found.matrices) > 0).sum())} if asked["turns"] else {})
 
 
-def middle(values: np.ndarray) -> float | None:
+def median_or_none(values: np.ndarray) -> float | None:
     """The median of the finite ones; None if there is none."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else None

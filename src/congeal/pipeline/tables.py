@@ -1,42 +1,45 @@
-"""The table of transforms: written here, or its lines by workers."""
+"""The table of transforms; an executor formats the lines of a long one."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from congeal.distributed import Crew
-from congeal.distributed.broadcast import key_of
+from congeal.execution import has_executor, in_this_process, key_of, map_shards
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 from congeal.transforms.files import csv_lines, save_lines
 
-MOST_CSV_ROWS = 200_000  # beyond that "auto" writes an NPZ, which is read and written in a fraction of the time
+# Rows beyond which "auto" writes an .npz file, which is read and written in a fraction of the time.
+MAX_CSV_ROWS = 200_000
+# Rows of a shard: a tenth of a second of formatting.
+ROWS_PER_SHARD = 5_000
 STAGE = "writing the table"
-ROWS = 5_000  # of a task: a tenth of a second
 
 
 def write_transforms(run: RunFolder, found: Transforms) -> Path:
-    """transforms.csv, .npz or .parquet, and the same as .work/found.npz, which later stages read; gives the table."""
+    """Write transforms.csv, .npz or .parquet, and .work/found.npz, which later stages read; returns its path."""
     kind = run.config.get("transforms_format", "auto")
     if kind == "auto":
-        kind = "npz" if len(found) > MOST_CSV_ROWS else "csv"
+        kind = "npz" if len(found) > MAX_CSV_ROWS else "csv"
     table, own = run / f"transforms.{kind}", run.work / "found.npz"
-    if kind == "csv" and run.crew is not None and len(found) > 2 * ROWS:
-        lines = lines_by_crew(run.crew, found)
-        found.save(own)  # while others are at the lines
+    if kind == "csv":
+        lines = format_lines(found)
+        found.save(own)  # while workers format the lines
         save_lines(found, lines, table)
         return table
     found.save(table)
     own.unlink(missing_ok=True)
     try:
         if kind != "npz":
-            raise OSError
-        os.link(table, own)  # one file under two names
+            raise OSError("formats differ")
+        os.link(table, own)  # the same file under two names
     except OSError:  # another format, or a file system without links
         found.save(own)
     return table
@@ -44,7 +47,7 @@ def write_transforms(run: RunFolder, found: Transforms) -> Path:
 
 @dataclass
 class TableLines:
-    """The work of a task: the lines of some rows."""
+    """The work of a task: the lines of a range of rows."""
 
     found: Transforms
 
@@ -52,9 +55,12 @@ class TableLines:
         return {"lines": np.frombuffer(csv_lines(self.found[slice(*rows)]), np.uint8)}
 
 
-def lines_by_crew(crew: Crew, found: Transforms) -> Iterator[bytes]:
-    """The lines of all rows in order, which workers are at already."""
-    items = [(first, min(len(found), first + ROWS)) for first in range(0, len(found), ROWS)]
-    key = key_of("table", found.matrices, found.score, found.uncertainty_px, found.status)
-    done = crew.map(STAGE, key, TableLines(found), items, [stop - first for first, stop in items], keep=False)
+def format_lines(found: Transforms) -> Iterator[bytes]:
+    """The lines of all rows, in order; workers begin when this returns."""
+    n, step = len(found), ROWS_PER_SHARD
+    shards = [(first, min(n, first + step)) for first in range(0, n, step)]
+    inputs = ("table", found.matrices, found.score, found.uncertainty_px, found.status)
+    how: dict[str, Any] = {"stage": STAGE, "key": lambda: key_of(*inputs), "keep": False, "show": has_executor()}
+    with nullcontext() if len(shards) > 2 else in_this_process():
+        done = map_shards(TableLines(found), shards, [stop - first for first, stop in shards], **how)
     return (one["lines"].tobytes() for one in done)

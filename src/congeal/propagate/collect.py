@@ -14,11 +14,11 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import make_folders, sweep, write_rows
 from congeal.geometry.matrix import map_points
-from congeal.propagate.tables import coordinates, kept
+from congeal.propagate.tables import parse_coordinates, select_images
 from congeal.runs.folder import RunFolder, log
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
-from congeal.transforms.lists import meant_ids, read_table
+from congeal.transforms.lists import match_ids, read_table
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ def collect_points(
     rows = read_table(points, ("id", "x", "y"))
     if not rows:
         raise CongealError(f"'{points}' holds no points; give it a line per point under id,x,y[,name]")
-    xy, names = coordinates(rows, points), point_names(rows, points)
+    xy, names = parse_coordinates(rows, points), point_names(rows, points)
     everything = transforms_of(run)
-    found = kept(everything, exclude)
+    found = select_images(everything, exclude)
     row_of = {id: row for row, id in enumerate(found.ids)}
     given = {row["id"] for row in rows}
-    meant = meant_ids(given, everything.ids)
+    meant = match_ids(given, everything.ids)
     strangers = given - meant.keys()
     if strangers:
         raise CongealError(f"'{points}' belongs to another set: the run has no image '{sorted(strangers)[0]}'")

@@ -20,14 +20,14 @@ from congeal.files import make_folders, sweep, write_rows
 from congeal.geometry import invert, map_points
 from congeal.images import prepare
 from congeal.methods.base import load
-from congeal.methods.semantic import SemanticCongealing
-from congeal.propagate.tables import coordinates
+from congeal.methods.semantic.estimator import SemanticCongealing
+from congeal.methods.semantic.feature_maps import compute_feature_maps
+from congeal.methods.semantic.keypoint_transfer import KeypointTransfer, widest_consistent_search
+from congeal.propagate.tables import parse_coordinates
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
-from congeal.solvers.looks import look
-from congeal.solvers.marks import Marks, consistent_width
 from congeal.transforms import Transforms
-from congeal.transforms.lists import meant_ids, read_table
+from congeal.transforms.lists import match_ids, read_table
 
 log = logging.getLogger("congeal")
 _OBJECT = 0.5  # of the most that images agree anywhere: there is the object
@@ -35,7 +35,7 @@ COLUMNS = ("from", "name", "to", "x", "y", "frame_x", "frame_y", "visible")
 
 
 @dataclass(frozen=True)
-class Matches:
+class PointMatches:
     """Points of image `of` in all images: xy (N, P, 2) as found, by_frame (N, P, 2) by the transforms alone, in pixels
     of each original; NaN for images that were skipped."""
 
@@ -52,7 +52,7 @@ def match_points(
     *,
     source: Any = None,
     local: bool = True,
-) -> list[Matches]:
+) -> list[PointMatches]:
     """Carry points of some images to all images of a run.
 
     Parameters
@@ -89,7 +89,7 @@ def match_points(
         aligned = map_points(found.matrices[row], xy)
         with np.errstate(invalid="ignore"):
             by_frame = map_points(back, aligned[None])
-        answers.append(Matches(id, names, by_frame if finder is None else finder.follow(row, aligned), by_frame))
+        answers.append(PointMatches(id, names, by_frame if finder is None else finder.follow(row, aligned), by_frame))
     if output is not None:
         _write(Path(output), found, answers)
     return answers
@@ -108,17 +108,17 @@ class _Finder:
         aligned_from_frame = stack.aligned_from_frame
         poses = stack.stack_from_source @ self._back @ aligned_from_frame
         extractor, template = model.extractor(), model.object_template
-        seen = look(stack, poses, template.window, extractor, basis=template.basis)
-        self._marks = Marks(seen)
+        seen = compute_feature_maps(stack, poses, template.window, extractor, basis=template.basis)
+        self._transfer = KeypointTransfer(seen)
         on_object = (template.weight > _OBJECT * template.weight.max()).numpy() & seen.seen[:, 0].all(0)
-        self._marks.spread = consistent_width(self._marks, seen.places[on_object], seen.side)
-        log.info("points are looked for within %g of the object's view", self._marks.spread)
+        self._transfer.spread = widest_consistent_search(self._transfer, seen.places[on_object], seen.side)
+        log.info("points are looked for within %g of the object's view", self._transfer.spread)
         self._aligned_from_view = aligned_from_frame @ template.window.frame_from_view(seen.side)
 
     def follow(self, row: int, aligned: np.ndarray) -> np.ndarray:
         """(N, P, 2) in pixels of each original."""
         places = map_points(np.linalg.inv(self._aligned_from_view), aligned)
-        there = self._marks.follow(int(np.searchsorted(self._kept, row)), places)
+        there = self._transfer.transfer(int(np.searchsorted(self._kept, row)), places)
         xy = np.full((len(self._found), len(aligned), 2), np.nan)
         xy[self._kept] = map_points(self._back @ self._aligned_from_view, there.astype(np.float64))
         return xy
@@ -132,19 +132,19 @@ def _given(points: Any, found: Transforms) -> dict[str, tuple[np.ndarray, tuple[
         rows = read_table(points, ("id", "x", "y"))
         if not rows:
             raise CongealError(f"'{points}' holds no points; give it a line per point under id,x,y[,name]")
-        xy = coordinates(rows, points)
+        xy = parse_coordinates(rows, points)
         named = {}
         for id in dict.fromkeys(row["id"] for row in rows):
             own = [k for k, row in enumerate(rows) if row["id"] == id]
             named[id] = xy[own], tuple(rows[k].get("name") or str(n) for n, k in enumerate(own, start=1))
-    meant = meant_ids(named, found.ids)
+    meant = match_ids(named, found.ids)
     unknown = [id for id in named if id not in meant]
     if unknown:
         raise CongealError(f"the points belong to another set: the run has no image '{unknown[0]}'")
     return {meant[id]: value for id, value in named.items()}
 
 
-def _write(folder: Path, found: Transforms, answers: list[Matches]) -> None:
+def _write(folder: Path, found: Transforms, answers: list[PointMatches]) -> None:
     sweep(make_folders(folder), shared=True)
     limits = found.source_sizes[:, ::-1] - 0.5
     rows = []

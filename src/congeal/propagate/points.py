@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from congeal.errors import CongealError
 from congeal.files import make_folders, sweep, write_json, write_rows
-from congeal.propagate.tables import kept, read_points
+from congeal.propagate.tables import read_points, select_images
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
 
@@ -103,7 +103,7 @@ def propagate_points(
         labels = [str(name) for name in names]
         if len(labels) != len(xy) or len(set(labels)) < len(labels):
             raise CongealError(f"{len(xy)} points need as many names, all different, not {labels}")
-    found = kept(transforms_of(run), exclude)
+    found = select_images(transforms_of(run), exclude)
     landed, visible = land(found, xy)
     result = PropagatedPoints(found.ids, tuple(labels), landed, visible, found.status, found.source_sizes)
     if output is not None:

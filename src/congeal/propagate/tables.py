@@ -9,10 +9,10 @@ import numpy as np
 
 from congeal.errors import CongealError
 from congeal.transforms import Transforms
-from congeal.transforms.lists import Listed, listed_ids, meant_ids, read_table
+from congeal.transforms.lists import IdList, match_ids, read_table, resolve_ids
 
 
-def coordinates(rows: list[dict[str, str]], path: str | os.PathLike[str]) -> np.ndarray:
+def parse_coordinates(rows: list[dict[str, str]], path: str | os.PathLike[str]) -> np.ndarray:
     """(P, 2) from the columns x and y."""
     points = []
     for line, row in enumerate(rows, start=2):
@@ -34,13 +34,13 @@ def read_points(path: str | os.PathLike[str]) -> tuple[np.ndarray, list[str]]:
     names = [row.get("name") or str(number) for number, row in enumerate(rows, start=1)]
     if len(set(names)) < len(names):
         raise CongealError(f"'{path}' has two points with one name; names must differ")
-    return coordinates(rows, path), names
+    return parse_coordinates(rows, path), names
 
 
-def kept(found: Transforms, exclude: Listed | None) -> Transforms:
+def select_images(found: Transforms, exclude: IdList | None) -> Transforms:
     """The rows that have a matrix and are not excluded: by ids, by a table with the column id, or one id per line."""
-    unwanted = set(listed_ids(exclude, "images to exclude"))
-    meant = meant_ids(unwanted, found.ids)
+    unwanted = set(resolve_ids(exclude, "images to exclude"))
+    meant = match_ids(unwanted, found.ids)
     unknown = unwanted - meant.keys()
     if unknown:
         raise CongealError(f"the images to exclude belong to another set: it has no image '{sorted(unknown)[0]}'")

@@ -14,14 +14,14 @@ from PIL import Image as Pillow
 from congeal.errors import CongealError
 from congeal.files import OutputFolders, write_bytes
 from congeal.geometry.matrix import rescale
-from congeal.geometry.sampling import coverage
+from congeal.geometry.warping import coverage
 from congeal.images import ImageSource, UnreadableImage, warp_pixels
-from congeal.images.encode import encode
-from congeal.images.names import OutputNames, write_names
+from congeal.images.formats.encode import encode
+from congeal.images.formats.output_names import OutputNames, write_names
 from congeal.images.resample import SOFT
 from congeal.pipeline.display import DisplayRange, display_range_of
 from congeal.progress import Progress
-from congeal.propagate.tables import kept
+from congeal.propagate.tables import select_images
 from congeal.runs.folder import RunFolder, log
 from congeal.runs.originals import open_originals, run_transforms, transforms_of
 from congeal.transforms import Transforms
@@ -46,7 +46,7 @@ def propagate_mask(
     another) stays sharp; other values are blended at edges unless `labels` says that they are numbers of classes.
     Gives the folder of the masks.
     """
-    found = kept(transforms_of(run), exclude)
+    found = select_images(transforms_of(run), exclude)
     values = read_mask(mask)
     to_mask = drawn_from_aligned(found, values.shape, "the mask")
     levels = np.unique(values)
@@ -83,7 +83,7 @@ def propagate_overlay(
     folder = RunFolder.existing(run)
     everything = run_transforms(folder)
     images = open_originals(folder, everything, source)
-    found = kept(everything, exclude)
+    found = select_images(everything, exclude)
     drawing = read_overlay(overlay)
     to_drawing = drawn_from_aligned(found, drawing.shape[:2], "the overlay")
     display = display_range_of(folder)

@@ -1,12 +1,19 @@
-"""What to try next, in sentences, from a run's numbers."""
+"""Sentences for the user: what to try next, and which images need a look and why."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from congeal.report.charts import short, two_figures
+
+UsualValues = Mapping[str, tuple[float, float]]
+"""By quantity: the median of the set, and the distance from it to the 84th percentile, see `typical`."""
 SIMPLER = {"homography": "affine", "affine": "similarity", "similarity": "rigid", "rigid": "translation"}
-DISTORTED = ("shrunk", "zoomed")
 RICHER = {simpler: motion for motion, simpler in SIMPLER.items()}
+DISTORTED = ("shrunk", "zoomed")
 
 
 def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> list[str]:
@@ -48,3 +55,77 @@ def _for_verdict(metrics: dict[str, Any], config: dict[str, Any]) -> list[str]:
     if verdict == "failed" and not config.get("init"):
         steps.append("Give a rough start with --init boxes.csv if the object lies at very different places.")
     return steps
+
+
+MAX_IMAGES_TO_CHECK = 5
+MIN_EMPTY_SHARE = 0.2
+"""Share of the frame without image above which an image is said to leave it empty, if that is unusual in its set."""
+UNUSUAL_DISTANCE = 4.0
+"""A value is unusual if it is farther above the median than this many times the 84th percentile is."""
+
+
+def typical(values: np.ndarray) -> tuple[float, float]:
+    """The median, and the distance from it to the 84th percentile; NaN without a finite value."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return float("nan"), float("nan")
+    middle, above = np.quantile(known, [0.5, 0.84])
+    return float(middle), float(above - middle)
+
+
+def images_to_check(cards: Sequence[Mapping[str, Any]], usual: UsualValues) -> list[dict[str, Any]]:
+    """The first five of the gallery's cards, which come worst first, each with `reasons`: sentences.
+
+    usual: `typical` of score, uncertainty, corners and out_of_frame over the whole set.
+    """
+    return [{**card, "reasons": reasons(card, usual)} for card in cards[:MAX_IMAGES_TO_CHECK]]
+
+
+def reasons(card: Mapping[str, Any], usual: UsualValues) -> list[str]:
+    """Why this image needs a look; what counts most comes first."""
+    found = [_status(card, usual), _unsure(card, usual), _empty(card, usual), _far(card, usual)]
+    said = [one for one in found if one]
+    return said or [f"Among the least like the mean: {_score(card, usual)}."]
+
+
+def _status(card: Mapping[str, Any], usual: UsualValues) -> str:
+    if card["status"] == "blank":
+        return "There is next to nothing to see in it, so it could not be aligned."
+    if card["status"] == "failed":
+        return "It left the frame, or was bent or scaled far more than the others: its pose makes no sense."
+    if card["status"] == "outlier":
+        return f"It does not look like the others ({_score(card, usual)}): another thing, or a wrong pose."
+    return ""
+
+
+def _score(card: Mapping[str, Any], usual: UsualValues) -> str:
+    if card.get("score") is None:
+        return "its likeness is not known"
+    middle = usual["score"][0]
+    return f"likeness {card['score']:.2f}" + (f", where {middle:.2f} is usual" if np.isfinite(middle) else "")
+
+
+def _unsure(card: Mapping[str, Any], usual: UsualValues) -> str:
+    if not card.get("unsure") or card.get("uncertainty") is None:
+        return ""
+    middle = usual["uncertainty"][0]
+    return f"Its pose is uncertain: ± {two_figures(card['uncertainty'])} px, where ± {two_figures(middle)} px is usual."
+
+
+def _empty(card: Mapping[str, Any], usual: UsualValues) -> str:
+    share, (middle, spread) = card.get("out_of_frame"), usual["out_of_frame"]
+    if share is None or not np.isfinite(middle) or share <= max(MIN_EMPTY_SHARE, middle + UNUSUAL_DISTANCE * spread):
+        return ""
+    return f"{100 * share:.0f} % of the frame has no image under it, where {100 * middle:.0f} % is usual."
+
+
+def _far(card: Mapping[str, Any], usual: UsualValues) -> str:
+    moved = (card.get("moved") or {}).get("corners")
+    middle, spread = usual["corners"]
+    if (
+        moved is None
+        or not np.isfinite([moved, middle, spread]).all()
+        or moved <= middle + UNUSUAL_DISTANCE * max(spread, 0.5)
+    ):
+        return ""
+    return f"It was moved unusually far: its corners by {short(moved)} px, where {short(middle)} px is usual."

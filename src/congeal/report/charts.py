@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from congeal.rows import evenly_spaced_rows
+
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 256.0, 8.0, 108.0
-WIDE = 356.0  # right edge of charts over the order of the images
-MOST_POINTS = 240  # of a curve: about one per pixel
-MOST_CURVES = 12
+WIDE_RIGHT = 356.0
+"""Right edge of charts over the order of the images."""
+MAX_CURVE_POINTS = 240
+"""Number of points of a curve, about one per pixel."""
+MAX_CURVES = 12
 BINS = 25
-WILD = 4.0  # times the width of the middle 68% of the values, from the median: bars end there
+OUTLIER_WIDTHS = 4.0
+"""Bars end this many times the width of the middle 68% of the values from the median."""
 
 
 def curves(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -21,7 +26,7 @@ def curves(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     names = list(dict.fromkeys(name for row in rows for name in row if name and name != "step"))
     steps = np.array([_number(row.get("step")) for row in rows])
     charts = [curve(name, steps, np.array([_number(row.get(name)) for row in rows])) for name in names]
-    return [chart for chart in charts if chart is not None][:MOST_CURVES]
+    return [chart for chart in charts if chart is not None][:MAX_CURVES]
 
 
 def _number(text: str | None) -> float:
@@ -37,7 +42,7 @@ def curve(name: str, steps: np.ndarray, values: np.ndarray) -> dict[str, Any] | 
     x, y = steps[known], values[known]
     if len(y) < 2:
         return None
-    chosen = np.unique(np.linspace(0, len(y) - 1, min(len(y), MOST_POINTS)).round().astype(int))
+    chosen = evenly_spaced_rows(len(y), MAX_CURVE_POINTS)
     first, last = y[0], y[-1]
     x, y = x[chosen], y[chosen]
     log = bool(y.min() > 0 and y.max() > 100 * y.min())
@@ -66,8 +71,7 @@ def _unit(values: np.ndarray) -> np.ndarray:
 
 
 def histogram(name: str, values: np.ndarray, unit: str = "", neutral: float | None = None) -> dict[str, Any] | None:
-    """Bars over the middle 99% of the values, and no farther out than `WILD` says; the first and last bar also hold all
-    that lies beyond.
+    """Bars over the middle 99% of the values, within `OUTLIER_WIDTHS`; the outermost bars also hold all values beyond.
 
     neutral is the value of "no change", marked with a dashed line where it falls inside. `range` of the result is what
     `bin_of` goes by.
@@ -78,7 +82,10 @@ def histogram(name: str, values: np.ndarray, unit: str = "", neutral: float | No
     # the middle 68%: one standard deviation where values are normal, and untouched by a few wild ones
     low, below, middle, above, high = (float(v) for v in np.quantile(known, [0.005, 0.16, 0.5, 0.84, 0.995]))
     if above > below:  # one image gone wild must not squeeze all others into one bar
-        low, high = max(low, middle - WILD * (above - below)), min(high, middle + WILD * (above - below))
+        low, high = (
+            max(low, middle - OUTLIER_WIDTHS * (above - below)),
+            min(high, middle + OUTLIER_WIDTHS * (above - below)),
+        )
     if high - low < 1e-6 * max(1.0, abs(low)):  # all the same: one bar in the middle
         low, high = low - 0.5, high + 0.5
     counts, edges = np.histogram(np.clip(known, low, high), bins=BINS, range=(low, high))
@@ -178,7 +185,7 @@ def lines(name: str, unit: str, numbers: np.ndarray, series: Mapping[str, np.nda
     first, last = float(numbers[0]), float(numbers[-1])
 
     def across(value: float) -> float:
-        return LEFT + (value - first) / max(last - first, 1e-9) * (WIDE - LEFT)
+        return LEFT + (value - first) / max(last - first, 1e-9) * (WIDE_RIGHT - LEFT)
 
     def up(value: float) -> float:
         return BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
@@ -200,10 +207,10 @@ def lines(name: str, unit: str, numbers: np.ndarray, series: Mapping[str, np.nda
 
 def _extremes(rows: np.ndarray, values: np.ndarray) -> list[int]:
     """All rows, or of many the lowest and highest of each stretch, in order."""
-    if len(rows) <= MOST_POINTS:
+    if len(rows) <= MAX_CURVE_POINTS:
         return [int(i) for i in rows]
     chosen: set[int] = {int(rows[0]), int(rows[-1])}
-    for part in np.array_split(rows, MOST_POINTS // 2):
+    for part in np.array_split(rows, MAX_CURVE_POINTS // 2):
         chosen |= {int(part[values[part].argmin()]), int(part[values[part].argmax()])}
     return sorted(chosen)
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from congeal.errors import CongealError
 from congeal.files import read_json, refuse_links, write_text
-from congeal.report.contrast import brightened, contrast_of
-from congeal.report.data import shown_config
 from congeal.report.page import fill_template
-from congeal.report.pictures import picture
+from congeal.report.pictures import brightened, contrast_of, picture
+from congeal.report.run_page import shown_config
 from congeal.report.tables import best, motion_words, ranked_by, verdict_words
 from congeal.runs.folder import RunFolder
 

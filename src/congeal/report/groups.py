@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from congeal.report.charts import curve
-from congeal.report.contrast import Contrast
-from congeal.report.pictures import picture
+from congeal.report.pictures import Contrast, picture
 from congeal.runs.folder import RunFolder
 
 OF_A_GROUP, LEAST_CERTAIN = 12, 24
@@ -32,7 +31,9 @@ def gather_groups(
             picture(run / "groups" / folder / name, 160, contrast=contrast) for name in ("mean.png", "variance.png")
         )
         members = [card for card in cards if card.get("group") == row["group"]][:OF_A_GROUP]
-        groups.append({"verdict": None, "energy_ratio": None, "leak": None, **row, "mean": mean, "members": members})
+        groups.append(
+            {"verdict": None, "energy_ratio": None, "conductance": None, **row, "mean": mean, "members": members}
+        )
         groups[-1]["spread"] = spread
     unsure = [card for card in cards if card.get("group", -1) >= 0 and card.get("margin") is not None]
     points = np.array(decision.get("curve") or np.zeros((0, 2)), dtype=float)

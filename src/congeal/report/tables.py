@@ -57,7 +57,7 @@ def best(rows: Sequence[Row]) -> Row | None:
 
 
 def ranked_by(rows: Sequence[Row]) -> str:
-    """What rows are ranked by: likeness, or APSNR where they are from before likeness was measured."""
+    """The key that rows are ranked by: likeness, or APSNR if no row has a likeness."""
     return "likeness_after" if any(row.get("likeness_after") is not None for row in rows) else "apsnr_after"
 
 

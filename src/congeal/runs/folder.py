@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from congeal.distributed import Crew
 from congeal.errors import CongealError
 from congeal.files import (
     acquire_lock,
@@ -79,17 +78,14 @@ class RunFolder:
         RUN/.work, for what only this program reads.
     state : dict
         The stage reached and the facts later stages need, as in .work/state.json.
-    crew : Crew or None
-        Other processes that share the work; None if this one does all of it.
     aligned_address : str or None
-        Where those put aligned images, if not into the folder.
+        URL at which workers write aligned images, if not into the folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser()
         self.work = self.path / ".work"
         self.state: dict[str, Any] = {}
-        self.crew: Crew | None = None
         self.aligned_address: str | None = None
         self._lock: int | None = None
 

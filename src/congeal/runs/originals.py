@@ -10,7 +10,7 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import refuse_links
 from congeal.images import ImageSource
-from congeal.methods.groups.table import read_given
+from congeal.methods.clustering.group_table import read_group_table
 from congeal.opening import open_images, open_images_of_run
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
@@ -46,7 +46,7 @@ def regrouped(run: RunFolder, found: Transforms) -> Transforms:
     if found.group is None or found.margin is None or not table.exists():
         return found
     refuse_links(table.parent, table)
-    given = read_given(table, found.ids)
+    given = read_group_table(table, found.ids)
     before, now = found.named_groups(), [given.names[k] if k >= 0 else "" for k in given.group]
     margin = np.where([one == other for one, other in zip(before, now, strict=True)], found.margin, np.nan)
     changed = found[:]

@@ -15,14 +15,14 @@ def mean(frames: Frames, weights: dict[int, float] | None, *, what: str, quiet: 
     """(h, w, C) float32: the mean of all images, weighted by what covers a pixel and by image; NaN where none does."""
     total = np.zeros((*frames.size, frames.channels))
     weight = np.zeros((*frames.size, 1))
-    for one in frames.seen(what=what, quiet=quiet):
+    for one in frames.sample(what=what, quiet=quiet):
         own = one.weight[..., None] * (1.0 if weights is None else weights[one.row])
         total += one.values * own
         weight += own
     return _ratio(total, weight)
 
 
-def by_rows(frames: Frames, clip: float | None, *, quiet: bool) -> np.ndarray:
+def combine_by_rows(frames: Frames, clip: float | None, *, quiet: bool) -> np.ndarray:
     """(h, w, C) float32: the median of each pixel, or the mean of those values that are less than `clip` standard
     deviations from it; NaN where no image is.
 
@@ -39,7 +39,7 @@ def by_rows(frames: Frames, clip: float | None, *, quiet: bool) -> np.ndarray:
         weight = np.zeros((bottom - top, width, len(frames.rows)), np.float32)
         count = 0
         what = "stacking" if len(tops) == 1 else f"stacking, part {number} of {len(tops)}"
-        for one in frames.seen(top, bottom, what=what, quiet=quiet):
+        for one in frames.sample(top, bottom, what=what, quiet=quiet):
             values[..., count], weight[..., count] = one.values, one.weight
             count += 1
         out[top:bottom] = combine(values[..., :count], weight[..., :count], clip, noise_floor(frames.dtype))

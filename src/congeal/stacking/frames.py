@@ -9,14 +9,13 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from congeal.errors import RunFailed
-from congeal.geometry.cover import covered
+from congeal.execution.threads import map_ordered, usable_cores
+from congeal.geometry.frame_coverage import covered
 from congeal.geometry.matrix import invert
 from congeal.images import Image, ImageSource, UnreadableImage, warp_pixels
 from congeal.images.resample import Sampling, warp_masks
-from congeal.images.threads import in_order, usable_cores
 from congeal.progress import Progress
 from congeal.transforms import Transforms
 
@@ -26,7 +25,7 @@ Size = tuple[int, int]
 THREAD_VALUES = 64_000_000  # pixel values that all threads may have at hand
 
 
-class Seen(NamedTuple):
+class FrameSample(NamedTuple):
     """One image in some rows of the aligned picture: values (h, w, C) and what each pixel weighs (h, w)."""
 
     row: int
@@ -73,23 +72,18 @@ class Frames:
         """The same with fewer images."""
         return replace(self, rows=rows)
 
-    def seen(self, top: int = 0, bottom: int | None = None, *, what: str, quiet: bool) -> Iterator[Seen]:
+    def sample(self, top: int = 0, bottom: int | None = None, *, what: str, quiet: bool) -> Iterator[FrameSample]:
         """Every image in these rows of the picture, in order; those that cannot be read any more are left out."""
         bottom = self.size[0] if bottom is None else bottom
         values = (bottom - top) * self.size[1] * self.channels
         threads = min(usable_cores(), max(1, THREAD_VALUES // (4 * values)))
-        usual = torch.get_num_threads()
         with Progress(len(self.rows), what, quiet=quiet) as progress:
-            begin = partial(torch.set_num_threads, 1)
-            try:
-                for one in in_order(partial(self._one, top, bottom), self.rows.tolist(), threads, begin=begin):
-                    progress.update()
-                    if one is not None:
-                        yield one
-            finally:
-                torch.set_num_threads(usual)
+            for one in map_ordered(partial(self._one, top, bottom), self.rows.tolist(), threads):
+                progress.update()
+                if one is not None:
+                    yield one
 
-    def _one(self, top: int, bottom: int, row: int) -> Seen | None:
+    def _one(self, top: int, bottom: int, row: int) -> FrameSample | None:
         try:
             image = self.source.read(row)
         except UnreadableImage as error:
@@ -101,7 +95,7 @@ class Frames:
         weight = covered(source_from_rows[None], (image.pixels.shape[0], image.pixels.shape[1]), size)[0]
         if image.mask is not None:
             weight = weight * warp_masks(image.mask[None], source_from_rows[None], size, "bilinear")[0]
-        return Seen(row, np.broadcast_to(values, (*size, self.channels)), weight)
+        return FrameSample(row, np.broadcast_to(values, (*size, self.channels)), weight)
 
     def _floats(self, image: Image) -> np.ndarray:
         return image.pixels.astype(np.float32)

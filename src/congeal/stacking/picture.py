@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError, require
-from congeal.files import write_bytes
-from congeal.images.encode import encode, png_bytes
+from congeal.files import write_bytes, writing
+from congeal.images.formats.encode import encode, png_bytes
 
 TIFF, FITS, PNG = (".tif", ".tiff"), (".fits", ".fit", ".fts"), (".png",)
 ENDINGS = (*TIFF, *FITS, *PNG)
@@ -29,6 +29,8 @@ def check_ending(path: Path) -> None:
 
 def write_picture(path: Path, picture: np.ndarray, span: tuple[float, float], about: Mapping[str, str | int]) -> None:
     """(h, w, C) float32, NaN where nothing is. span: the values that are black and white in a PNG."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     suffix = path.suffix.lower()
     if suffix in PNG:
         write_bytes(path, png_bytes(as_16_bits(picture, span)))

@@ -11,23 +11,22 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError, RunFailed
-from congeal.files import writing
 from congeal.pipeline.display import display_range_of
-from congeal.pipeline.wanted import inherited_sampling
+from congeal.pipeline.output_options import parse_sampling
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
-from congeal.stacking.combine import by_rows, mean
+from congeal.stacking.combine import combine_by_rows, mean
 from congeal.stacking.frames import Frames
-from congeal.stacking.pick import sharpness
 from congeal.stacking.picture import check_ending, write_picture
+from congeal.stacking.sharpness import sharpness
 from congeal.transforms import Transforms
-from congeal.transforms.lists import Listed, listed_ids, meant_ids
+from congeal.transforms.lists import IdList, match_ids, resolve_ids
 
 METHODS = ("clip", "median", "mean", "sharp")
 
 
 @dataclass(frozen=True)
-class Stacked:
+class StackResult:
     """What came out of a stack.
 
     Attributes
@@ -53,11 +52,11 @@ def stack(
     sigma: float = 3.0,
     best: float | str = 100,
     flagged: bool = False,
-    exclude: Listed | None = None,
+    exclude: IdList | None = None,
     interpolation: str | None = None,
     source: Any = None,
     quiet: bool = True,
-) -> Stacked:
+) -> StackResult:
     """Combine the aligned originals of a run into one picture.
 
     Originals are read again and sampled once, without rounding in between. What covers a pixel in part counts in part.
@@ -89,35 +88,40 @@ def stack(
 
     Returns
     -------
-    Stacked
+    StackResult
         The picture, the ids of the images in it, and the file.
     """
-    if method not in METHODS:
-        raise CongealError(f"unknown way to stack {method!r}: use {', '.join(METHODS)}")
-    if isinstance(sigma, bool) or not isinstance(sigma, int | float) or not 0 < sigma < math.inf:
-        raise CongealError(f"sigma is a number of standard deviations above 0, not {sigma!r}")
-    share = read_share(best)
+    share = parse_share(best)
     path = None if output is None else Path(output).expanduser()
-    if path is not None:
-        check_ending(path)
+    check_request(method, sigma, path)
     folder = RunFolder.existing(run)
     found = run_transforms(folder)
     images = open_originals(folder, found, source)
-    sampling = inherited_sampling(folder.config, interpolation, None, images)
-    frames = Frames.of(images, found, chosen(found, exclude, flagged), sampling)
-    picture, rows = combined(frames, method, float(sigma), share, quiet=quiet)
+    sampling = parse_sampling(interpolation, None, images, folder.config)
+    frames = Frames.of(images, found, select_rows(found, exclude, flagged), sampling)
+    picture, rows = combine_images(frames, method, float(sigma), share, quiet=quiet)
     if not np.isfinite(picture).any():
         raise RunFailed("the stack is empty: no image covers any pixel of it")
     if path is not None:
         span = (0.0, 65535.0) if frames.dtype == np.uint16 else display_range_of(folder).span(frames.dtype)
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
         write_picture(path, picture, span, {"NCOMBINE": len(rows), "STACKED": method})
     grey = picture.shape[-1] == 1
-    return Stacked(picture[..., 0] if grey else picture, [found.ids[int(row)] for row in rows], path)
+    return StackResult(picture[..., 0] if grey else picture, [found.ids[int(row)] for row in rows], path)
 
 
-def combined(frames: Frames, method: str, sigma: float, share: float, *, quiet: bool) -> tuple[np.ndarray, np.ndarray]:
+def check_request(method: str, sigma: float, path: Path | None) -> None:
+    """Refuse an unknown way to stack, a wrong number and a file that cannot be written, before any work."""
+    if method not in METHODS:
+        raise CongealError(f"unknown way to stack {method!r}: use {', '.join(METHODS)}")
+    if isinstance(sigma, bool) or not isinstance(sigma, int | float) or not 0 < sigma < math.inf:
+        raise CongealError(f"sigma is a number of standard deviations above 0, not {sigma!r}")
+    if path is not None:
+        check_ending(path)
+
+
+def combine_images(
+    frames: Frames, method: str, sigma: float, share: float, *, quiet: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """The picture (h, w, C), and the rows of the images in it."""
     weights = None
     if share < 1 or method == "sharp":
@@ -130,10 +134,10 @@ def combined(frames: Frames, method: str, sigma: float, share: float, *, quiet: 
         weights = None
     if method in ("mean", "sharp"):
         return mean(frames, weights, what="stacking", quiet=quiet), frames.rows
-    return by_rows(frames, sigma if method == "clip" else None, quiet=quiet), frames.rows
+    return combine_by_rows(frames, sigma if method == "clip" else None, quiet=quiet), frames.rows
 
 
-def read_share(best: float | str) -> float:
+def parse_share(best: float | str) -> float:
     """30, "30" or "30%" → 0.3."""
     try:
         percent = float(best.strip().removesuffix("%") if isinstance(best, str) else best)
@@ -144,10 +148,10 @@ def read_share(best: float | str) -> float:
     return percent / 100
 
 
-def chosen(found: Transforms, exclude: Listed | None, flagged: bool) -> np.ndarray:
+def select_rows(found: Transforms, exclude: IdList | None, flagged: bool) -> np.ndarray:
     """The rows of the images that go into the stack."""
-    given = listed_ids(exclude, "images to exclude")
-    meant = meant_ids(given, found.ids)
+    given = resolve_ids(exclude, "images to exclude")
+    meant = match_ids(given, found.ids)
     unknown = [id for id in given if id not in meant]
     if unknown:
         raise CongealError(f"cannot exclude {unknown[0]!r}: the run has no image of that name")

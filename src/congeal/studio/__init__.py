@@ -1,10 +1,9 @@
-"""A local page on which one marks the mean image and sees the marks land on every original.
+"""A local page for marking points and masks on the mean image, which appear on every original at once.
 
-server.py   who may ask, and for what: fixed routes behind a random token on 127.0.0.1
-settle.py   one image whose pose the user corrects        realign.py  the run again, without excluded images
-regroup.py  groups that the user renames, merges and splits
-session.py  what the page sees of a run, and what it saves into RUN/studio
-templates/  the page
+server.py   the HTTP server: fixed routes behind a random token on 127.0.0.1
+session.py  the data of the page, and the files that it saves into RUN/studio
+refit.py    the pose of one image, corrected by the user      realign.py  the run again, without excluded images
+regroup.py  groups that the user renames, merges and splits   templates/  the page
 """
 
 from __future__ import annotations

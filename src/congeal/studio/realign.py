@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from congeal.errors import CongealError
-from congeal.images.excluded import REASON
+from congeal.images.sources.views import EXCLUDED
+from congeal.methods.semantic.extractors import is_semantic
 from congeal.pipeline.align import align
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import REGROUPED
-from congeal.solvers.extractors import is_semantic
 
 log = logging.getLogger("congeal")
 
@@ -45,7 +45,7 @@ class Realignment:
         table = run / REGROUPED
         if not excluded and not table.exists():
             raise CongealError("no image is excluded and no group was changed, so that the result would be the same")
-        before = [row["id"] for row in run.read_rows("skipped.csv") if row["reason"] == REASON]
+        before = [row["id"] for row in run.read_rows("skipped.csv") if row["reason"] == EXCLUDED]
         self.run = next_folder(run / "studio")
         self._excluded = [*excluded, *before]
         self._source = config["source"] if source is None else source
@@ -82,7 +82,7 @@ class Realignment:
                 exclude=self._excluded,
                 quiet=True,
                 command=self._told(),
-                **asked_again(self._config),
+                **options_from_config(self._config),
             )
         except CongealError as error:
             self._end("failed", str(error))
@@ -104,7 +104,7 @@ class Realignment:
         self._said, self._state = said, state  # what is said before it is over
 
 
-def asked_again(config: Mapping[str, Any]) -> dict[str, Any]:
+def options_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `align`, besides the parameters of the method, that lead to this config.json."""
     asked = {name: config[name] for name in ("method", *TAKEN_OVER) if config.get(name) is not None}
     if config.get(START):

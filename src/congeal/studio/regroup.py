@@ -16,9 +16,9 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import is_plain, refuse_links, write_rows
 from congeal.images import ImageSource
-from congeal.images.grouped import check_name
-from congeal.methods.groups.estimator import CongealGroups
-from congeal.methods.groups.table import COLUMNS
+from congeal.images.formats.writers import check_group_name
+from congeal.methods.clustering.estimator import CongealGroups
+from congeal.methods.clustering.group_table import GROUP_TABLE_COLUMNS
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import REGROUPED, regrouped
 from congeal.transforms import Transforms
@@ -85,7 +85,7 @@ class Groups:
         """mean.png of a group of the run."""
         if not 0 <= number < len(self.own.names):
             return None
-        path = self.run / "groups" / check_name(self.own.names[number]) / "mean.png"
+        path = self.run / "groups" / check_group_name(self.own.names[number]) / "mean.png"
         return path.read_bytes() if is_plain(path) else None
 
     def checked(self, given: Any) -> Grouping | None:
@@ -105,7 +105,7 @@ class Groups:
         used = np.unique(group[group >= 0])
         if not len(used):
             raise CongealError("at least one image must be in a group")
-        kept = [check_name(names[k]) for k in used.tolist()]
+        kept = [check_group_name(names[k]) for k in used.tolist()]
         if len(set(kept)) < len(kept):
             raise CongealError("two groups have one name; names must differ, or merge the groups")
         number = np.full(len(names) + 1, NO_GROUP)
@@ -125,7 +125,7 @@ class Groups:
         known = np.isfinite(self.found.matrices).all(axis=(1, 2))
         rows = zip(self.found.ids, now.of_images(), known.tolist(), strict=True)
         table = [{"id": id, "group": name} for id, name, there in rows if there]
-        write_rows(Path(self.run / REGROUPED), table, columns=list(COLUMNS))
+        write_rows(Path(self.run / REGROUPED), table, columns=list(GROUP_TABLE_COLUMNS))
 
     def split(self, images: ImageSource, rows: Sequence[int]) -> list[int]:
         """Those of the images `rows` that part from the others where the group is weakest: the smaller half."""

@@ -227,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"first": first, "count": count, "sort": sort, "low": low, "high": high, "show": show}
 
     def _post(self, route: str) -> None:
-        if route not in ("save", "settle", "split", "realign", "open"):
+        if route not in ("save", "refit", "split", "realign", "open"):
             raise _Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
         origin = self.headers.get("Origin")
         if origin is not None and origin != f"http://{self.headers['Host']}":
@@ -236,8 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON")
         document = self._read_document()
         studio = self.server.studio
-        if route == "settle":
-            self._send_json(studio.session.settle(document))
+        if route == "refit":
+            self._send_json(studio.session.refit_pose(document))
         elif route == "split":
             self._send_json(studio.session.split(document))
         elif route == "realign":

@@ -21,15 +21,15 @@ from congeal.files import is_plain, make_folders, refuse_links, write_bytes, wri
 from congeal.geometry.matrix import invert, map_points, rescale
 from congeal.geometry.motion import MOTIONS
 from congeal.images import UnreadableImage
-from congeal.pipeline.display import display_range_of, smaller
+from congeal.pipeline.display import display_range_of, fit_within
 from congeal.propagate.tables import read_points
-from congeal.report.data import page_contrast
 from congeal.report.page import shown_name
 from congeal.report.pictures import encode
+from congeal.report.run_page import page_contrast
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import CORRECTIONS, open_originals, run_transforms
+from congeal.studio.refit import refit_pose
 from congeal.studio.regroup import Groups
-from congeal.studio.settle import settle
 from congeal.transforms import Transforms
 from congeal.transforms.lists import read_table
 
@@ -146,7 +146,7 @@ class Session:
             **more,
         }
 
-    def settle(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def refit_pose(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """The pose of one image after points of the mean were dragged to where they belong in it; nothing is saved.
 
         document: {index, matrix or null, pins: [{x, y, u, v}]}: the image, the pose it has on the page if that is not
@@ -168,8 +168,8 @@ class Session:
             raise CongealError("that image cannot be read any more")
         motion = self.run.read_json("metrics.json").get("motion")
         motion = motion if motion in MOTIONS else "similarity"
-        settled = settle(seen.mean(-1, dtype=np.float32), wanted, base, (pins[:, :2], places), motion)
-        return self._pose(i, settled.matrix, fitted=settled.fitted)
+        refit = refit_pose(seen.mean(-1, dtype=np.float32), wanted, base, (pins[:, :2], places), motion)
+        return self._pose(i, refit.matrix, fitted=refit.fitted)
 
     def _mean_of(self, i: int) -> bytes | None:
         """What an image should look like: the mean of its group, or of all."""
@@ -231,7 +231,7 @@ class Session:
 
     def _thumbnail_size(self, i: int) -> tuple[int, int]:
         height, width = self.found.source_sizes[i].tolist()
-        return smaller((height, width), THUMBNAIL)
+        return fit_within((height, width), THUMBNAIL)
 
     def thumbnail(self, i: int, longest: int = THUMBNAIL) -> bytes | None:
         """The original number i, small, as PNG or JPEG; None if there is none or it cannot be read."""
@@ -241,7 +241,7 @@ class Session:
         if shown is None:
             return None
         levels = np.clip(np.rint(shown), 0, 255).astype(np.uint8)
-        height, width = smaller(self._size(i), longest)
+        height, width = fit_within(self._size(i), longest)
         picture = self._contrast.shown(Pillow.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels))
         if picture.size != (width, height):
             picture = picture.resize((width, height), Pillow.Resampling.BILINEAR, reducing_gap=2.0)
@@ -301,8 +301,8 @@ class Session:
             following = f"congeal propagate {run} {marks[0]} --exclude {left_out} -o marks"
         elif "groups.csv" in files and self.source is None and self.run.config.get("task") == "align":
             pile, table = quoted(Path(self.run.config["source"])), quoted(self.folder / "groups.csv")
-            method = (self.run.config.get("params") or {}).get("method", "deep")
-            how = "" if method == "deep" else f" --method {method}"
+            method = (self.run.config.get("params") or {}).get("method", "joint")
+            how = "" if method == "joint" else f" --method {method}"
             following = f"congeal align {pile}{how} --groups {table} --exclude {left_out} -o sorted"
         else:
             following = f"congeal export {run} --to transforms.npz"

@@ -3,7 +3,6 @@
 All are written and read a few thousand rows at a time: as Python objects a million rows would take gigabytes.
 A pile that was sorted into groups has the columns `group` and `margin` at the end, and `group_name` where groups have
 names; no other set has them.
-Files from before there were error bars lack the column `uncertainty_px`, and are read as if it were empty.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from congeal.errors import CongealError, require
 from congeal.files import DAMAGED, CsvWriter, replacing
-from congeal.mapped import runs
+from congeal.rows import row_slices
 from congeal.transforms.ids import Ids
 from congeal.transforms.transforms import (
     COLUMNS,
@@ -39,9 +38,7 @@ from congeal.transforms.transforms import (
 
 # What readers raise, depending on where a file is damaged.
 DAMAGE = (*DAMAGED, csv.Error)
-NEWER = "uncertainty_px"
-OLD_COLUMNS = tuple(name for name in COLUMNS if name != NEWER)
-HEADERS = (COLUMNS, (*COLUMNS, *GROUP_COLUMNS), (*COLUMNS, *GROUP_COLUMNS, GROUP_NAME), OLD_COLUMNS)
+HEADERS = (COLUMNS, (*COLUMNS, *GROUP_COLUMNS), (*COLUMNS, *GROUP_COLUMNS, GROUP_NAME))
 _ROWS_AT_ONCE = 10_000
 _ROWS_OF_A_GROUP = 50_000  # of Parquet, which compresses and reads by groups
 
@@ -124,7 +121,7 @@ def load_some(path: str | os.PathLike[str], name: str, rows: Sequence[int]) -> l
 
 
 def _parts(t: Transforms) -> Iterator[Transforms]:
-    return (t[part] for part in runs(len(t), _ROWS_AT_ONCE))
+    return (t[part] for part in row_slices(len(t), _ROWS_AT_ONCE))
 
 
 def _columns(t: Transforms) -> dict[str, list[Any]]:
@@ -150,7 +147,6 @@ def names_of(t: Transforms) -> tuple[str, ...]:
 
 def _from_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
     """Constructor arguments from that table; empty cells may be None or ''."""
-    columns = {NEWER: [None] * len(columns["id"]), **columns}
 
     def floats(name: str) -> NDArray[np.float64]:
         return np.array([np.nan if v is None or v == "" else float(v) for v in columns[name]], dtype=np.float64)
@@ -261,9 +257,8 @@ def _read_json(path: Path, step: int) -> Transforms:
     if not isinstance(document, dict) or document.get("format") != "congeal-transforms":
         raise ValueError('it lacks "format": "congeal-transforms"')
     images = document["images"][::step]
-    kept = [name for name in OLD_COLUMNS if name not in MATRIX_COLUMNS]
+    kept = [name for name in COLUMNS if name not in MATRIX_COLUMNS]
     columns: dict[str, list[Any]] = {name: [row[name] for row in images] for name in kept}
-    columns[NEWER] = [row.get(NEWER) for row in images]
     if images and "group" in images[0]:
         named = (GROUP_NAME,) if GROUP_NAME in images[0] else ()
         columns |= {name: [row[name] for row in images] for name in (*GROUP_COLUMNS, *named)}
@@ -286,7 +281,7 @@ def _write_npz(t: Transforms, file: IO[bytes]) -> None:
         _write_member(archive, "status", (len(t),), word, (p.status for p in _parts(t)))
         for name in ("matrices", "source_sizes", *NUMBERS, *(GROUP_COLUMNS if t.group is not None else ())):
             array: NDArray[Any] = getattr(t, name)
-            parts = (array[part] for part in runs(len(t), _ROWS_AT_ONCE))
+            parts = (array[part] for part in row_slices(len(t), _ROWS_AT_ONCE))
             _write_member(archive, name, array.shape, array.dtype, parts)
         if t.group_names is not None:
             names = np.array(t.group_names or [""], dtype=np.str_)[: len(t.group_names)]
@@ -307,7 +302,7 @@ def _read_npz(path: Path, step: int) -> Transforms:
         size = [int(v) for part in _read_member(archive, "aligned_size", 1) for v in part]
         status = np.concatenate([_code(part) for part in _read_member(archive, "status", step)])
         known = ("matrices", "source_sizes", *NUMBERS, *GROUP_COLUMNS)
-        names = [name for name in known if name not in (NEWER, *GROUP_COLUMNS) or _has(archive, name)]
+        names = [name for name in known if name not in GROUP_COLUMNS or _has(archive, name)]
         columns: dict[str, Any] = {name: _collect(_read_member(archive, name, step)) for name in names}
         if _has(archive, "group_names"):
             columns["group_names"] = _collect(_read_member(archive, "group_names", 1)).tolist()
@@ -408,9 +403,6 @@ def _from_batch(batch: Any, rows: slice) -> dict[str, Any]:
     def numbers(name: str) -> NDArray[np.float64]:
         return np.asarray(batch.column(name).to_numpy(zero_copy_only=False), dtype=np.float64)[rows]
 
-    def optional(name: str) -> NDArray[np.float64]:
-        return numbers(name) if name in batch.schema.names else np.full(len(ids), np.nan)
-
     grouped, named = ("group" in batch.schema.names, GROUP_NAME in batch.schema.names)
     ids = batch.column("id").to_pylist()[rows]
     sizes = [batch.column(name).to_numpy(zero_copy_only=False)[rows] for name in ("source_height", "source_width")]
@@ -419,7 +411,7 @@ def _from_batch(batch: Any, rows: slice) -> dict[str, Any]:
         "matrices": np.stack([numbers(name) for name in MATRIX_COLUMNS], axis=1).reshape(-1, 3, 3),
         "source_sizes": np.stack(sizes, axis=1).astype(np.int32),
         "status": _code(np.array(batch.column("status").to_pylist()[rows], dtype=np.str_)),
-        **{name: optional(name) for name in NUMBERS},
+        **{name: numbers(name) for name in NUMBERS},
         **({"group": _group_codes(numbers("group")), "margin": numbers("margin")} if grouped else {}),
         **({GROUP_NAME: _words(batch.column(GROUP_NAME).to_pylist()[rows])} if named else {}),
     }

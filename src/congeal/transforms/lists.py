@@ -9,7 +9,7 @@ from pathlib import Path
 
 from congeal.errors import CongealError
 
-Listed = Iterable[str] | str | os.PathLike[str]
+IdList = Iterable[str] | str | os.PathLike[str]
 """Ids themselves, or a file that lists them."""
 
 
@@ -48,7 +48,7 @@ def read_ids(path: str | os.PathLike[str]) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def listed_ids(listed: Listed | None, what: str) -> list[str]:
+def resolve_ids(listed: IdList | None, what: str) -> list[str]:
     """Ids as they are, or those of a file; what: what they are for, in words."""
     if listed is None:
         return []
@@ -60,7 +60,7 @@ def listed_ids(listed: Listed | None, what: str) -> list[str]:
         raise CongealError(f"{what}: give a file, or a list of ids, not {listed!r}") from None
 
 
-def meant_ids(given: Iterable[str], known: Sequence[str]) -> dict[str, str]:
+def match_ids(given: Iterable[str], known: Sequence[str]) -> dict[str, str]:
     """Ids as people write them → the ids of the set: exactly, or else up to blanks around them if that is clear.
 
     Ids that are not in the set are left out.

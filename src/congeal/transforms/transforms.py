@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from congeal.errors import CongealError
 from congeal.geometry import matrix
-from congeal.mapped import finite_rows, room
+from congeal.memmap import allocate
+from congeal.rows import finite_rows
 from congeal.transforms.ids import Ids
 
 STATUSES = ("ok", "blank", "outlier", "failed", "skipped")
@@ -362,7 +363,7 @@ def _shaped(values: ArrayLike, shape: tuple[int, ...], dtype: Any, name: str, co
 def _numbers(values: ArrayLike | None, n: int, name: str, copy: bool) -> NDArray[np.float64]:
     """One number for each of n images, NaN where nothing is known."""
     if values is None:
-        return room((n,), np.float64, np.nan)
+        return allocate((n,), np.float64, np.nan)
     return _shaped(values, (n,), np.float64, name, copy)
 
 

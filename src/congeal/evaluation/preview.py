@@ -1,0 +1,102 @@
+"""Notebook view of an alignment: means before and after, the metrics in sentences, the images that match least.
+
+Pictures are PNG files in memory. Everything that comes from a user, such as the name of an image, is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from congeal.evaluation.verdict import Evidence
+
+WIDTH = 132  # of a picture, in pixels of the page
+PIXELATED = 100  # pictures narrower than this are enlarged with their pixels sharp
+PAGE = "font:14px/1.45 system-ui,sans-serif;max-width:46rem"
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """One image of a set, before and after."""
+
+    id: str
+    status: str
+    score: float
+    before: bytes
+    after: bytes
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Small pictures of a set: PNG files of its mean before and after, and its worst images."""
+
+    before: bytes = field(repr=False)
+    after: bytes = field(repr=False)
+    width: int
+    worst: tuple[Thumbnail, ...] = field(default=(), repr=False)
+
+
+def describe_metrics(seen: Evidence) -> list[str]:
+    """The metrics of an alignment, in sentences."""
+    unlike = round((1 - seen.matching_share) * seen.n_images)
+    said = [f"{seen.n_images:,} images" + (f", of which {unlike:,} do not match the others." if unlike else ".")]
+    if math.isfinite(seen.likeness_after):
+        said.append(
+            f"Likeness of each image to the mean of the others: {seen.likeness_before:.2f} before, "
+            f"{seen.likeness_after:.2f} after (1 is perfect)."
+        )
+    if math.isfinite(seen.improved_share):
+        said.append(f"{100 * seen.improved_share:.0f} % of the images are more like the others than before.")
+    if math.isfinite(seen.mean_scale):
+        same = abs(seen.mean_scale - 1) < 0.005
+        said.append("The object kept its size." if same else f"The object is {seen.mean_scale:.2f} times its size.")
+    if seen.kind == "object" and math.isfinite(seen.energy_ratio):
+        said.append(f"{100 * seen.energy_ratio:.0f} % of its brightness is still in the frame.")
+    said.append(f"On average {100 * seen.out_of_frame_share:.0f} % of the frame has no image under it.")
+    return said
+
+
+def notebook_page(heading: str, sentences: Iterable[str], preview: Preview | None) -> str:
+    """A small page for a notebook."""
+    said = "".join(f"<li>{html.escape(one)}</li>" for one in sentences)
+    parts = [f'<div style="{PAGE}"><p><b>{html.escape(heading)}</b></p>']
+    if preview is not None:
+        means = [(preview.before, "mean before", ""), (preview.after, "mean after", "")]
+        parts.append(_row([_figure(*one, width=preview.width) for one in means]))
+    parts.append(f'<ul style="margin:.4em 0;padding-left:1.3em">{said}</ul>')
+    if preview is not None and preview.worst:
+        parts.append('<p style="margin:.6em 0 .2em">Least like the others, before and after:</p>')
+        parts.append(_row([_pair(one, preview.width) for one in preview.worst]))
+    return "".join([*parts, "</div>"])
+
+
+def _row(figures: Sequence[str]) -> str:
+    return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(figures)}</div>'
+
+
+def _pair(one: Thumbnail, width: int) -> str:
+    flag = "" if one.status == "ok" else f", {one.status}"
+    score = "" if math.isnan(one.score) else f" {one.score:.2f}"
+    both = "".join(
+        _image(data, f"{one.id} {side} alignment", width, WIDTH // 2)
+        for data, side in ((one.before, "before"), (one.after, "after"))
+    )
+    return _framed(both, f"{one.id}{score}{flag}")
+
+
+def _figure(data: bytes, caption: str, alt: str, *, width: int) -> str:
+    return _framed(_image(data, alt or f"{caption} alignment", width, WIDTH), caption)
+
+
+def _framed(inside: str, caption: str) -> str:
+    words = f'<figcaption style="font-size:12px;opacity:.75;max-width:{WIDTH}px;overflow-wrap:anywhere">'
+    return f'<figure style="margin:0">{inside}{words}{html.escape(caption)}</figcaption></figure>'
+
+
+def _image(data: bytes, alt: str, width: int, shown: int) -> str:
+    sharp = "image-rendering:pixelated;" if width < PIXELATED else ""
+    uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return f'<img src="{uri}" alt="{html.escape(alt)}" style="{sharp}width:{shown}px;background:#000">'

@@ -1,0 +1,270 @@
+"""The driver of a stage: sends tasks to workers, repeats lost ones, yields the results in the order of the shards."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from congeal.errors import CongealError, RunFailed, first_line
+from congeal.execution.backends import Backend, PendingBackend, open_backend
+from congeal.execution.shared_storage import SharedStorage, StoredArray, open_storage, unpack
+from congeal.execution.task import MAX_ATTEMPTS, Result, RetryShard, array_name, import_modules, result_name, run_task
+from congeal.execution.task_payload import TaskPayload, write_payload
+from congeal.files import DAMAGED
+from congeal.memmap import release_pages
+from congeal.progress import Progress
+
+log = logging.getLogger("congeal")
+
+# Workers that may die on one shard before the run stops: it probably needs more memory than a worker has.
+MAX_LOST_WORKERS = 20
+# Seconds between checks whether the backend is alive …
+POLL_SECONDS = 1.0
+# … and between counts of its workers, each of which asks the scheduler.
+COUNT_WORKERS_SECONDS = 5.0
+TIMING_COLUMNS = ("stage", "pass", "shard", "images", "seconds", "cpu_seconds", "bytes", "worker", "attempt")
+
+
+class ShardExecutor:
+    """Runs the tasks of stages on a backend; driver and workers exchange files through shared storage.
+
+    Attributes
+    ----------
+    retries : int
+        Number of tasks that were sent again.
+    timings : list of dict
+        One row per stage and shard.
+    """
+
+    def __init__(self, backend: Backend, storage: SharedStorage, *, quiet: bool = True) -> None:
+        self.backend, self.storage, self.quiet = backend, storage, quiet
+        self.retries = 0
+        self.timings: list[dict[str, Any]] = []
+        self._workers, self._counted = backend.workers, time.monotonic()
+        self._stages: set[_Stage] = set()
+
+    def preload(self, *modules: str) -> None:
+        """Let workers import modules while the driver goes on."""
+        self._imports = [self.backend.submit(import_modules, modules) for _ in range(self._workers)]
+
+    def map(
+        self,
+        stage: str,
+        key: str,
+        work: Callable[[Any], Result],
+        shards: Sequence[Any],
+        counts: Sequence[int],
+        *,
+        keep: bool = True,
+        show: bool = True,
+    ) -> Iterator[Result]:
+        """Yield work(shard) for every shard; parameters as for `congeal.execution.map_shards`."""
+        folder = _folder(stage, key)
+        tasks = _Stage(self, write_payload(self.storage, folder, work), shards)
+        self._stages.add(tasks)
+        tasks.submit()
+        return self._results(tasks, stage, key, counts, keep=keep, show=show)
+
+    def _results(
+        self,
+        tasks: _Stage,
+        stage: str,
+        key: str,
+        counts: Sequence[int],
+        *,
+        keep: bool,
+        show: bool,
+    ) -> Iterator[Result]:
+        with Progress(sum(counts), stage, quiet=self.quiet or not show) as progress, tasks.cancelled_at_end():
+            for number, count in enumerate(counts):
+                result = tasks.result(number, lambda: progress.update(0, **self._progress_values()))
+                about = json.loads(str(result.pop("about")))
+                row = {"stage": stage, "pass": key[:8], "shard": number, "images": count, **about}
+                self.timings.append({name: row[name] for name in TIMING_COLUMNS})
+                progress.update(count, **self._progress_values())
+                for name in about["stored"]:
+                    result[name] = StoredArray(self.storage, array_name(tasks.payload.folder, number, name))
+                yield result
+                release_pages()
+        if not keep:
+            self.remove_results(stage, key)
+
+    def has_results(self, stage: str, key: str) -> bool:
+        """Whether an earlier call left results."""
+        return any(name.endswith(".npz") for name in self.storage.names(_folder(stage, key)))
+
+    def remove_results(self, stage: str, key: str) -> None:
+        """Remove the results of an earlier call."""
+        self.storage.remove(_folder(stage, key))
+
+    def _progress_values(self) -> dict[str, float]:
+        now = time.monotonic()
+        if now - self._counted > COUNT_WORKERS_SECONDS:
+            self._workers, self._counted = self.backend.workers, now
+        return {"workers": self._workers, "retries": self.retries}
+
+    @property
+    def max_pending(self) -> int:
+        """Number of submitted tasks: enough that no worker waits for the driver."""
+        return 2 * max(1, self._workers) + 2
+
+    def recover(self) -> None:
+        """Bring the backend back, and submit the tasks of all running stages again."""
+        for stage in self._stages:
+            stage.drop_pending()
+        self.backend.recover()
+        for stage in self._stages:
+            stage.find_results()
+
+    def end_stage(self, stage: _Stage) -> None:
+        """Forget a stage that is over."""
+        self._stages.discard(stage)
+
+    def close(self) -> None:
+        """Cancel what is pending and close the backend."""
+        for stage in tuple(self._stages):
+            stage.cancel()
+        self.backend.close()
+
+
+class _Stage:
+    """The tasks of one stage: finished, pending, and not yet submitted."""
+
+    def __init__(self, executor: ShardExecutor, payload: TaskPayload, shards: Sequence[Any]) -> None:
+        self.executor, self.payload, self.shards = executor, payload, shards
+        self.done: set[int] = set()
+        self.waiting = deque(range(len(shards)))
+        self.pending: dict[Future[None], int] = {}
+        self.failures: Counter[int] = Counter()
+        self.losses: Counter[int] = Counter()
+        self.find_results()
+
+    def result(self, number: int, on_wait: Callable[[], None]) -> Result:
+        """Wait for the result of a shard while the others go on."""
+        while True:
+            while number not in self.done:
+                self.submit()
+                self._wait()
+                on_wait()
+            self.submit()
+            name = f"{self.payload.folder}/{result_name(number)}"
+            try:
+                return unpack(self.executor.storage.read(name))
+            except DAMAGED:
+                self.done.discard(number)
+                self.executor.storage.remove(name)
+                self._repeat(number, self.failures)
+                if self.failures[number] > 2 * MAX_ATTEMPTS:
+                    raise RunFailed(f"{self.executor.storage}/{name} is damaged again and again") from None
+
+    def submit(self) -> None:
+        """Submit tasks up to the limit of pending ones."""
+        while self.waiting and len(self.pending) < self.executor.max_pending:
+            number = self.waiting.popleft()
+            arguments = (self.payload, number, self.shards[number], self.failures[number] + 1)
+            self.pending[self.executor.backend.submit(run_task, *arguments)] = number
+
+    def _wait(self) -> None:
+        finished, _ = wait(self.pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+        for future in finished:
+            self._collect(future, self.pending.pop(future))
+        if not self.executor.backend.is_alive():
+            self.executor.recover()
+
+    def drop_pending(self) -> None:
+        """Count all pending tasks as lost."""
+        for future, number in self.pending.items():
+            future.cancel()
+            self._repeat(number, self.losses)
+        self.pending.clear()
+
+    def find_results(self) -> None:
+        """Take over the results that exist already."""
+        names = self.executor.storage.names(self.payload.folder)
+        self.done |= {number for number in self.waiting if result_name(number) in names}
+        self.waiting = deque(number for number in self.waiting if number not in self.done)
+
+    def _collect(self, future: Future[None], number: int) -> None:
+        error = CancelledError() if future.cancelled() else future.exception()
+        backend = self.executor.backend
+        if error is None:
+            self.done.add(number)
+        elif backend.is_worker_loss(error):
+            if backend.is_alive():
+                backend.recover()
+            self._repeat(number, self.losses)
+            if self.losses[number] > MAX_LOST_WORKERS:
+                raise RunFailed(
+                    f"{MAX_LOST_WORKERS} workers died on shard {number}, probably out of memory; give workers more, or "
+                    "use a smaller --size; finished shards are kept"
+                )
+        elif _lacks_package(error):
+            raise RunFailed("a worker has no package 'congeal': install the same version of it on all workers")
+        elif isinstance(error, CongealError):
+            raise RunFailed(str(error)) from error
+        else:
+            self._repeat(number, self.failures)
+            if self.failures[number] >= MAX_ATTEMPTS and not isinstance(error, RetryShard):
+                raise RunFailed(
+                    f"shard {number} failed {MAX_ATTEMPTS} times ({type(error).__name__}: {first_line(error)}); "
+                    "finished shards are kept"
+                ) from error
+
+    def _repeat(self, number: int, counter: Counter[int]) -> None:
+        counter[number] += 1
+        self.executor.retries += 1
+        self.waiting.appendleft(number)
+
+    @contextmanager
+    def cancelled_at_end(self) -> Iterator[None]:
+        """However the stage ends, tasks that have not started are cancelled."""
+        try:
+            yield
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel tasks that have not started."""
+        for future in self.pending:
+            future.cancel()
+        self.executor.end_stage(self)
+
+
+def _folder(stage: str, key: str) -> str:
+    """The folder of a stage in the shared storage."""
+    return f"{stage.replace(' ', '-')}-{key}"
+
+
+def _lacks_package(error: BaseException | None) -> bool:
+    """Whether a worker could not import this package."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and str(error.name or error).split(".")[0].endswith("congeal"):
+            return True
+        if "No module named 'congeal" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextmanager
+def open_executor(on: Any, folder: Path | str, *, quiet: bool = True) -> Iterator[ShardExecutor | None]:
+    """The executor of `--on`, with its shared storage in `folder`; None if `on` is None."""
+    if on is None:
+        yield None
+        return
+    backend = open_backend(on)
+    executor = ShardExecutor(backend, open_storage(str(folder)), quiet=quiet)
+    if not quiet:
+        named = isinstance(on, str | PendingBackend)
+        log.info("working on %s: %d workers", on if named else type(on).__name__, backend.workers)
+    try:
+        yield executor
+    finally:
+        executor.close()

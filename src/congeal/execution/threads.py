@@ -1,0 +1,144 @@
+"""Threads of one process: an ordered thread pool, and the number of threads torch uses inside one operation.
+
+Decoders, filters and torch operations release the interpreter's lock, so threads that work on different images run in
+parallel. Operations on small images take milliseconds; several threads inside one of them spend more time on
+synchronisation than on work. Sums that several threads share also differ in their last bits with the number of threads:
+work whose result must not depend on the machine runs with one thread per operation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Lock, local
+from typing import TypeVar
+
+from congeal.execution.task import in_worker
+from congeal.geometry.matrix import Size
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# Threads that decode or draw images. A single thread collects their results and is the bottleneck beyond 8.
+MAX_THREADS = 8
+# Longer side of a frame up to which training with one torch thread was measured to be faster than with two.
+MAX_SINGLE_THREAD_FRAME_PX = 64
+
+
+def usable_cores() -> int:
+    """Number of processors this process may use, at most MAX_THREADS; 1 in a worker process."""
+    if in_worker():
+        return 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MAX_THREADS, allowed)
+
+
+def map_ordered(
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    threads: int,
+    *,
+    initializer: Callable[[], object] | None = None,
+) -> Generator[Result, None, None]:
+    """Yield work(item) for every item, in order; at most two items per thread are pending or waiting to be collected.
+
+    Items are drawn in the caller's thread. Torch operations inside `work` use one thread. `initializer` runs once in
+    each thread. The first error ends the iteration, and so does closing the generator: pending items are cancelled.
+    """
+    if threads < 2 or (isinstance(items, Sized) and len(items) < 2):
+        if initializer is not None:
+            initializer()
+        for item in items:
+            with single_torch_thread():
+                result = work(item)
+            yield result
+        return
+    import torch  # here, because opening images does not need it
+
+    def initialize() -> None:
+        torch.set_num_threads(1)
+        if initializer is not None:
+            initializer()
+
+    usual = torch.get_num_threads()
+    with ThreadPoolExecutor(threads, initializer=initialize) as pool:
+        pending: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) > 2 * threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            torch.set_num_threads(usual)  # threads started later would inherit the setting of the pool
+
+
+class _TorchThreadCount:
+    """Torch's number of threads per operation before any caller reduced it to one.
+
+    Torch keeps one number for each running thread and one that new threads inherit. A second caller would read the
+    reduced number of the first as the usual one, and restore that.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.callers, self.usual = Lock(), 0, 1
+        self.own = local()
+
+    def reduce(self) -> int:
+        import torch
+
+        with self.lock:
+            if not self.callers:
+                self.usual = torch.get_num_threads()
+            self.callers += 1
+            self.own.depth = getattr(self.own, "depth", 0) + 1
+            torch.set_num_threads(1)
+            return self.usual
+
+    def available(self) -> int:
+        import torch
+
+        with self.lock:
+            return self.usual if getattr(self.own, "depth", 0) else torch.get_num_threads()
+
+    def restore(self) -> None:
+        import torch
+
+        with self.lock:
+            self.callers -= 1
+            self.own.depth -= 1
+            if not self.own.depth:  # a nested call leaves it at one: sums depend on the number
+                torch.set_num_threads(self.usual)
+
+
+_TORCH_THREADS = _TorchThreadCount()
+
+
+@contextmanager
+def single_torch_thread() -> Iterator[int]:
+    """Run each torch operation in one thread; yields the number of threads that may then work in parallel."""
+    threads = _TORCH_THREADS.reduce()
+    try:
+        yield threads
+    finally:
+        _TORCH_THREADS.restore()
+
+
+@contextmanager
+def single_torch_thread_if_small(frame: Size) -> Iterator[int]:
+    """`single_torch_thread` where frames are small: for work, such as training, that is not divided into parts."""
+    if max(frame) > MAX_SINGLE_THREAD_FRAME_PX:
+        yield 1
+        return
+    with single_torch_thread() as threads:
+        yield threads
+
+
+def available_threads() -> int:
+    """Number of threads that may work in parallel, also inside `single_torch_thread`."""
+    return _TORCH_THREADS.available()

@@ -1,0 +1,159 @@
+"""Pictures of an experiment, read from its run folders; matplotlib is only needed here (extra `figures`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image as Pillow
+
+from congeal.errors import require
+from congeal.experiments.plan import Row
+from congeal.experiments.seen import starts_of
+from congeal.images import warp_image
+from congeal.opening import open_images
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import transforms_of
+
+TILE = 56  # side of one picture, in pixels
+GAP = 4
+EMPTY = 200  # grey level of what is not there
+SHOWN = 12  # images of each set
+DOTS = 150  # per inch
+
+Picture = np.ndarray  # (TILE, TILE, 3) uint8
+
+
+def means_and_variances(
+    path: Path, folder: Path, rows: Sequence[Row], *, down: str = "digit", across: str = "method"
+) -> None:
+    """Mean and variance, side by side: one line per `down`, before alignment first, then one column per `across`."""
+    downs, acrosses = (list(dict.fromkeys(row[key] for row in rows)) for key in (down, across))
+    lines = []
+    for this in downs:
+        own = {row[across]: folder / row["run"] for row in rows if row[down] == this}
+        first = next(iter(own.values()))
+        before = RunFolder.existing(first).work
+        line = [pair(before / "mean_before.png", before / "variance_before.png")]
+        line += [pair(own[a] / "mean.png", own[a] / "variance.png") if a in own else blank_pair() for a in acrosses]
+        lines.append(line)
+    montage(path, lines, [str(d) for d in downs], ["before", *(str(a) for a in acrosses)])
+
+
+def samples(path: Path, folder: Path, rows: Sequence[Row], *, down: str = "digit") -> None:
+    """Some images of each set as they came in and as they came out, spread evenly over the set."""
+    lines, names = [], []
+    for row in rows:
+        before, after = in_and_out(folder / row["run"], row["source"], row.get("limit"))
+        lines += [before, after]
+        names += [f"{row[down]} in", f"{row[down]} out"]
+    montage(path, lines, names, [])
+
+
+def in_and_out(run: Path, source: str, limit: int | None) -> tuple[list[Picture], list[Picture]]:
+    """The same images at the start and at the end of a run."""
+    images, found, start = open_images(source, limit=limit), transforms_of(run), starts_of(run)
+    size = found.aligned_size
+    if size is None:
+        raise ValueError("transforms of a run know the size of the aligned picture")
+    known = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
+    chosen = known[np.unique(np.linspace(0, len(known) - 1, SHOWN).astype(int))]
+    both: list[list[Picture]] = []
+    for transforms in (start, found):
+        matrices = np.linalg.inv(transforms.matrices[chosen])
+        shown = [warp_image(images.read(int(i)), m, size).pixels for i, m in zip(chosen, matrices, strict=True)]
+        both.append([tile(Pillow.fromarray(p[..., 0] if p.shape[-1] == 1 else p)) for p in shown])
+    return both[0], both[1]
+
+
+def curves(path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> None:
+    """One line with points per label, both axes logarithmic."""
+    axes = canvas(5.0, 3.6)
+    for label, points in lines.items():
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=label)
+    axes.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
+    axes.grid(True, which="both", alpha=0.3)
+    if axes.lines:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(axes.lines), frameon=False)  # over no point
+    save(axes, path)
+
+
+def training(
+    path: Path,
+    histories: Mapping[str, Sequence[Mapping[str, str]]],
+    panels: Mapping[str, str],
+    levels: Mapping[str, float],
+) -> None:
+    """One panel per reported value (name: title) over the steps of training, one line per history.
+
+    levels: where another method ends, drawn as a dashed line.
+    """
+    figure = require("matplotlib.figure", "figures").Figure(figsize=(3.2 * len(panels), 3.0), layout="constrained")
+    for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        for label, history in histories.items():
+            points = [(int(row["step"]), float(row[name])) for row in history if row.get(name)]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label, linewidth=1)
+        if name in levels:
+            axes.axhline(levels[name], linestyle="--", color="black", linewidth=1)
+        axes.set(title=title, xlabel="step")
+        axes.grid(True, alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=DOTS)
+
+
+# ---- tiles
+
+
+def tile(picture: Pillow.Image) -> Picture:
+    """A picture as RGB at the size of one tile."""
+    return np.asarray(picture.convert("RGB").resize((TILE, TILE), Pillow.Resampling.NEAREST))
+
+
+def pair(mean: Path, variance: Path) -> Picture:
+    """Mean and variance beside each other; grey where there is none."""
+    tiles = [tile(Pillow.open(path)) if path.is_file() else blank() for path in (mean, variance)]
+    return np.concatenate(tiles, axis=1)
+
+
+def blank() -> Picture:
+    """A grey tile: nothing to show."""
+    return np.full((TILE, TILE, 3), EMPTY, np.uint8)
+
+
+def blank_pair() -> Picture:
+    """Two grey tiles side by side."""
+    return np.concatenate([blank(), blank()], axis=1)
+
+
+def montage(path: Path, lines: Sequence[Sequence[Picture]], downs: Sequence[str], acrosses: Sequence[str]) -> None:
+    """Tiles of one size in lines, with a name beside each line and above each column."""
+    height, width = lines[0][0].shape[:2]
+    columns = max(len(line) for line in lines)
+    sheet = np.full((len(lines) * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3), 255, np.uint8)
+    for i, line in enumerate(lines):
+        for j, one in enumerate(line):
+            sheet[i * (height + GAP) :, j * (width + GAP) :][:height, :width] = one
+    axes = canvas(sheet.shape[1] / 72 + 1, sheet.shape[0] / 72 + 0.6)
+    axes.imshow(sheet, interpolation="nearest")
+    axes.set_yticks([i * (height + GAP) + height / 2 for i in range(len(downs))], downs, fontsize=8)
+    axes.set_xticks([j * (width + GAP) + width / 2 for j in range(len(acrosses))], acrosses, fontsize=8)
+    axes.tick_params(length=0, labeltop=True, labelbottom=False)
+    for label in axes.get_xticklabels():
+        label.set(rotation=30 if any(len(name) > 12 for name in acrosses) else 0, ha="center")
+    axes.spines[:].set_visible(False)
+    save(axes, path)
+
+
+def canvas(width: float, height: float) -> Any:
+    """The axes of a new figure of so many inches, without matplotlib's global state."""
+    return require("matplotlib.figure", "figures").Figure(figsize=(width, height)).add_subplot()
+
+
+def save(axes: Any, path: Path) -> None:
+    """Write the figure of these axes, cut to its content."""
+    axes.get_figure().savefig(path, dpi=DOTS, bbox_inches="tight")

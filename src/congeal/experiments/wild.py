@@ -1,0 +1,187 @@
+"""Birds of CUB-200-2011 and the things of PF-WILLOW: how many points of an image land where they belong in another.
+
+PCK@0.1, by the field's protocol: all ordered pairs of a class, points that are visible in both; a point counts if it
+lands within 0.1 × a side of the target. That side is the longer one of the box the bird is cut out by, or of the box
+around the target's points (PF-WILLOW). Points are read when everything is aligned and written, never before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from congeal.datasets.wild import (
+    Points,
+    cub_points,
+    open_cub,
+    open_willow,
+    wild_classes,
+    willow_points,
+)
+from congeal.experiments.plan import Cell, Experiment, Options, Row
+from congeal.experiments.tables import Column, Table, tenths
+from congeal.geometry import invert, map_points
+from congeal.geometry.orientation import mirrored
+from congeal.images import ImageSource, prepare
+from congeal.methods.semantic.extractors import Lite0
+from congeal.methods.semantic.feature_maps import Window, compute_feature_maps
+from congeal.methods.semantic.keypoint_transfer import KeypointTransfer
+from congeal.pipeline.align import align
+from congeal.propagate.match import match_points
+from congeal.report.tables import fixed
+from congeal.runs.originals import transforms_of
+
+NEAR = 0.1
+ROWS = ("same position", "nearest neighbour", "edges", "lite0")
+PUBLISHED = "Published on CUB, with DINO features and a GPU: GANgealing 56.8, SpaceJAM 69.6, FastJAM 75.3, ASIC 75.9."
+CLEAR = 0.15  # of the side: beak and back farther apart than this, from left to right, show which way a bird faces
+
+
+def pck(points: Points, carried: Callable[[int], np.ndarray]) -> float:
+    """% of the points that land; carried(i) gives the points of image i in all images, (N, P, 2)."""
+    hits = total = 0
+    for i in range(len(points.xy)):
+        there = carried(i)
+        both = points.visible[i] & points.visible
+        both[i] = False
+        near = np.linalg.norm(there - points.xy, axis=-1) < NEAR * points.side[:, None]
+        hits, total = hits + int((near & both).sum()), total + int(both.sum())
+    return 100 * hits / max(1, total)
+
+
+def plan(family: str, options: Options) -> list[Cell]:
+    """A cell for each class and row."""
+    names = wild_classes("cub" if family == "cub" else "pf_willow")
+    names = names[:1] if options.quick else names
+    limit = options.limit or (8 if options.quick else None)
+    return [
+        Cell(
+            name=f"{number}-{row.replace(' ', '-')}",
+            facts={"class": name, "row": row, "limit": limit},
+            measure=partial(measure, family, name, row, limit, options),
+        )
+        for number, name in enumerate(names, start=1)
+        for row in ROWS
+    ]
+
+
+def measure(family: str, name: str, row: str, limit: int | None, options: Options, folder: Path) -> Row:
+    """One row of one class."""
+    whole = open_cub(name) if family == "cub" else open_willow(name)
+    points = cub_points(whole) if family == "cub" else willow_points(whole)  # type: ignore[arg-type]
+    images = whole.limit(limit)
+    n = len(images)
+    points = Points(points.xy[:n], points.visible[:n], points.side[:n], points.names)
+    began = time.monotonic()
+    if row == "same position":
+        sizes = np.array([(images.probe(i).width, images.probe(i).height) for i in range(len(images))])
+        return {"pck": pck(points, lambda i: (points.xy[i] + 0.5) / sizes[i] * sizes[:, None] - 0.5)}
+    if row == "nearest neighbour":
+        return {"pck": pck(points, nearest(images, points)), "seconds": time.monotonic() - began}
+    asked = {"features": "lite0", "mirror": family == "cub"} if row == "lite0" else {}
+    align(images, folder, seed=options.seed, write_aligned=False, quiet=options.quiet, **asked)  # type: ignore[arg-type]
+    found = transforms_of(folder)
+    matrices = found.matrices
+    back = invert(matrices)
+    answer: Row = {"seconds": time.monotonic() - began, "run": f"{folder.parent.name}/{folder.name}"}
+    answer["pck_frame"] = pck(points, lambda i: map_points(back, map_points(matrices[i], points.xy[i])[None]))
+    answer["pck"] = answer["pck_frame"]
+    if row == "lite0":
+        carried = match_points(folder, {id: points.xy[i] for i, id in enumerate(found.ids)}, source=images)
+        answer["pck"] = pck(points, lambda i: carried[i].xy)
+        if family == "cub":
+            answer |= facing_right(points, mirrored(matrices))
+    return answer
+
+
+def nearest(images: ImageSource, points: Points) -> Callable[[int], np.ndarray]:
+    """Points carried to the most alike place of each other image, wherever that is: no geometry at all."""
+    stack = prepare(images, size=64)
+    seen = compute_feature_maps(stack, np.asarray(stack.start, dtype=np.float64), Window.whole(stack.frame), Lite0())
+    larger = Window.whole(stack.frame).frame_from_view(seen.side)
+    source_from_view = invert(stack.stack_from_source) @ stack.start @ larger
+    transfer = KeypointTransfer(seen)
+
+    def carried(i: int) -> np.ndarray:
+        places = map_points(invert(source_from_view[i]), points.xy[i])
+        return map_points(source_from_view, transfer.nearest(i, places))
+
+    return carried
+
+
+def facing_right(points: Points, flipped: np.ndarray) -> Row:
+    """How many birds end the same way round, told in two ways.
+
+    facing: by left and right in the picture, of birds that clearly face to one side (one eye visible, the beak well
+    before the back). A bird that hangs upside down faces the other way by that. facing_eye: by which side of the bird
+    is seen, of all birds with one eye visible, however they are turned.
+    """
+    column = {name: k for k, name in enumerate(points.names)}
+    right, left = points.visible[:, column["right eye"]], points.visible[:, column["left eye"]]
+    one_eye = right != left
+    behind = [column[name] for name in ("nape", "back", "tail")]
+    shown = np.where(points.visible[:, behind], points.xy[:, behind, 0], np.nan)
+    known = one_eye & points.visible[:, column["beak"]] & points.visible[:, behind].any(1)
+    with np.errstate(all="ignore"):
+        ahead = points.xy[:, column["beak"], 0] - np.nanmean(np.where(known[:, None], shown, 0), axis=1)
+    clear = known & (np.abs(ahead) > CLEAR * points.side)
+    return {
+        "facing": _one_way(ahead > 0, flipped, clear),
+        "n_facing": int(clear.sum()),
+        "facing_eye": _one_way(right, flipped, one_eye),
+        "n_facing_eye": int(one_eye.sum()),
+    }
+
+
+def _one_way(right: np.ndarray, flipped: np.ndarray, counted: np.ndarray) -> float | None:
+    """% of the counted birds that face one way once those that were flipped are."""
+    share = float((right != flipped)[counted].mean()) if counted.any() else 0.5
+    return 100 * max(share, 1 - share) if counted.any() else None
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """One line for each row, one column for each class, and the mean."""
+    classes = list(dict.fromkeys(row["class"] for row in rows))
+    lines: list[Row] = []
+    for name, key, what in (
+        ("same position", "pck", "same position"),
+        ("nearest neighbour", "pck", "lite0, nearest neighbour without geometry"),
+        ("edges", "pck", "edges (the default)"),
+        ("lite0", "pck_frame", "lite0, through the frame alone"),
+        ("lite0", "pck", "lite0, frame and local features (congeal match)"),
+        ("lite0", "seconds", "seconds per class, features included"),
+        ("lite0", "facing", "% of clear birds the same way round, by beak and back"),
+        ("lite0", "facing_eye", "% of birds with one eye visible that show the same side"),
+    ):
+        values = {row["class"]: row.get(key) for row in rows if row["row"] == name and row.get(key) is not None}
+        if values:
+            lines.append({"what": what, **values, "mean": float(np.mean(list(values.values())))})
+    columns = [Column("PCK@0.1 in %", "what"), *(Column(name, name, tenths) for name in classes)]
+    return [Table("Points that land", [*columns, Column("mean", "mean", fixed)], lines)]
+
+
+def _experiment(family: str, title: str, notes: tuple[str, ...]) -> Experiment:
+    return Experiment(name=family, title=title, plan=partial(plan, family), tables=tables, notes=notes)
+
+
+CUB = _experiment(
+    "cub",
+    "Birds of CUB-200-2011",
+    (
+        "PCK@0.1: of all ordered pairs of a class, the points visible in both that land within 0.1 × the longer side "
+        "of the target's box, by which the birds are cut out.",
+        PUBLISHED,
+    ),
+)
+WILLOW = _experiment(
+    "willow",
+    "PF-WILLOW",
+    (
+        "PCK@0.1: of all ordered pairs of a subset, the points that land within 0.1 × the longer side of the box "
+        "around the target's points. Images in nested subsets repeat. No image is mirrored.",
+    ),
+)

@@ -1,0 +1,138 @@
+"""Gaussian blur, local contrast and normalised correlation of images (B, C, H, W): each exists once, here."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch.nn.functional import avg_pool2d, interpolate, pad
+
+NEIGHBOURHOOD_SHARE = 1 / 64
+"""Standard deviation of the neighbourhood that local contrast compares a pixel with, as a share of the longer side.
+Small images get up to twice that, until it reaches `MIN_NEIGHBOURHOOD_PX`. Chosen on the errors of known shifts."""
+MIN_NEIGHBOURHOOD_PX = 6.0
+"""Standard deviation in pixels that a neighbourhood should have, if twice `NEIGHBOURHOOD_SHARE` allows it."""
+FLAT_DEVIATION_SHARE = 0.17
+"""Share of an image's usual deviation that is added to the local one, so that flat regions are not amplified to
+noise. Shares of 0.2 to 1 tell foreign digits equally well."""
+PRESMOOTHING_PX = 0.8
+"""Standard deviation of a blur before local contrast: samples between pixels are softer than samples on them."""
+_MIN_REDUCED_SIGMA_PX = 3  # of a blur that is computed on a reduced image
+_MIN_WEIGHT = 1e-3  # of a neighbourhood that has any image in it
+
+
+def gaussian_blur(images: torch.Tensor, sigma: float, padding: Literal["zeros", "replicate"] = "zeros") -> torch.Tensor:
+    """Gaussian blur with standard deviation `sigma` in pixels; 0 gives the images themselves.
+
+    padding: what lies beyond the edge. "zeros": two dense matrix products, which for small frames are faster than a
+    convolution. "replicate": the edge repeated; the kernel ends at 3 sigma, and large images need little memory.
+    """
+    if sigma <= 0:
+        return images
+    if padding == "replicate":
+        return _blur_replicated(images, sigma)
+    rows = _gaussian_matrix(images.shape[-2], sigma).to(images)
+    columns = _gaussian_matrix(images.shape[-1], sigma).to(images)
+    return rows @ (images @ columns.T)
+
+
+@lru_cache(maxsize=32)
+def _gaussian_matrix(n: int, sigma: float) -> torch.Tensor:
+    distance = torch.arange(n, dtype=torch.float64)[:, None] - torch.arange(n, dtype=torch.float64)[None, :]
+    weight = torch.exp(-0.5 * (distance / sigma) ** 2)
+    # Normalised by the full kernel, not by the part inside: ink near the border fades, as it would on a larger canvas.
+    reach = torch.arange(-4 * int(sigma + 1), 4 * int(sigma + 1) + 1, dtype=torch.float64)
+    return (weight / torch.exp(-0.5 * (reach / sigma) ** 2).sum()).float()
+
+
+def _blur_replicated(images: torch.Tensor, sigma: float) -> torch.Tensor:
+    """Sums of shifted images, which for few weights are several times as fast as a convolution."""
+    reach = max(1, min(round(3 * sigma), min(images.shape[-2:]) - 1))
+    weights = torch.exp(-0.5 * (torch.arange(reach + 1, dtype=torch.float32) / sigma) ** 2)
+    weights = weights / (2 * weights.sum() - weights[0])
+    height, width = images.shape[-2:]
+    wide = pad(images, (reach, reach, 0, 0), mode="replicate")
+    across = _weighted_sum([wide[..., k : k + width] for k in range(2 * reach + 1)], weights)
+    high = pad(across, (0, 0, reach, reach), mode="replicate")
+    return _weighted_sum([high[..., k : k + height, :] for k in range(2 * reach + 1)], weights)
+
+
+def _weighted_sum(shifted: list[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+    """Sum of the middle image and of pairs at equal distance from it, by the weights of the distances."""
+    middle = len(shifted) // 2
+    total = shifted[middle] * float(weights[0])
+    for distance in range(1, middle + 1):
+        total.add_(shifted[middle - distance] + shifted[middle + distance], alpha=float(weights[distance]))
+    return total
+
+
+def local_contrast(images: torch.Tensor, scale: float = 1.0, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """(B, C, H, W) → (B, 1, H, W): grey value minus the mean of its neighbourhood, divided by its deviation there.
+
+    Exposure, shading and vignettes go; edges, strokes and texture stay, all of about the same strength.
+
+    scale: how many times larger the neighbourhood is. In an image that shows an object enlarged it has to be enlarged,
+    too; otherwise it contains something else, and comparing the two images biases the scale.
+    weights (B, 1, H, W): share of each pixel that has image under it; None: all of it.
+    """
+    grey = images.mean(1, keepdim=True) if images.shape[1] > 1 else images
+    side = max(images.shape[-2:])
+    sigma = max(NEIGHBOURHOOD_SHARE * side, min(2 * NEIGHBOURHOOD_SHARE * side, MIN_NEIGHBOURHOOD_PX))
+    reduction = max(1, int(sigma / _MIN_REDUCED_SIGMA_PX))
+    smooth = _weighted_blur(grey, weights, PRESMOOTHING_PX * scale, 1)
+    difference = smooth - _weighted_blur(smooth, weights, scale * sigma, reduction)
+    deviation = _weighted_blur(difference.square(), weights, scale * sigma, reduction).clamp(min=0).sqrt()
+    usual = _image_mean(deviation.square(), weights) / (_image_mean(deviation, weights) + 1e-9)
+    return difference / (deviation + FLAT_DEVIATION_SHARE * usual + 1e-6)
+
+
+def _image_mean(values: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """(B, 1, 1, 1) mean of each image where it has weight."""
+    if weights is None:
+        return values.mean((-2, -1), keepdim=True)
+    return (weights * values).sum((-2, -1), keepdim=True) / weights.sum((-2, -1), keepdim=True).clamp(min=1)
+
+
+def _weighted_blur(images: torch.Tensor, weights: torch.Tensor | None, sigma: float, reduction: int) -> torch.Tensor:
+    """Gaussian mean around each pixel of the pixels that have weight."""
+    if weights is None:
+        return _reduced_blur(images, sigma, reduction)
+    present = _reduced_blur(weights, sigma, reduction).clamp(min=_MIN_WEIGHT)
+    return _reduced_blur(weights * images, sigma, reduction) / present
+
+
+def _reduced_blur(images: torch.Tensor, sigma: float, reduction: int) -> torch.Tensor:
+    """Gaussian blur with replicated edges, computed on an image that is `reduction` times smaller."""
+    if reduction == 1:
+        return gaussian_blur(images, sigma, "replicate")
+    small = avg_pool2d(images, reduction, ceil_mode=True, count_include_pad=False)
+    small = gaussian_blur(small, sigma / reduction, "replicate")
+    height, width = images.shape[-2:]
+    full = interpolate(small, scale_factor=reduction, mode="bilinear", align_corners=False)
+    return full[..., :height, :width]
+
+
+def normalised_correlation(
+    images: torch.Tensor, template: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(B,) normalised correlation of images (B, C, h, w) with a template (C, h, w), weighted by (B, 1, h, w)."""
+    # Sums in float64: of two poses that score alike, the same one must win whatever other images are in the batch.
+    if weights is None:
+        a, t = images.flatten(1).double(), template.flatten()[None].double()
+        a = a - a.mean(1, keepdim=True)
+        t = t - t.mean()
+        return ((a @ t[0]) / (a.norm(dim=1) * t.norm()).clamp(min=1e-9)).to(images.dtype)
+    weighted = images * weights
+    ours, both, squares = (_total(part) for part in (weighted, weighted * template, weighted * images))
+    mass, theirs, their_squares = (
+        _total(weights * part) for part in (images.new_tensor(len(template)), template.sum(0), template.square().sum(0))
+    )
+    mass = mass.clamp(min=1e-6)
+    own, other = squares - ours.square() / mass, their_squares - theirs.square() / mass
+    value = (both - ours * theirs / mass) / (own.clamp(min=0) * other.clamp(min=0)).sqrt().clamp(min=1e-9)
+    return value.to(images.dtype)
+
+
+def _total(values: torch.Tensor) -> torch.Tensor:
+    return values.flatten(1).sum(1, dtype=torch.float64)

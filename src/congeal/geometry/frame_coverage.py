@@ -1,0 +1,117 @@
+"""What an image covers of a frame it is drawn in, in closed form.
+
+A bilinear sample less than a pixel outside the outermost pixel centres has a share of that pixel, on each axis; samples
+at or behind the horizon have none. `congeal.geometry.warping.coverage` gives the same numbers with gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from congeal.geometry.matrix import Size
+from congeal.geometry.warping import MIN_DENOMINATOR, to_units
+
+_PIXELS_AT_ONCE = 1 << 17  # they stay in the cache
+
+
+@dataclass(frozen=True)
+class Cover:
+    """What one image covers of a frame of `size`: of row y the columns from first[y] to stop[y] wholly, of the pixels
+    at `places` of the flattened frame, which are all others, the shares (M,) float32."""
+
+    size: Size
+    first: np.ndarray
+    stop: np.ndarray
+    places: np.ndarray
+    shares: np.ndarray
+
+    def dense(self) -> np.ndarray:
+        """(h, w) float32."""
+        out = np.ones(self.size, np.float32)
+        out.reshape(-1)[self.places] = self.shares
+        return out
+
+
+def cover_of(source_from_frame: np.ndarray, source: Size, size: Size) -> Cover:
+    """What an image of size `source` covers of a frame, for one matrix (3, 3)."""
+    unit = _units(source_from_frame[None], source, size)[0]
+    first, stop = columns_inside(unit, source, size)
+    row = np.arange(size[0]) * size[1]
+    # All pixels before the first and from the last on, row by row: how many, and where each run of them begins.
+    lengths, begins = np.concatenate([first, size[1] - stop]), np.concatenate([row, row + stop])
+    ends = np.cumsum(lengths)
+    places = np.repeat(begins - ends + lengths, lengths) + np.arange(ends[-1])
+    y, x = np.divmod(places, size[1])
+    return Cover(size, first, stop, places, _shares(unit[:, 0, None] * x + unit[:, 1, None] * y + unit[:, 2:], source))
+
+
+def covered(source_from_frame: np.ndarray, source: Size, size: Size) -> np.ndarray:
+    """(B, h, w) float32: the share of each pixel that lies inside, exactly 1 well inside, for matrices (B, 3, 3)."""
+    if len(source_from_frame) == 1:
+        return cover_of(source_from_frame[0], source, size).dense()[None]
+    out = np.empty((len(source_from_frame), *size), np.float32)
+    units, at_once = _units(source_from_frame, source, size), max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))
+    for start in range(0, len(out), at_once):
+        out[start : start + at_once] = shares_of(units[start : start + at_once], source, size[0], slice(0, size[1]))
+    return out
+
+
+def shares_of(units: np.ndarray, source: Size, height: int, columns: slice) -> np.ndarray:
+    """What `covered` gives in some columns of so many rows, for unit_from_output (b, 3, 3)."""
+    x, y = np.arange(columns.start, columns.stop), np.arange(height)[:, None]
+    matrix = np.moveaxis(units, 0, -1)[..., None, None]
+    across, down = (matrix[:, 0] * x).astype(np.float32), (matrix[:, 1] * y + matrix[:, 2]).astype(np.float32)
+    return _shares(across + down, source)
+
+
+def _units(source_from_frame: np.ndarray, source: Size, size: Size) -> np.ndarray:
+    return to_units(torch.from_numpy(np.asarray(source_from_frame, dtype=np.float64)), source, size).numpy()
+
+
+def _shares(place: np.ndarray, source: Size) -> np.ndarray:
+    """The shares of points (3, …), not divided by their depth yet, as float32. Overwrites them."""
+    depth = np.maximum(place[2], MIN_DENOMINATOR, dtype=place.dtype)
+    for axis, length in ((0, source[1]), (1, source[0])):
+        share = np.abs(np.divide(place[axis], depth, out=place[axis]), out=place[axis])
+        share *= -length / 2  # from -1 to 1 between the outer edges, in pixels from the outermost that count
+        share += (length + 1) / 2
+        np.clip(share, 0, 1, out=share)
+    product = place[0] * place[1] * (place[2] > MIN_DENOMINATOR)
+    return product.astype(np.float32, copy=False)
+
+
+def columns_at_edges(first: np.ndarray, stop: np.ndarray, width: int) -> list[slice]:
+    """The columns in which samples may lie outside, of some rows for which `columns_inside` gave these."""
+    left, right = int(first.max()), int(stop.min())
+    if left >= right:
+        return [slice(0, width)]
+    return [columns for columns in (slice(0, left), slice(right, width)) if columns.start < columns.stop]
+
+
+def columns_inside(unit: np.ndarray, source: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
+    """In each row of an output of `size` the first column whose sample lies inside the image, and the one behind the
+    last; both are the width where there is none. For unit_from_output (3, 3).
+
+    Being inside is five linear conditions on x and y.
+    """
+    y = np.arange(float(size[0]))
+    conditions = [unit[2] - [0, 0, MIN_DENOMINATOR]]
+    for axis, length in ((0, source[1]), (1, source[0])):
+        conditions += [(1 - 1 / length) * unit[2] + sign * unit[axis] for sign in (1, -1)]
+    first, last = np.zeros(len(y)), np.full(len(y), size[1] - 1.0)
+    for slope, down, rest in conditions:
+        least = rest + down * y
+        if slope > 0:
+            np.maximum(first, 1 - least / slope, out=first)  # a column to spare for what rounding does
+        elif slope < 0:
+            np.minimum(last, -1 - least / slope, out=last)
+        else:
+            first[least < 0] = math.inf
+    some = first <= last
+    first, stop = np.ceil(first), np.floor(last) + 1
+    some &= first < stop
+    return tuple(np.where(some, edge, size[1]).astype(np.int64) for edge in (first, stop))  # type: ignore[return-value]

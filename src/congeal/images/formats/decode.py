@@ -1,0 +1,229 @@
+"""Bytes of one image file → Image: Pillow for most formats, tifffile for TIFF, imagecodecs for 16-bit colour PNG."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from typing import Any
+
+import numpy as np
+from PIL import Image as Pillow
+from PIL import UnidentifiedImageError
+
+from congeal.errors import MissingExtra, first_line, require
+from congeal.images.intensity import NOT_FINITE, finite
+from congeal.images.sources.base import Header, Image, UnreadableImage
+
+FITS = frozenset((".fits", ".fit", ".fts"))
+EXTENSIONS = frozenset(
+    [
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".bmp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".webp",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".tga",
+        ".jp2",
+        ".avif",
+        *FITS,
+    ]
+)
+MOST_BYTES = 1 << 30
+"""Of one image file: larger ones are skipped unread."""
+MOST_PIXELS = 178_956_970
+"""Of one image, in any format: where Pillow suspects an attack, and as much as a large poster scanned at 300 dpi."""
+MOST_DECODED = 16 * MOST_PIXELS
+"""Bytes of the pixels of one image."""
+TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+FITS_MAGIC = b"SIMPLE  ="
+ORIENTATION_TAG = 0x0112
+# Pillow modes that need no conversion, and what the others become.
+_PLAIN = {"L", "LA", "RGB", "RGBA", "F", "I", "I;16", "I;16L", "I;16B", "I;16N"}
+_CONVERT = {
+    "1": "L",
+    "CMYK": "RGB",
+    "YCbCr": "RGB",
+    "LAB": "RGB",
+    "HSV": "RGB",
+    "La": "LA",
+    "RGBa": "RGBA",
+    "PA": "RGBA",
+}
+
+
+def decode(data: bytes, id: str) -> Image:
+    """The whole image, upright, or UnreadableImage with the reason."""
+    if not data:
+        raise UnreadableImage("the file is empty (0 bytes)")
+    try:
+        if data[:4] in TIFF_MAGIC:
+            from congeal.images.formats.tiff import decode_tiff
+
+            return decode_tiff(data, id)
+        if data[:9] == FITS_MAGIC:
+            from congeal.images.formats.fits import decode_fits
+
+            return decode_fits(data, id)
+        if deep_colour_png(data):
+            return _decode_deep_png(data, id)
+        with Pillow.open(io.BytesIO(data)) as picture:
+            return from_pillow(picture, id)
+    except UnreadableImage:
+        raise
+    except MemoryError as error:  # the image is not too large for others: the run ends, and can be resumed
+        raise MemoryError(f"{id} needs more than there is") from error
+    except Exception as error:  # decoders raise nearly anything on damaged data; every case is a reason, none a crash
+        raise UnreadableImage(_reason(error)) from error
+
+
+def probe(data: bytes, id: str) -> Header | None:
+    """Size and type from the first bytes of a file, or None if only decoding can tell."""
+    if not data or data[:4] in TIFF_MAGIC or data[:9] == FITS_MAGIC or deep_colour_png(data):
+        return None
+    try:
+        with Pillow.open(io.BytesIO(data)) as picture:
+            width, height = picture.size
+            if orientation_of(picture) >= 5:
+                width, height = height, width
+            mode = _target_mode(picture)
+    except Exception:  # a header that does not parse here is decoded, and judged, in `decode`
+        return None
+    if mode.startswith("I;16"):
+        return Header(height, width, 1, np.dtype(np.uint16))
+    channels = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3}.get(mode)
+    return None if channels is None else Header(height, width, channels, np.dtype(np.uint8))
+
+
+def from_pillow(picture: Pillow.Image, id: str) -> Image:
+    """A Pillow image with alpha split off and the EXIF orientation applied."""
+    orientation = orientation_of(picture)
+    mode = _target_mode(picture)
+    pixels = np.array(picture if picture.mode == mode else picture.convert(mode))
+    if pixels.dtype == np.int32 and picture.format in ("PNG", "PPM"):
+        pixels = pixels.astype(np.uint16)  # older Pillow widens 16-bit grey to 32 bits
+    pixels = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    if not finite(pixels):
+        raise UnreadableImage(NOT_FINITE)
+    return make_image(id, pixels, has_alpha=mode in ("LA", "RGBA"), orientation=orientation)
+
+
+def make_image(id: str, pixels: np.ndarray, *, has_alpha: bool, orientation: int = 1) -> Image:
+    """An Image from (H, W) or (H, W, C) file pixels whose last channel may be alpha."""
+    pixels = orient(pixels if pixels.ndim == 3 else pixels[..., None], orientation)
+    if not has_alpha:
+        return Image(id, np.ascontiguousarray(pixels), None, orientation)
+    alpha = pixels[..., -1].astype(np.float32)
+    if pixels.dtype.kind in "ui":
+        alpha /= np.float32(np.iinfo(pixels.dtype).max)
+    return Image(id, np.ascontiguousarray(pixels[..., :-1]), np.clip(alpha, 0, 1), orientation)
+
+
+def orientation_of(picture: Pillow.Image) -> int:
+    """The EXIF orientation, 1 if there is none or it makes no sense."""
+    value: Any = picture.getexif().get(ORIENTATION_TAG, 1)
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def orient(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """(H, W, …) as stored → upright, for EXIF orientation 1–8."""
+    if orientation >= 5:
+        pixels = np.swapaxes(pixels, 0, 1)
+    flip_rows = orientation in (3, 4, 7, 8)
+    flip_columns = orientation in (2, 3, 6, 7)
+    return pixels[:: -1 if flip_rows else 1, :: -1 if flip_columns else 1]
+
+
+def read_regular(path: str | os.PathLike[str], count: int = -1) -> bytes:
+    """The bytes of a file, or its first `count`; UnreadableImage if it is something else or too large.
+
+    Anything but a regular file could keep us waiting, or never end.
+    """
+    try:
+        check_regular(path)
+        with open(path, "rb", opener=_without_waiting) as file:
+            data = file.read(MOST_BYTES + 1 if count < 0 else count)
+    except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
+        raise UnreadableImage(f"cannot be opened ({getattr(error, 'strerror', None) or error})") from error
+    if count < 0:
+        check_bytes(len(data))
+    return data
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise UnreadableImage for a path to something that is not a file; nothing is opened."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISREG(mode):
+        check_bytes(os.stat(path).st_size)
+        return
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+    raise UnreadableImage(f"is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a file")
+
+
+def check_bytes(size: int) -> None:
+    """Raise UnreadableImage for a file of more bytes than are read."""
+    if size > MOST_BYTES:
+        raise UnreadableImage(f"the file is too large ({size / 1e9:.1f} GB; {MOST_BYTES / 1e9:.1f} GB at most)")
+
+
+def check_size(height: int, width: int, nbytes: int = 0) -> None:
+    """Raise UnreadableImage for a size, as the header claims it, that is not worth trying."""
+    if height * width > MOST_PIXELS:
+        raise UnreadableImage(f"the image is too large ({height} × {width} pixels; {MOST_PIXELS:,} at most)")
+    if nbytes > MOST_DECODED:
+        raise UnreadableImage(f"the image is too large ({nbytes / 1e9:.1f} GB; {MOST_DECODED / 1e9:.1f} GB at most)")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def deep_colour_png(data: bytes) -> bool:
+    """A PNG with 16 bits and more than one channel, which Pillow would reduce to 8 bits without a word."""
+    return (
+        data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and data[24:25] == b"\x10" and data[25:26] != b"\0"
+    )
+
+
+def _decode_deep_png(data: bytes, id: str) -> Image:
+    try:
+        codecs = require("imagecodecs", "formats")
+    except MissingExtra as error:
+        raise UnreadableImage(
+            "16-bit colour PNG needs the package 'imagecodecs': pip install 'congeal[formats]'"
+        ) from error
+    check_size(*(int.from_bytes(data[k : k + 4], "big") for k in (20, 16)))
+    pixels = codecs.png_decode(data)
+    with Pillow.open(io.BytesIO(data)) as picture:
+        orientation = orientation_of(picture)
+    return make_image(id, pixels, has_alpha=pixels.shape[-1] in (2, 4), orientation=orientation)
+
+
+def _target_mode(picture: Pillow.Image) -> str:
+    transparent = "transparency" in picture.info
+    if picture.mode == "P":
+        return "RGBA" if transparent else "RGB"
+    if transparent and picture.mode in ("L", "1"):
+        return "LA"
+    if transparent and picture.mode == "RGB":
+        return "RGBA"
+    return picture.mode if picture.mode in _PLAIN else _CONVERT.get(picture.mode, "RGB")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image, or a format that cannot be read"
+    text = first_line(error)
+    if isinstance(error, Pillow.DecompressionBombError):
+        return f"the image is too large ({text})"
+    if "imagecodecs" in text:
+        return f"{text}: pip install 'congeal[formats]'"
+    return f"damaged image ({text})"

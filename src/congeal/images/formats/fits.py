@@ -1,0 +1,321 @@
+"""FITS: single images, cubes and extensions, read and written with their headers (extra `fits`).
+
+A world coordinate system (WCS) maps pixels to the sky. If an image is moved by an affine matrix, its WCS is moved in
+the same way. If one header belongs to images that moved differently (a cube), if the motion is a homography, or if the
+WCS has a distortion, it is removed. A HISTORY line records which of the two happened.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import IO, Any
+
+import numpy as np
+
+from congeal.errors import CongealError, first_line, require
+from congeal.files import is_plain, replacing
+from congeal.images.formats.decode import check_size, make_image
+from congeal.images.formats.hyperstack import Hyperstack
+from congeal.images.formats.writers import NpyWriter
+from congeal.images.intensity import NOT_FINITE, finite
+from congeal.images.sources.base import Image, ImageSource, UnreadableImage
+from congeal.images.sources.hyperstack import open_stack
+
+log = logging.getLogger("congeal")
+
+Size = tuple[int, int]
+# Bytes of a FITS block, of which everything in a file is a multiple.
+BLOCK_BYTES = 2880
+MOVED = "congeal: aligned; the WCS was moved with the image"
+DROPPED = "congeal: aligned; the WCS no longer holds and was removed"
+ALIGNED = "congeal: aligned"
+# Largest entry of the last row of an affine matrix, per pixel: rounding.
+AFFINE_TOLERANCE = 1e-9
+# Letters of the axes beyond Y and X; a cube has the last one.
+_EXTRA_AXES = "PRQI"
+# Cards that describe the data and are written anew; astropy does so itself for the size and type.
+_DATA_CARDS = ("BLANK", "DATAMIN", "DATAMAX", "CHECKSUM", "DATASUM")
+_WCS = re.compile(
+    r"(CRPIX|CRVAL|CDELT|CTYPE|CUNIT|CROTA)[12][A-Z]?|(CD|PC)([12]_\d|\d_[12])[A-Z]?|PV[12]_\d+[A-Z]?|"
+    r"(A|B|AP|BP)_(ORDER|DMAX|\d_\d)|(LONPOLE|LATPOLE|WCSAXES)[A-Z]?|(CPDIS|CQDIS|DP|DQ)[12]|D2IM.*"
+)
+_DISTORTED = re.compile(r"(A|B)_ORDER|PV[12]_\d+|(CPDIS|CQDIS)[12]|D2IM.*|(CTYPE|CRPIX)[12][A-Z]")
+
+
+@dataclass(frozen=True)
+class FitsOrigin:
+    """Headers of a FITS file as text: of the file, and of each extension with an image."""
+
+    primary: str
+    extensions: tuple[str, ...] = ()
+
+
+def open_fits(path: Path, z: str | None = None) -> ImageSource:
+    """Every plane of a cube, or every extension with an image, is one image."""
+    fits = require("astropy.io.fits", "fits")
+    try:
+        hdus = fits.open(path, memmap=False)  # a section is read by itself, and scaled
+        images = [hdu for hdu in hdus if _is_image(hdu)]
+        if not images:
+            raise CongealError(f"{path} has no image data: its {len(hdus)} parts are empty or tables")
+        chosen = _matching_extensions(path, images)
+        lock = Lock()
+        readers = [_HduReader(hdu, lock) for hdu in chosen]
+        extra = chosen[0].header["NAXIS"] - 2
+        if extra > 3:
+            raise CongealError(f"{path} has {extra + 2} dimensions; a stack has 2 to 5")
+        letters = _EXTRA_AXES[len(_EXTRA_AXES) - extra :] + "YX"
+        shape = tuple(map(int, chosen[0].shape))
+        primary = _header_text(hdus[0].header)
+        if len(chosen) == 1:
+            origin = FitsOrigin(_header_text(chosen[0].header))
+            stack = Hyperstack(letters, shape, origin=origin)
+            return open_stack(stack, readers[0], name=path.name, layout="fits", z=z)
+        origin = FitsOrigin(primary, tuple(_header_text(hdu.header) for hdu in chosen))
+        stack = Hyperstack("T" + letters, (len(chosen), *shape), origin=origin)
+        return open_stack(stack, _ExtensionReader(readers), name=path.name, layout="fits", z=z)
+    except CongealError:
+        raise
+    except Exception as error:  # damaged files raise nearly anything
+        raise CongealError(f"{path} is not a readable FITS file ({first_line(error)})") from error
+
+
+def decode_fits(data: bytes, id: str) -> Image:
+    """One FITS file that is one image, such as a member of a folder; the planes of a small cube are its channels."""
+    fits = require("astropy.io.fits", "fits")
+    with fits.open(io.BytesIO(data), memmap=False) as hdus:
+        images = [hdu for hdu in hdus if _is_image(hdu)]
+        if not images:
+            raise UnreadableImage("the FITS file has no image data")
+        shape = tuple(n for n in images[0].shape if n > 1) if images[0].header["NAXIS"] > 2 else images[0].shape
+        if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] > 4):
+            raise UnreadableImage(f"a FITS image of shape {images[0].shape} is a stack: open it by itself")
+        check_size(shape[-2], shape[-1])
+        pixels = _native(np.asarray(images[0].data)).reshape(shape)
+    if not finite(pixels):
+        raise UnreadableImage(NOT_FINITE)
+    return make_image(id, pixels if len(shape) == 2 else np.moveaxis(pixels, 0, -1), has_alpha=False)
+
+
+def header_text(path: Path) -> str:
+    """The header of the first image of a file."""
+    fits = require("astropy.io.fits", "fits")
+    with fits.open(path, memmap=True) as hdus:
+        return next((_header_text(hdu.header) for hdu in hdus if _is_image(hdu)), "")
+
+
+def _is_image(hdu: Any) -> bool:
+    return bool(hdu.is_image and hdu.header.get("NAXIS", 0) >= 2 and hdu.shape and all(hdu.shape))
+
+
+def _matching_extensions(path: Path, images: Sequence[Any]) -> list[Any]:
+    """The extensions called SCI, if any, that have the size and type of the first."""
+    science = [hdu for hdu in images if hdu.name == "SCI"] or list(images)
+    first = science[0]
+    same = [hdu for hdu in science if hdu.shape == first.shape and hdu.header["BITPIX"] == first.header["BITPIX"]]
+    if len(same) < len(images):
+        log.warning("%s: %d of its %d images are used, those like '%s'", path, len(same), len(images), first.name)
+    return same
+
+
+def _header_text(header: Any) -> str:
+    return str(header.tostring(sep="\n", endcard=False, padding=False))
+
+
+def _native(values: np.ndarray) -> np.ndarray:
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+
+
+class _HduReader:
+    """The data of one HDU, one plane at a time, scaled as stated in its header."""
+
+    def __init__(self, hdu: Any, lock: Lock) -> None:
+        self._hdu, self._lock = hdu, lock  # all HDUs of a file share its position
+        self._axes = _EXTRA_AXES[len(_EXTRA_AXES) - (len(hdu.shape) - 2) :] + "YX"
+        self.dtype = _native(np.asarray(hdu.section[tuple(slice(0, 1) for _ in hdu.shape)])).dtype
+
+    def take(self, at: Mapping[str, int]) -> np.ndarray:
+        index = tuple(at.get(letter, slice(None)) for letter in self._axes)
+        with self._lock:
+            return _native(np.asarray(self._hdu.section[index]))
+
+
+class _ExtensionReader:
+    """HDUs of one shape, one after the other."""
+
+    def __init__(self, readers: Sequence[_HduReader]) -> None:
+        self.readers, self.dtype = readers, readers[0].dtype
+
+    def take(self, at: Mapping[str, int]) -> np.ndarray:
+        return self.readers[at["T"]].take(at)
+
+
+class FitsWriter(NpyWriter):
+    """`aligned.fits`: one cube, or one extension per image where the images came from extensions."""
+
+    def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
+        self._fits = folder / "aligned.fits"
+        super().__init__(folder, source, size)
+
+    def _final_exists(self) -> bool:
+        return is_whole_fits(self._fits, len(self.source), self.size)
+
+    def _finish(self, array: np.ndarray) -> None:
+        stack = self.source.hyperstack
+        origin = stack.origin if stack is not None and isinstance(stack.origin, FitsOrigin) else None
+        with replacing(self._fits) as file:
+            if origin is not None and stack is not None and origin.extensions and stack.axes == "TYX":
+                positions = stack.chosen.get("T", tuple(range(len(array))))
+                file.write(_header_bytes(_parse_header(origin.primary), (), np.dtype(np.uint8), primary=True))
+                for i, position in enumerate(positions):
+                    pose = None if self.poses is None else self.poses[i]
+                    _write_hdu(
+                        file, array[i][None], array[i].shape[:2], origin.extensions[position], pose, primary=False
+                    )
+                return
+            shape, planes = _cube_planes(array, stack)
+            text = "" if origin is None else origin.primary
+            _write_hdu(file, planes, shape, text, _common_pose(self.poses), primary=True)
+
+
+def fits_bytes(pixels: np.ndarray, text: str, pose: np.ndarray | None) -> bytes:
+    """One image (H, W, C) as a FITS file with the cards of a header."""
+    buffer = io.BytesIO()
+    planes = np.moveaxis(pixels, -1, 0)
+    shape = planes.shape if len(planes) > 1 else planes.shape[1:]
+    _write_hdu(buffer, planes, shape, text, pose, primary=True)
+    return buffer.getvalue()
+
+
+def is_whole_fits(path: Path, images: int = 1, size: Size | None = None) -> bool:
+    """Whether a FITS file exists and is complete, with this many images of that size if one is given."""
+    fits = require("astropy.io.fits", "fits")
+    if not is_plain(path) or path.stat().st_size % BLOCK_BYTES or path.stat().st_size == 0:
+        return False
+    try:
+        with fits.open(path, memmap=True) as hdus:
+            pictures = [hdu for hdu in hdus if hdu.header["NAXIS"] >= 2]
+            end = max(hdu.fileinfo()["datLoc"] + hdu.fileinfo()["datSpan"] for hdu in hdus)
+            fitting = size is None or all(hdu.shape[-2:] == size for hdu in pictures)
+            planes = sum(int(np.prod(hdu.shape[:-2])) for hdu in pictures)
+            return bool(pictures and fitting and planes % images == 0 and end <= path.stat().st_size)
+    except Exception:  # damaged files raise nearly anything
+        return False
+
+
+def _cube_planes(array: np.ndarray, stack: Hyperstack | None) -> tuple[tuple[int, ...], Any]:
+    """The shape of the data of one HDU, slowest axis first, and its planes in that order."""
+    if stack is None:
+        channels = array.shape[3:] if array.ndim == 4 and array.shape[3] > 1 else ()
+        shape = (len(array), *channels, *array.shape[1:3])
+        return shape, (
+            plane for image in array for plane in (np.moveaxis(image, -1, 0) if image.ndim == 3 else [image])
+        )
+    letters = "".join(letter for letter in stack.axes if letter not in "YX")
+    shape = (*map(stack.length, letters), *array.shape[1:3])
+
+    def planes() -> Any:
+        for at in stack.places(letters):
+            image = array[stack.number(at)]
+            yield image if image.ndim == 2 else image[..., stack.channel(at)]
+
+    return shape, planes()
+
+
+def _common_pose(poses: np.ndarray | None) -> np.ndarray | None:
+    """The matrix that all images share; None if they differ."""
+    if poses is None or not np.allclose(poses, poses[:1], rtol=0, atol=1e-12):
+        return None
+    return np.asarray(poses[0])
+
+
+def _write_hdu(
+    file: IO[bytes], planes: Any, shape: tuple[int, ...], text: str, pose: np.ndarray | None, *, primary: bool
+) -> None:
+    """A header and its data, plane by plane, in the byte order of FITS: no copy of a cube is made."""
+    count = 0
+    for plane in planes:
+        values = plane[..., 0] if plane.ndim == 3 else plane
+        if values.dtype.kind not in "buif":
+            raise CongealError(f"FITS holds no images of type {values.dtype}")
+        if values.dtype.name in ("bool", "float16"):
+            values = values.astype(np.uint8 if values.dtype.kind == "b" else np.float32)
+        if not count:
+            file.write(_header_bytes(_moved_header(text, pose), shape, values.dtype, primary=primary))
+        file.write(_stored_bytes(values))
+        count += values.nbytes
+    file.write(bytes(-count % BLOCK_BYTES))
+
+
+def _stored_bytes(values: np.ndarray) -> bytes:
+    """Big-endian; FITS has no int8 and no unsigned integers but uint8, whose stand-ins differ in the highest bit."""
+    size = values.dtype.itemsize
+    if values.dtype.name == "int8" or (values.dtype.kind == "u" and size > 1):
+        values = values.view(f"u{size}") ^ np.dtype(f"u{size}").type(1 << (8 * size - 1))
+    return values.astype(values.dtype.newbyteorder(">")).tobytes()
+
+
+def _parse_header(text: str) -> Any:
+    return require("astropy.io.fits", "fits").Header.fromstring(text, sep="\n")
+
+
+def _header_bytes(header: Any, shape: tuple[int, ...], dtype: np.dtype, *, primary: bool) -> bytes:
+    """The header with cards for data of this shape and type, by astropy."""
+    fits = require("astropy.io.fits", "fits")
+    for key in _DATA_CARDS:
+        header.remove(key, ignore_missing=True, remove_all=True)
+    data = np.broadcast_to(np.zeros((), dtype), shape) if shape else None
+    hdu = fits.PrimaryHDU(data, header) if primary else fits.ImageHDU(data, header)
+    if primary:
+        hdu.header["EXTEND"] = True
+    return bytes(hdu.header.tostring(padding=True).encode("ascii"))
+
+
+def _moved_header(text: str, pose: np.ndarray | None) -> Any:
+    """The header of an image that was moved by a matrix; None if that is unknown or differs between planes."""
+    header = _parse_header(text)
+    if not any(_WCS.fullmatch(key) for key in header):
+        header.add_history(ALIGNED)
+        return header
+    matrix = None if pose is None else np.asarray(pose, dtype=np.float64) / pose[2, 2]
+    affine = matrix is not None and np.abs(matrix[2, :2]).max() < AFFINE_TOLERANCE
+    if matrix is not None and affine and "CRPIX1" in header and not any(_DISTORTED.fullmatch(key) for key in header):
+        _move_wcs(header, matrix)
+        header.add_history(MOVED)
+        return header
+    for key in [key for key in header if _WCS.fullmatch(key)]:
+        del header[key]
+    header.add_history(DROPPED)
+    return header
+
+
+def _move_wcs(header: Any, aligned_from_source: np.ndarray) -> None:
+    """Change the reference pixel and the linear part so that every point keeps its place on the sky."""
+    linear, shift = aligned_from_source[:2, :2], aligned_from_source[:2, 2]
+    reference = np.array([header["CRPIX1"], header["CRPIX2"]], dtype=float) - 1  # FITS counts pixels from 1
+    header["CRPIX1"], header["CRPIX2"] = (linear @ reference + shift + 1).tolist()
+    if np.array_equal(linear, np.eye(2)):
+        return
+    if any(f"CD{i}_{j}" in header for i in (1, 2) for j in (1, 2)):
+        before = np.array([[header.get(f"CD{i}_{j}", 0.0) for j in (1, 2)] for i in (1, 2)])
+        name, scale = "CD", np.ones(2)
+    else:
+        name, scale = "PC", np.array([header.get("CDELT1", 1.0), header.get("CDELT2", 1.0)])
+        before = np.array([[header.get(f"PC{i}_{j}", float(i == j)) for j in (1, 2)] for i in (1, 2)])
+        if "CROTA2" in header:
+            turn = np.radians(header["CROTA2"])
+            ratio = scale[1] / scale[0]
+            before = np.array([[np.cos(turn), -np.sin(turn) * ratio], [np.sin(turn) / ratio, np.cos(turn)]])
+        for key in ("CROTA1", "CROTA2"):
+            if key in header:
+                del header[key]
+    after = (scale[:, None] * before) @ np.linalg.inv(linear) / scale[:, None]
+    for i in (1, 2):
+        for j in (1, 2):
+            header[f"{name}{i}_{j}"] = float(after[i - 1, j - 1])

@@ -1,0 +1,306 @@
+"""Tar shards in the WebDataset layout: the members of one sample share a name up to the first dot."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+
+from congeal.errors import CongealError
+from congeal.files import replacing, writing
+from congeal.images.formats.decode import EXTENSIONS, check_bytes, decode, probe
+from congeal.images.formats.encode import encode
+from congeal.images.formats.output_names import OutputNames, safe_name, write_names
+from congeal.images.formats.writers import Size, Writer, is_whole
+from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage, unique_ids
+from congeal.transforms.ids import Ids
+
+# Images per shard, if they do not come from shards.
+SHARD_IMAGES = 10_000
+_BLOCK = 512  # bytes: what everything in a tar is a multiple of
+_NOTHING = bytes(_BLOCK)  # what follows the last member
+
+
+class ShardSource(ImageSource):
+    """Images inside tar files. Headers are scanned once; after that any image is one seek away."""
+
+    layout = "shards"
+
+    def __init__(self, paths: Sequence[Path], *, name: str) -> None:
+        self.paths, self.name = list(paths), name
+        # One number each instead of an object: there may be millions.
+        shards, offsets, sizes = array("i"), array("q"), array("q")
+        self._bad: dict[int, str] = {}
+        keys: list[Ids] = []
+        for k in range(len(self.paths)):
+            found = _scan(self._file(k))
+            keys.append(Ids(found))
+            self._bad |= {len(offsets) + i: one.reason for i, one in enumerate(found.values()) if one.reason}
+            shards.extend([k] * len(found))
+            offsets.extend(one.offset for one in found.values())
+            sizes.extend(one.size for one in found.values())
+        # As arrays that other processes map instead of reading them whole.
+        self._shards, self._offsets, self._sizes = (np.array(one) for one in (shards, offsets, sizes))
+        if not len(self):
+            raise CongealError(f"{name} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
+        names = Counter(path.name for path in self.paths)
+        if max(names.values()) > 1:
+            twice = names.most_common(1)[0][0]
+            raise CongealError(f"two shards are called {twice}: give them different names")
+        self._keys = Ids(key for part in keys for key in part)
+        self._ids = self._keys if self._keys.unique else self._with_shards()
+
+    def _with_shards(self) -> Ids:
+        """Keys that occur in several shards get the shard's name in front."""
+        counts = Counter(self._keys)
+        stems = [path.stem for path in self.paths]
+        pairs = zip(self._keys, self._shards, strict=True)
+        return unique_ids(key if counts[key] == 1 else f"{stems[shard]}/{key}" for key, shard in pairs)
+
+    def _file(self, number: int) -> Path:
+        """Where a shard can be read."""
+        return self.paths[number]
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def id(self, i: int) -> str:
+        """Name of member i."""
+        return self._ids[i]
+
+    def ids(self) -> Ids:
+        """All names."""
+        return self._ids
+
+    def shard_of(self, i: int) -> tuple[str, str]:
+        """(file name of the shard, key of the sample)."""
+        return self.paths[self._shards[i]].name, self._keys[i]
+
+    def read(self, i: int) -> Image:
+        """Decode member i."""
+        return decode(self._bytes(i), self.id(i))
+
+    def probe(self, i: int) -> Header:
+        """Size and type of member i, from its header where that is possible."""
+        return probe(self._bytes(i), self.id(i)) or super().probe(i)
+
+    def _bytes(self, i: int) -> bytes:
+        i = range(len(self))[i]
+        if i in self._bad:
+            raise UnreadableImage(self._bad[i])
+        path = self._file(self._shards[i])
+        try:
+            # Opened for each read: no handle to share between threads or to lose in a forked process.
+            with path.open("rb") as file:
+                file.seek(self._offsets[i])
+                return file.read(self._sizes[i])
+        except OSError as error:
+            raise UnreadableImage(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _member(member: tarfile.TarInfo) -> _Member:
+    reason = ""
+    if member.issym() or member.islnk():
+        reason = "is a link inside the tar, not a file"
+    elif member.issparse():
+        reason = "is stored in the tar as a sparse file: unpack it"
+    elif not member.isfile():
+        reason = "is a named pipe or device inside the tar, not a file"
+    return _Member(member.offset_data, member.size, reason) if reason else _fitting(member.offset_data, member.size)
+
+
+def _fitting(offset: int, size: int) -> _Member:
+    """A file that is not too large."""
+    try:
+        check_bytes(size)
+    except UnreadableImage as error:
+        return _Member(offset, size, str(error))
+    return _Member(offset, size)
+
+
+def open_shards(paths: Sequence[Path], *, name: str) -> ShardSource:
+    """One or several .tar files, in the given order."""
+    return ShardSource(paths, name=name)
+
+
+class _Member(NamedTuple):
+    """Where an image begins in its tar file and how many bytes it has, or the reason why it cannot be used."""
+
+    offset: int
+    size: int
+    reason: str = ""
+
+
+def _scan(path: Path) -> dict[str, _Member]:
+    """The first image of every sample in a tar file by its key, in file order."""
+    found: dict[str, _Member] = {}
+    try:
+        for called, one in _plain_members(path) or _members(path):
+            name = PurePosixPath(called)
+            if name.name.startswith(".") or name.suffix.lower() not in EXTENSIONS:
+                continue
+            key = str(name.parent / name.name.split(".")[0])
+            if key not in found or (found[key].reason and not one.reason):
+                found[key] = one
+    except FileNotFoundError as error:
+        raise CongealError(f"no such file: {path}") from error
+    except (tarfile.TarError, OSError, ValueError) as error:
+        raise CongealError(
+            f"{path} is not a complete, uncompressed tar file ({error}): unpack or copy it again"
+        ) from error
+    return found
+
+
+def _members(path: Path) -> Iterator[tuple[str, _Member]]:
+    """Names and places of all members that are not folders."""
+    with tarfile.open(path, "r:") as tar:
+        for member in tar:
+            tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header, a kilobyte each
+            if not member.isdir():
+                yield member.name, _member(member)
+
+
+def _plain_members(path: Path) -> list[tuple[str, _Member]] | None:
+    """What `_members` gives of a whole tar with nothing in it but files with short names, in a third of the time.
+
+    None for any other, which the standard library knows all about: one header that is not as simple as that is enough.
+    """
+    found = list[tuple[str, _Member]]()
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        at = file.seek(0)
+        while True:
+            header = file.read(_BLOCK)
+            if header == _NOTHING:
+                return found
+            size = _plain_size(header)
+            if size is None or at + _BLOCK + size > end:
+                return None
+            name = header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
+            found.append((name, _fitting(at + _BLOCK, size)))
+            at = file.seek(at + _BLOCK + -(-size // _BLOCK) * _BLOCK)
+
+
+def _plain_size(header: bytes) -> int | None:
+    """The size of a file of which this is the header; None for headers of anything else, and for damaged ones."""
+    if len(header) < _BLOCK or header[156] not in b"0\0" or header[345] or b"/\0" in header[:101]:
+        return None
+    try:
+        told, size = (int(header[part].rstrip(b"\0 "), 8) for part in (slice(148, 156), slice(124, 136)))
+    except ValueError:
+        return None
+    return size if size >= 0 and told == sum(header) - sum(header[148:156]) + 8 * ord(" ") else None
+
+
+def _key(id: str) -> str:
+    """The key of an image in a shard: no dot, because what follows the first one is the extension."""
+    stem, suffix = os.path.splitext(safe_name(id))
+    return (stem if suffix.lower() in EXTENSIONS else stem + suffix).replace(".", "_")
+
+
+class ShardWriter(Writer):
+    """Tar shards with the input's names and keys, written in the order of the source, each complete or absent.
+
+    Images that do not come from shards are put into shards of 10,000, with their ids (without extension) as keys.
+    """
+
+    def __init__(self, folder: Path, source: ImageSource, size: Size, *, alone: bool = True) -> None:
+        super().__init__(folder, source, size, alone=alone)
+        self._numbered = source.shard_of(0) is None and not Ids(map(_key, source.ids())).unique
+        self._current: str | None = None
+        self._tar: tarfile.TarFile | None = None
+        self._members: tuple[str, dict[str, str]] = ("", {})  # a shard, and the member of each key in it
+        self._open = ExitStack()  # the file of the shard at hand
+        self._written: set[str] = {path.name for path in folder.glob("*.tar") if is_whole(path)}
+
+    def _place(self, index: int) -> tuple[str, str]:
+        place = self.source.shard_of(index)
+        if place is not None:
+            return place
+        key = _key(self.source.id(index))
+        return f"aligned-{index // SHARD_IMAGES:05d}.tar", f"{index:08d}-{key}" if self._numbered else key
+
+    def _member(self, index: int) -> str:
+        """What image `index` is called in its shard, without extension."""
+        shard, key = self._place(index)
+        if self._members[0] != shard:
+            first, last = index, index + 1  # the images of a shard follow one another
+            while first and self._place(first - 1)[0] == shard:
+                first -= 1
+            while last < len(self.source) and self._place(last)[0] == shard:
+                last += 1
+            keys = [self._place(i)[1] for i in range(first, last)]
+            self._members = shard, dict(zip(keys, OutputNames(keys).stems, strict=True))
+        return self._members[1][key]
+
+    def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Add image `index` to its shard."""
+        self._add(index, *encode(pixels, mask))
+
+    def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
+        """Encode those images whose shard is not complete; they are added to it in the second step."""
+        new = [(k, index) for k, index in enumerate(indices.tolist()) if not self.done(index)]
+        members = [(index, *encode(pixels[k], None if masks is None else masks[k])) for k, index in new]
+        return partial(self._add_all, members)
+
+    def _add_all(self, members: list[tuple[int, bytes, str]]) -> None:
+        for index, data, extension in members:
+            self._add(index, data, extension)
+
+    def _add(self, index: int, data: bytes, extension: str) -> None:
+        """Put one file into the shard of image `index`, which ends the shard before it."""
+        shard, _ = self._place(index)
+        if shard != self._current:
+            if shard in self._written:
+                raise CongealError(
+                    f"{self.folder / shard} is already complete: shards are written in the order of the source"
+                )
+            self._end_shard()
+            file = self._open.enter_context(replacing(self.folder / shard))
+            self._tar = self._open.enter_context(tarfile.TarFile(fileobj=file, mode="w"))
+            self._current = shard
+        member = tarfile.TarInfo(self._member(index) + extension)
+        member.size = len(data)
+        if self._tar is None:
+            raise CongealError(f"the shard {shard} is closed")
+        with writing(self.folder / shard):
+            self._tar.addfile(member, io.BytesIO(data))
+        self._tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header
+
+    def done(self, index: int) -> bool:
+        """Whether its shard is complete."""
+        return self._place(index)[0] in self._written
+
+    def next_shard(self, rows: np.ndarray, at: int) -> int:
+        """The first position from `at` on at which another shard begins among these rows."""
+        while 0 < at < len(rows) and self._place(int(rows[at]))[0] == self._place(int(rows[at - 1]))[0]:
+            at += 1
+        return at
+
+    def end_shard(self) -> None:
+        """Complete the shard at hand."""
+        self._end_shard()
+
+    def _end_shard(self) -> None:
+        if self._tar is None or self._current is None:
+            return
+        self._open.close()
+        self._written.add(self._current)
+        self._tar = self._current = None
+
+    def close(self) -> None:
+        """Complete the last shard, and tell members that are not called after their keys."""
+        self._end_shard()
+        places = map(self._place, range(len(self.source)))
+        if any(safe_name(key) != key for _, key in places):
+            members = ((i, f"{self._place(i)[0]}/{self._member(i)}") for i in range(len(self.source)))
+            write_names(self.folder, {self.source.id(i): member for i, member in members})

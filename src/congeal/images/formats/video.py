@@ -1,0 +1,549 @@
+"""Videos (extra `video`) and animated GIF and WebP files, read frame by frame and written as MP4 or GIF.
+
+Reading: the packets are listed once without decoding them, which gives the number of frames, their times and the
+keyframes. `read(i)` continues from the frame before it, or starts at the last keyframe before i if that is nearer. If
+the times are unusable (some AVI files have none), frames are counted from the beginning.
+
+Writing: frames are added in the order of the source, and the file appears when it is complete. A run that was
+interrupted makes the frames again from the originals, which gives the same file.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import IO, Any
+
+import numpy as np
+from PIL import Image as Pillow
+
+from congeal.errors import CongealError, first_line, require
+from congeal.execution.threads import usable_cores
+from congeal.files import is_plain, replacing, writing
+from congeal.images.formats.decode import check_size, make_image
+from congeal.images.formats.writers import VIDEO_FORMATS, Size, Writer
+from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage
+
+log = logging.getLogger("congeal")
+
+VIDEO = frozenset([".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm"])
+ANIMATION = frozenset([".gif", ".webp"])
+CUT_SHORT = "the video ends before this frame: the file was cut short"
+# A keyframe at most this many frames ahead is reached by decoding, which is faster than a seek.
+MAX_DECODED_AHEAD = 8
+# Frames whose decoded times are compared with those of the packets.
+CHECKED_FRAMES = 24
+# A header that claims more missing frames than this is damaged.
+MAX_MISSING_FRAMES = 100_000
+# Frame rate of a video whose images have none of their own.
+DEFAULT_FRAMES_PER_SECOND = 25.0
+# Threads of the encoder, on any machine: another number would give other bytes.
+ENCODER_THREADS = 4
+# Shortest duration of a GIF frame: browsers slow down faster changes.
+MIN_GIF_HUNDREDTHS = 2
+_GREY = {"gray": "gray", "gray16le": "gray16le", "gray16be": "gray16le"}
+# The first encoder that is installed. Without cpu-independent, x264 writes other bytes on other processors.
+_CODECS = {
+    "libx264": {"crf": "18", "preset": "veryfast", "x264-params": "cpu-independent=1"},
+    "mpeg4": {"q": "2"},
+}
+_GIF_LOOP = b"!\xff\x0bNETSCAPE2.0\x03\x01\x00\x00\x00"
+
+
+def frame_name(name: str, i: int) -> str:
+    """The id of a frame, which also selects it: clip.mp4[00005]."""
+    return f"{name}[{i:05d}]"
+
+
+@dataclass(frozen=True)
+class _Index:
+    """The frames of a video in presentation order."""
+
+    times: list[int]  # in the time base of the stream; empty if they are unusable
+    keys: list[int]  # positions of keyframes
+    frames: int  # present in the file
+    missing: int  # claimed by the header but not present
+    header: Header
+    rate: float | None  # frames per second
+
+
+class VideoFrames(ImageSource):
+    """The frames of one video file."""
+
+    def __init__(self, path: Path) -> None:
+        self.name, self.path = path.name, path
+        self._index = _index_packets(path)
+        self.frame_rate = self._index.rate
+        self.layout = "video" if self._index.header.dtype == np.uint8 else "files"  # MP4 and GIF hold 8 bits
+        self._reader, self._lock, self._warned = _FrameReader(path, self._index), Lock(), False
+
+    def __len__(self) -> int:
+        return self._index.frames + self._index.missing
+
+    def id(self, i: int) -> str:
+        """Name of frame i."""
+        return frame_name(self.name, range(len(self))[i])
+
+    def probe(self, i: int) -> Header:
+        """Size and type as stated by the stream."""
+        if i >= self._index.frames:
+            raise UnreadableImage(CUT_SHORT)
+        return self._index.header
+
+    def read(self, i: int) -> Image:
+        """Frame i as pixels (H, W, C), upright."""
+        if i >= self._index.frames:
+            raise UnreadableImage(CUT_SHORT)
+        try:
+            with self._lock:
+                frame = self._reader.frame(i)
+            pixels = _pixels(frame)  # outside the lock: colour conversion takes longer than decoding
+        except UnreadableImage:
+            raise
+        except Exception as error:  # damaged streams raise nearly anything
+            raise UnreadableImage(f"damaged frame ({first_line(error)})") from error
+        size = pixels.shape[:2]
+        if size != (self._index.header.height, self._index.header.width) and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s changes size: %s is %d×%d, not %d×%d (width × height); all frames are used, brought to one size",
+                *(self.name, self.id(i), size[1], size[0], self._index.header.width, self._index.header.height),
+            )
+        return Image(self.id(i), pixels)
+
+    def _some_pixels(self, count: int) -> Iterator[bytes]:
+        """None: the file itself is part of the fingerprint, and sampling frames takes as long as decoding all."""
+        return iter(())
+
+
+class _FrameReader:
+    """Decodes the frames of a video in order and keeps the last few: threads ask for them nearly in order."""
+
+    def __init__(self, path: Path, index: _Index) -> None:
+        self.path, self.index, self._can_seek = path, index, bool(index.times)
+        self._row = {time: row for row, time in enumerate(index.times)}
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._room = 2 * usable_cores() + 4
+        self._next, self._container, self._frames = 0, None, iter(())  # type: int, Any, Iterator[Any]
+
+    def frame(self, i: int) -> Any:
+        """Frame i, decoded now or recently."""
+        if i in self._kept:
+            return self._kept[i]
+        nearest = self._keyframe_before(i)
+        if self._container is None or i < self._next or nearest - self._next > MAX_DECODED_AHEAD:
+            self._seek(nearest)
+        found = self._decode_until(i)
+        if found is None and self._can_seek:  # some files cannot be decoded from their keyframes
+            self._can_seek = False
+            self._seek(0)
+            found = self._decode_until(i)
+        if found is None:
+            raise UnreadableImage("the frame cannot be decoded: the video is damaged there")
+        if found.is_corrupt:
+            raise UnreadableImage("the frame is damaged")
+        return found
+
+    def _keyframe_before(self, i: int) -> int:
+        if not self._can_seek:
+            return 0
+        place = bisect_right(self.index.keys, i)
+        return self.index.keys[place - 1] if place else 0
+
+    def _seek(self, row: int) -> None:
+        """Begin at a keyframe."""
+        if self._container is not None:
+            self._container.close()
+        self._container = container = _open(self.path)
+        stream = container.streams.video[0]
+        if row:
+            container.seek(self.index.times[row], stream=stream)
+        self._frames, self._next = _decode_frames(container, stream), row
+
+    def _decode_until(self, i: int) -> Any:
+        """Decode up to frame i; None if there is none."""
+        begun = self._next
+        for frame in self._frames:
+            row = self._row.get(frame.pts, -1) if self.index.times else self._next
+            if row < begun:
+                continue  # before the keyframe: its reference frames were not decoded
+            self._kept[row] = frame
+            if len(self._kept) > self._room:
+                self._kept.popitem(last=False)
+            self._next = row + 1
+            if row >= i:
+                return frame if row == i else None
+        return None
+
+
+def open_video(path: Path) -> ImageSource:
+    """A video given by itself: every frame is one image."""
+    require("av", "video")
+    source = VideoFrames(path)
+    if not len(source):
+        raise CongealError(f"{path} holds no frames")
+    return source
+
+
+def _open(path: Path) -> Any:
+    av = require("av", "video")
+    try:
+        return av.open(str(path))
+    except Exception as error:  # what is no video, or a part of one, fails in many ways
+        raise CongealError(
+            f"{path} cannot be opened as a video ({_ffmpeg_message(error)}): it is damaged, cut short before its "
+            "index was written, or of a kind that is not read"
+        ) from error
+
+
+def _ffmpeg_message(error: Exception) -> str:
+    """The message of FFmpeg without the place in its source."""
+    return str(getattr(error, "strerror", None) or first_line(error))
+
+
+def _decode_frames(container: Any, stream: Any) -> Iterator[Any]:
+    """Frames in presentation order, without those that cannot be decoded."""
+    av = require("av", "video")
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets)
+        except (StopIteration, av.error.FFmpegError):  # the end, or where the file was cut
+            return
+        try:
+            frames = packet.decode()
+        except av.error.FFmpegError:
+            continue
+        yield from frames
+
+
+def _index_packets(path: Path) -> _Index:
+    """Index the packets of a video; only its first frames are decoded."""
+    with _open(path) as container:
+        if not container.streams.video:
+            raise CongealError(f"{path} has no video in it, only sound or data")
+        stream = container.streams.video[0]
+        if stream.codec_context is None:
+            raise CongealError(
+                f"there is no decoder for the video in {path} here: convert it first, for example with "
+                f"'ffmpeg -i {path.name} -c:v libx264 {path.stem}-h264.mp4'"
+            )
+        times, keys, packets_read = _packet_times(container, stream)
+        claimed, rate = int(stream.frames or 0), stream.average_rate or stream.base_rate
+        long = (container.duration or 0) / 1e6 * float(rate or 0)  # in frames; some containers state the duration only
+    first = _first_frames(path)
+    if not first:
+        return _Index([], [], 0, 0, Header(0, 0, 3, np.dtype(np.uint8)), None)
+    known = None not in times and len(set(times)) == len(times)
+    # In some files these are not presentation times, which the first frames show.
+    usable = known and (ordered := sorted(times))[: len(first)] == [frame.pts for frame in first]
+    frames = len(times) if usable else _count_frames(path)
+    missing = claimed - packets_read if usable else claimed - frames
+    if not 0 <= missing <= MAX_MISSING_FRAMES:
+        missing = 0
+    if not claimed and long > 1.1 * frames + 2:
+        log.warning("%s was cut short: %d of about %d frames are there", path, frames, long)
+    row = {time: k for k, time in enumerate(ordered)} if usable else {}
+    pixels = _pixels(first[0])
+    header = Header(pixels.shape[0], pixels.shape[1], pixels.shape[2], pixels.dtype)
+    rows = sorted(row[key] for key in keys if key in row)
+    return _Index([*row], rows, frames, missing, header, float(rate) if rate else None)
+
+
+def _packet_times(container: Any, stream: Any) -> tuple[list[Any], list[Any], int]:
+    """Times of the displayed packets, times of keyframes, and the number of all packets."""
+    av = require("av", "video")
+    times, keys, packets_read = list[Any](), list[Any](), 0
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets)
+        except (StopIteration, av.error.FFmpegError):
+            return times, keys, packets_read
+        if not packet.size:
+            continue
+        packets_read += 1
+        if getattr(packet, "is_discard", False):
+            continue
+        times.append(packet.pts)
+        if packet.is_keyframe:
+            keys.append(packet.pts)
+
+
+def _first_frames(path: Path) -> list[Any]:
+    with _open(path) as container:
+        return [*islice(_decode_frames(container, container.streams.video[0]), CHECKED_FRAMES)]
+
+
+def _count_frames(path: Path) -> int:
+    with _open(path) as container:
+        return sum(1 for _ in _decode_frames(container, container.streams.video[0]))
+
+
+def _pixels(frame: Any) -> np.ndarray:
+    """(H, W, C) of a frame as displayed: grey stays grey, everything else is 8-bit RGB."""
+    grey = _GREY.get(frame.format.name)
+    pixels = frame.to_ndarray(format=grey or "rgb24")
+    pixels = pixels if pixels.ndim == 3 else pixels[..., None]
+    turns = round(getattr(frame, "rotation", 0) / 90) % 4  # phones store the rotation
+    return np.ascontiguousarray(np.rot90(pixels, turns))
+
+
+class Animation(ImageSource):
+    """The frames of one animated GIF or WebP, which is written as a GIF."""
+
+    layout = "gif"
+
+    def __init__(self, path: Path, picture: Pillow.Image, frames: int) -> None:
+        self.name, self.path, self._picture, self._n_frames, self._lock = path.name, path, picture, frames, Lock()
+        picture.seek(0)
+        picture.load()
+        milliseconds = picture.info.get("duration") or 0
+        self.frame_rate = 1000 / milliseconds if milliseconds else None
+
+    def __len__(self) -> int:
+        return self._n_frames
+
+    def id(self, i: int) -> str:
+        """Name of frame i."""
+        return frame_name(self.name, range(len(self))[i])
+
+    def probe(self, i: int) -> Header:
+        """All frames have the size of the picture, and colours."""
+        width, height = self._picture.size
+        return Header(height, width, 3, np.dtype(np.uint8))
+
+    def read(self, i: int) -> Image:
+        """Frame i in RGB, with a mask if something of it is transparent."""
+        width, height = self._picture.size
+        check_size(height, width, 4 * height * width)
+        try:
+            with self._lock:
+                self._picture.seek(i)
+                pixels = np.array(self._picture.convert("RGBA"))
+        except Exception as error:  # damaged data raises nearly anything; each is a reason in skipped.csv
+            raise UnreadableImage(f"damaged frame ({first_line(error)})") from error
+        opaque = bool((pixels[..., 3] == 255).all())
+        return make_image(self.id(i), pixels[..., :3] if opaque else pixels, has_alpha=not opaque)
+
+
+def open_animation(path: Path) -> ImageSource | None:
+    """The frames of an animation; None for a still or unreadable image, which is opened as one image."""
+    try:
+        picture = Pillow.open(path)
+        frames = int(getattr(picture, "n_frames", 1))
+    except Exception:  # reading it as one image reports the reason
+        return None
+    if frames < 2:
+        picture.close()
+        return None
+    try:
+        return Animation(path, picture, frames)
+    except Exception as error:
+        raise CongealError(f"{path} is a damaged animation ({first_line(error)})") from error
+
+
+def check_video_output(format: str, source: ImageSource) -> None:
+    """Raise an error, before any work, for images that a video cannot hold."""
+    if format not in VIDEO_FORMATS:
+        return
+    if format == "mp4":
+        require("av", "video")
+    for i in range(min(len(source), 8)):
+        try:
+            header = source.probe(i)
+        except UnreadableImage:
+            continue
+        _check_kind(source.id(i), header.channels, header.dtype, format)
+        return
+
+
+def _check_kind(id: str, channels: int, dtype: np.dtype, format: str) -> None:
+    if dtype not in (np.uint8, bool) or channels not in (1, 3):
+        raise CongealError(
+            f"{format} holds 8-bit grey or colour, and {id} has {channels} channel(s) of {dtype}: write tiff or files"
+        )
+
+
+class VideoWriter(Writer):
+    """Base of the MP4 and GIF writers: frames are converted in any thread and added in order to one file."""
+
+    format: str
+
+    def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
+        super().__init__(folder, source, size)
+        self.path = folder / f"aligned.{self.format}"
+        self.rate = Fraction(source.frame_rate or DEFAULT_FRAMES_PER_SECOND).limit_denominator(1001)
+        self._complete = is_plain(self.path) and self._is_complete()
+        self._open = ExitStack()
+        self._begun = False
+
+    def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Add frame `index`."""
+        self._add(index, self._prepare(index, pixels))
+
+    def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
+        """Convert the frames; they are added in the second step."""
+        ready = [] if self._complete else [(i, self._prepare(i, pixels[k])) for k, i in enumerate(indices.tolist())]
+        return partial(self._add_all, ready)
+
+    def done(self, index: int) -> bool:
+        """Whether the video is complete."""
+        return self._complete
+
+    def _prepare(self, index: int, pixels: np.ndarray) -> Any:
+        _check_kind(self.source.id(index), pixels.shape[-1], pixels.dtype, self.format)
+        return self._convert(pixels.astype(np.uint8) * np.uint8(255) if pixels.dtype == bool else pixels)
+
+    def _add_all(self, ready: list[tuple[int, Any]]) -> None:
+        for index, frame in ready:
+            self._add(index, frame)
+
+    def _add(self, index: int, frame: Any) -> None:
+        with writing(self.path):
+            if not self._begun:
+                self._begin(self._open.enter_context(replacing(self.path)))
+                self._begun = True
+            self._put(index, frame)
+
+    def close(self) -> None:
+        """Finish the video and give it its name."""
+        if not self._begun:
+            return
+        with writing(self.path):
+            self._end()
+        self._open.close()
+        self._begun, self._complete = False, True
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._open.__exit__(kind, error, trace)  # an incomplete video is useless
+
+    def _is_complete(self) -> bool:
+        raise NotImplementedError
+
+    def _convert(self, pixels: np.ndarray) -> Any:
+        """8-bit pixels (h, w, 1 or 3) → a frame of the file."""
+        raise NotImplementedError
+
+    def _begin(self, file: IO[bytes]) -> None:
+        raise NotImplementedError
+
+    def _put(self, index: int, frame: Any) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+
+class Mp4Writer(VideoWriter):
+    """`aligned.mp4`: H.264, each frame at its time in the source, so that a skipped frame prolongs the one before."""
+
+    format = "mp4"
+
+    def _is_complete(self) -> bool:
+        """Whether its boxes fill the file and one of them is the index (moov)."""
+        names, place, size = set(), 0, self.path.stat().st_size
+        with self.path.open("rb") as file:
+            while place + 8 <= size:
+                file.seek(place)
+                head = file.read(16)
+                length = int.from_bytes(head[:4], "big")
+                length = int.from_bytes(head[8:16], "big") if length == 1 else length
+                names.add(head[4:8])
+                if length < 8:
+                    return False
+                place += length
+        return place == size and b"moov" in names
+
+    def _convert(self, pixels: np.ndarray) -> Any:
+        av = require("av", "video")
+        height, width = pixels.shape[:2]
+        if height % 2 or width % 2:  # colour is subsampled by two, so sides are even
+            pixels = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        colour = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+        return av.VideoFrame.from_ndarray(colour, format="rgb24").reformat(format="yuv420p")
+
+    def _begin(self, file: IO[bytes]) -> None:
+        av = require("av", "video")
+        codec = next((name for name in _CODECS if _has_encoder(name)), None)
+        if codec is None:
+            raise CongealError("the installed PyAV cannot write H.264 or MPEG-4: use --output-format gif or files")
+        self._file = self._open.enter_context(av.open(file, "w", format="mp4"))
+        self._stream = self._file.add_stream(codec, rate=self.rate)
+        self._stream.height, self._stream.width = (side + side % 2 for side in self.size)
+        self._stream.pix_fmt, self._stream.options = "yuv420p", dict(_CODECS[codec])
+        self._stream.codec_context.thread_count = ENCODER_THREADS
+
+    def _put(self, index: int, frame: Any) -> None:
+        frame.pts, frame.time_base = index, 1 / self.rate
+        self._file.mux(self._stream.encode(frame))
+
+    def _end(self) -> None:
+        self._file.mux(self._stream.encode())
+        self._file.close()
+
+
+class GifWriter(VideoWriter):
+    """`aligned.gif`: complete frames, each with its own palette; grey is kept exactly."""
+
+    format = "gif"
+
+    def _is_complete(self) -> bool:
+        with self.path.open("rb") as file:
+            begins = file.read(3) == b"GIF"
+            file.seek(-1, io.SEEK_END)
+            return begins and file.read() == b";"
+
+    def _convert(self, pixels: np.ndarray) -> bytes:
+        grey = pixels.shape[-1] == 1
+        picture = Pillow.fromarray(pixels[..., 0] if grey else np.ascontiguousarray(pixels))
+        buffer = io.BytesIO()
+        (picture if grey else picture.quantize(256)).save(buffer, "GIF", optimize=False, interlace=0)
+        return _image_block(buffer.getvalue())
+
+    def _begin(self, file: IO[bytes]) -> None:
+        self._file = file
+        height, width = self.size
+        file.write(b"GIF89a" + width.to_bytes(2, "little") + height.to_bytes(2, "little") + bytes(3) + _GIF_LOOP)
+
+    def _put(self, index: int, frame: bytes) -> None:
+        begin, end = (round(100 * k / self.rate) for k in (index, index + 1))
+        duration = max(MIN_GIF_HUNDREDTHS, end - begin)
+        self._file.write(b"!\xf9\x04\x04" + duration.to_bytes(2, "little") + bytes(2) + frame)
+
+    def _end(self) -> None:
+        self._file.write(b";")
+
+
+def _image_block(gif: bytes) -> bytes:
+    """The image block of a GIF of one frame, with the palette of the file as local palette."""
+    entries = 2 << (gif[10] & 7) if gif[10] & 0x80 else 0
+    palette, place = gif[13 : 13 + 3 * entries], 13 + 3 * entries
+    while gif[place] == 0x21:  # extensions: sub-blocks with their length, ended by an empty one
+        place += 2
+        while gif[place]:
+            place += gif[place] + 1
+        place += 1
+    descriptor, data = gif[place : place + 10], gif[place + 10 : -1]
+    return descriptor[:9] + bytes([0x80 | descriptor[9] & 0x40 | gif[10] & 7]) + palette + data
+
+
+def _has_encoder(codec: str) -> bool:
+    av = require("av", "video")
+    try:
+        return bool(av.codec.Codec(codec, "w"))
+    except Exception:  # PyAV versions raise different errors for a missing codec
+        return False

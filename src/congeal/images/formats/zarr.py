@@ -1,0 +1,448 @@
+"""Zarr arrays and OME-Zarr images, read and written with their axes, scales and channel names (extra `zarr`)."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from congeal.errors import CongealError, first_line, require
+from congeal.files import put_in_place, writing
+from congeal.images.formats.hyperstack import Hyperstack, Step
+from congeal.images.formats.writers import NpyWriter
+from congeal.images.sources.base import ImageSource, UnreadableImage
+from congeal.images.sources.hyperstack import IndexedReader, open_stack
+
+MARKS = ("zarr.json", ".zarray", ".zgroup")
+_DEFAULT_AXES = {2: "YX", 3: "IYX", 4: "IYXC", 5: "TCZYX"}
+_WORDS = {"time": "T", "channel": "C", "depth": "Z", "row": "Y", "column": "X", "height": "Y", "width": "X"}
+_SPARE = "IQPRABDEFGHJKLMNOUVW"
+# What decodes numbers. Pickle would run whatever a stranger put there, and the rest of such codecs hold no numbers.
+_CODECS = frozenset(
+    [
+        "blosc",
+        "zlib",
+        "gzip",
+        "zstd",
+        "lz4",
+        "bz2",
+        "lzma",
+        "shuffle",
+        "delta",
+        "fixedscaleoffset",
+        "quantize",
+        "packbits",
+        "astype",
+        "bitround",
+        "pcodec",
+        "crc32",
+        "crc32c",
+        "adler32",
+        "fletcher32",
+        "jenkins_lookup3",
+        "zfpy",
+        "bytes",
+        "transpose",
+        "sharding_indexed",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ZarrOrigin:
+    """What a Zarr has besides numbers, for a writer of Zarr.
+
+    format: 2 or 3. ngff: version of the OME metadata, empty for a plain array. attributes: of the array or group.
+    path: of the array in its group. names: of the axes, as they are written there. storage: chunks and compressors.
+    """
+
+    format: int
+    ngff: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    path: str = "0"
+    names: tuple[str, ...] = ()
+    storage: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ZarrReader(IndexedReader):
+    """A Zarr array whose chunks must be whole. One that is not there is read as the fill value, as Zarr says."""
+
+    def take(self, at: Mapping[str, int]) -> np.ndarray:
+        """Index the array; says so where a chunk is damaged."""
+        cut = next((name for name, path in self._blosc_chunks(at) if not _is_whole_blosc(path)), None)
+        if cut is not None:
+            raise UnreadableImage(f"the chunk {cut} of the Zarr array was cut short")
+        try:
+            return super().take(at)
+        except Exception as error:  # decoders raise nearly anything
+            reason = f"a chunk of the Zarr array is damaged or was cut short ({first_line(error)})"
+            raise UnreadableImage(reason) from error
+
+    def _blosc_chunks(self, at: Mapping[str, int]) -> Iterator[tuple[str, Path]]:
+        """Chunks, by name and file, that what is asked for lies in, where they are compressed by Blosc: it decodes some
+        of those that were cut short to something else."""
+        array = self.array
+        if getattr(array, "shards", None) is not None or "blosc" not in str(array.compressors[-1:]).lower():
+            return
+        folder = Path(array.store_path.store.root) / array.store_path.path
+        sides = zip(self.axes, array.shape, array.chunks, strict=True)
+        places = [[at[axis] // step] if axis in at else range(-(-length // step)) for axis, length, step in sides]
+        for place in product(*places):
+            name = array.metadata.encode_chunk_key(place)
+            if (folder / name).is_file():
+                yield name, folder / name
+
+
+def _is_whole_blosc(path: Path) -> bool:
+    """Whether a file is as long as its Blosc header says."""
+    with path.open("rb") as file:
+        header = file.read(16)
+    return len(header) == 16 and int.from_bytes(header[12:], "little") == path.stat().st_size
+
+
+def is_zarr(folder: Path) -> bool:
+    """Whether a folder is a Zarr array or group, or is called like one."""
+    return folder.suffix.lower() == ".zarr" or any((folder / mark).is_file() for mark in MARKS)
+
+
+def open_zarr(path: Path, z: str | None = None) -> ImageSource:
+    """The full resolution of an OME-Zarr image, or a plain array (N, H, W[, C])."""
+    zarr = require("zarr", "zarr")
+    try:
+        found = zarr.open(str(path), mode="r")
+        array, image = (found, {}) if isinstance(found, zarr.Array) else _array_of(path, found)
+        _refuse_codecs(path, array)
+        stack = _described(path, array, found, image)
+    except CongealError:
+        raise
+    except Exception as error:  # damaged metadata raise nearly anything
+        raise CongealError(f"{path} is not a readable Zarr array or OME-Zarr image ({first_line(error)})") from error
+    reader = ZarrReader(array, stack.axes, chunk=int(array.chunks[0]) if stack.axes[0] not in "YX" else 1)
+    source = open_stack(stack, reader, name=path.name, layout="zarr", z=z)
+    source.files = tuple(_files(path))
+    return source
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for below, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (Path(below) / name for name in sorted(names))
+
+
+def _array_of(path: Path, group: Any) -> tuple[Any, dict[str, Any]]:
+    """The array of a group with the largest pictures, and what OME says of it; the only one of a group without OME."""
+    attributes = dict(group.attrs)
+    about = attributes.get("ome", attributes)
+    images = about.get("multiscales") if isinstance(about, Mapping) else None
+    if images:
+        return group[images[0]["datasets"][0]["path"]], images[0]
+    arrays, groups = sorted(group.array_keys()), sorted(group.group_keys())
+    if len(arrays) == 1 and not groups:
+        return group[arrays[0]], {}
+    if len(groups) == 1 and not arrays:
+        return _array_of(path / groups[0], group[groups[0]])
+    inside = [*arrays, *groups]
+    if not inside:
+        raise CongealError(f"{path} is a Zarr group without arrays: it holds no images")
+    listed = ", ".join(inside[:5]) + (", …" if len(inside) > 5 else "")
+    raise CongealError(f"{path} is a Zarr group that holds {listed}: give one of them, such as {path / inside[0]}")
+
+
+def _refuse_codecs(path: Path, array: Any) -> None:
+    """Refuse what is not known to decode to numbers and nothing else."""
+    about = array.metadata.to_dict()
+    for name in _codec_names([about.get("filters"), about.get("compressor"), about.get("codecs")]):
+        plain = name.removeprefix("numcodecs.")
+        if plain not in _CODECS and not plain.startswith("imagecodecs_"):
+            raise CongealError(f"{path} is stored with the codec '{name}', which is not opened: store it with another")
+
+
+def _codec_names(value: Any) -> Iterator[str]:
+    """Names of codecs in a description. Some versions of zarr describe a codec by itself, not by its settings."""
+    for describe in ("get_config", "to_dict"):
+        if callable(getattr(value, describe, None)):
+            value = getattr(value, describe)()
+    if isinstance(value, Mapping):
+        known = value.get("id", value.get("name"))
+        if isinstance(known, str):
+            yield known
+        for inner in value.values():
+            yield from _codec_names(inner)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for inner in value:
+            yield from _codec_names(inner)
+
+
+def _described(path: Path, array: Any, found: Any, image: Mapping[str, Any]) -> Hyperstack:
+    """Axes, scales and channel names; those of OME, or the names of dimensions, or the usual order."""
+    about: Any = {}
+    if image:
+        names = tuple(axis["name"] if isinstance(axis, Mapping) else str(axis) for axis in image.get("axes", ()))
+    else:
+        names = tuple(name for name in getattr(array.metadata, "dimension_names", None) or () if name)
+    if len(names) != array.ndim:
+        if names:
+            raise CongealError(f"{path} names {len(names)} axes ({', '.join(names)}) and has {array.ndim}")
+        if array.ndim not in _DEFAULT_AXES:
+            raise CongealError(f"{path} has {array.ndim} dimensions and no names for them; a stack has 2 to 5")
+        names = tuple(_DEFAULT_AXES[array.ndim].lower())
+    axes = _letters(names)
+    if not {"Y", "X"} <= set(axes):
+        raise CongealError(f"{path} has the axes {', '.join(names)}; images need y and x")
+    stack = Hyperstack(axes, tuple(map(int, array.shape)))
+    steps: dict[str, Step] = {}
+    channels: tuple[str, ...] = ()
+    attributes = dict(found.attrs)
+    ngff, inside = "", "0"
+    if image:
+        about = attributes.get("ome", attributes)
+        ngff = str(about.get("version") or image.get("version") or "0.4")
+        inside = str(image["datasets"][0]["path"])
+        steps = _steps(image, axes)
+        channels = _channel_names(about)
+    storage = {"chunks": tuple(map(int, array.chunks)), "compressors": array.compressors, "filters": array.filters}
+    origin = ZarrOrigin(array.metadata.zarr_format, ngff, attributes, inside, names, storage)
+    named = channels if len(channels) == stack.n_channels else ()
+    return Hyperstack(axes, stack.shape, steps, named, origin=origin)
+
+
+def _letters(names: Sequence[str]) -> str:
+    """One letter for each name: its own if it is one, that of a word everybody knows, else a spare one."""
+    found = [name.upper() if len(name) == 1 and name.isascii() and name.isalpha() else "" for name in names]
+    found = [letter or _WORDS.get(name.lower(), "") for letter, name in zip(found, names, strict=True)]
+    spare = iter(letter for letter in _SPARE if letter not in found)
+    seen: set[str] = set()
+    letters = ""
+    for letter in found:
+        letter = letter if letter and letter not in seen else next(spare)
+        seen.add(letter)
+        letters += letter
+    return letters
+
+
+def _steps(image: Mapping[str, Any], axes: str) -> dict[str, Step]:
+    """Pixel sizes and time step from the scales of the image and of its full resolution."""
+    scale = np.ones(len(axes))
+    told = False
+    key = "coordinateTransformations"
+    for change in [*image["datasets"][0].get(key, ()), *image.get(key, ())]:
+        if change.get("type") == "scale" and len(change.get("scale", ())) == len(axes):
+            scale, told = scale * np.asarray(change["scale"], dtype=float), True
+    if not told:
+        return {}
+    units = [axis.get("unit", "") if isinstance(axis, Mapping) else "" for axis in image["axes"]]
+    pairs = zip(axes, scale.tolist(), units, strict=True)
+    known = [one for one in pairs if one[0] in "XYZT" and (one[2] or one[1] != 1)]
+    return {letter: Step(size, _short(unit)) for letter, size, unit in known}
+
+
+_UNITS = {"micrometer": "µm", "nanometer": "nm", "millimeter": "mm", "angstrom": "Å", "second": "s", "minute": "min"}
+_UNITS |= {"millisecond": "ms", "hour": "h", "meter": "m", "centimeter": "cm", "picometer": "pm"}
+
+
+def _short(unit: str) -> str:
+    return _UNITS.get(unit, unit)
+
+
+def long_unit(unit: str) -> str:
+    """A unit in the words of NGFF."""
+    return next((word for word, short in _UNITS.items() if short == unit), unit)
+
+
+def _channel_names(about: Any) -> tuple[str, ...]:
+    shown = about.get("omero") if isinstance(about, Mapping) else None
+    channels = shown.get("channels") if isinstance(shown, Mapping) else None
+    names = [str(channel.get("label", "")) for channel in channels or () if isinstance(channel, Mapping)]
+    return tuple(names) if any(names) else ()
+
+
+Size = tuple[int, int]
+MOST_BLOCK = 256 << 20
+"""Bytes that are put together before they are written; larger chunks are cut to single planes."""
+_TYPES = {"T": "time", "C": "channel"}
+
+
+class ZarrWriter(NpyWriter):
+    """`aligned.zarr`; gathered in a memory map first, because images can arrive in any order.
+
+    A Zarr comes back in its own version and, if it was OME-Zarr, with its metadata. Other scientific stacks become
+    OME-Zarr 0.4, which most programs read; anything else is a plain array (N, H, W[, C]).
+    """
+
+    def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
+        self._zarr = folder / "aligned.zarr"
+        self._stack = None if source.hyperstack is None else _in_zarr_order(source.hyperstack.resized(size))
+        super().__init__(folder, source, size)
+
+    def _final_exists(self) -> bool:
+        """Whether every chunk is there: none is left out when it is written."""
+        zarr = require("zarr", "zarr")
+        if self._zarr.is_symlink() or not self._zarr.is_dir():
+            return False
+        try:
+            array = zarr.open(str(self._zarr), mode="r")
+            if not isinstance(array, zarr.Array):
+                array = array[next(iter(array.array_keys()))]
+            if self._stack is None:
+                fits = array.shape[:3] == (len(self.source), *self.size)
+            else:
+                fits = array.shape == self._stack.shape
+            return bool(fits and array.nchunks_initialized == array.nchunks)
+        except Exception:  # damaged metadata raise nearly anything
+            return False
+
+    def _finish(self, array: np.ndarray) -> None:
+        partial = self.folder / ".aligned.partial.zarr"
+        with writing(self._zarr):
+            for old in (partial, self._zarr):
+                if old.is_symlink():
+                    old.unlink()
+                shutil.rmtree(old, ignore_errors=True)
+            stack = self._stack or _plain(array)
+            origin = stack.origin if isinstance(stack.origin, ZarrOrigin) else _origin_for(stack, self._stack is None)
+            self._fill(_created(partial, stack, origin, array.dtype), array, stack)
+        put_in_place(partial, self._zarr)
+
+    def _fill(self, out: Any, array: np.ndarray, stack: Hyperstack) -> None:
+        """Write block by block, each of whole chunks, so that no chunk is written twice."""
+        for block in _blocks(stack, out.chunks):
+            values = np.empty(tuple(len(block[letter]) for letter in stack.axes), array.dtype)
+            letters = [letter for letter in stack.axes if letter not in "YX"]
+            for index in product(*(range(len(block[letter])) for letter in letters)):
+                at = {letter: block[letter][k] for letter, k in zip(letters, index, strict=True)}
+                image = array[stack.number(at)]
+                self._pages.touched(image.nbytes)
+                plane = image if image.ndim == 2 else image[..., stack.channel(at)]
+                place = dict(zip(letters, index, strict=True))
+                upright = stack.axes.index("Y") < stack.axes.index("X")
+                values[tuple(place.get(letter, slice(None)) for letter in stack.axes)] = plane if upright else plane.T
+            out[tuple(slice(block[letter].start, block[letter].stop) for letter in stack.axes)] = values
+
+
+def _blocks(stack: Hyperstack, chunks: tuple[int, ...]) -> Iterator[dict[str, range]]:
+    ranges = []
+    for letter, length, chunk in zip(stack.axes, stack.shape, chunks, strict=True):
+        step = length if letter in "YX" else chunk
+        ranges.append([range(start, min(length, start + step)) for start in range(0, length, step)])
+    for chosen in product(*ranges):
+        yield dict(zip(stack.axes, chosen, strict=True))
+
+
+def _in_zarr_order(stack: Hyperstack) -> Hyperstack:
+    """A Zarr as it was; other stacks as OME-Zarr wants them: time, channel, depth, rows, columns."""
+    if isinstance(stack.origin, ZarrOrigin):
+        return stack
+    others = [letter for letter in stack.image_axes if letter != "Z"]
+    if len(others) > 1:  # one axis for time, positions and what else there is
+        lengths = int(np.prod([stack.length(letter) for letter in others]))
+        steps = {letter: step for letter, step in stack.steps.items() if letter != "T"}
+        kept = [(a, n) for a, n in zip(stack.axes, stack.shape, strict=True) if a not in others]
+        axes, shape = "".join(["T", *(a for a, _ in kept)]), (lengths, *(n for _, n in kept))
+        stack = replace(stack, axes=axes, shape=shape, steps=steps, chosen={}, ragged=True)
+    elif others and others[0] != "T":
+        stack = replace(stack, axes=stack.axes.replace(others[0], "T"))
+    if stack.channel_axes:
+        rest = [(a, n) for a, n in zip(stack.axes, stack.shape, strict=True) if a not in "CS"]
+        axes = "".join(["C", *(a for a, _ in rest)])
+        stack = replace(stack, axes=axes, shape=(stack.n_channels, *(n for _, n in rest)))
+    ordered = "".join(letter for letter in "TCZYX" if letter in stack.axes)
+    return replace(stack, axes=ordered, shape=tuple(map(stack.length, ordered)))
+
+
+def _plain(array: np.ndarray) -> Hyperstack:
+    return Hyperstack("IYXC"[: array.ndim], array.shape)
+
+
+def _origin_for(stack: Hyperstack, plain: bool) -> ZarrOrigin:
+    names = tuple(stack.axes.lower())
+    if plain:
+        return ZarrOrigin(2, names=names)
+    about: dict[str, Any] = {"multiscales": [{"name": "aligned", "version": "0.4"}]}
+    if stack.channel_names:
+        shown = [{"label": name, "color": "FFFFFF", "active": True} for name in stack.channel_names]
+        about["omero"] = {"version": "0.4", "channels": shown}
+    return ZarrOrigin(2, "0.4", about, "0", names)
+
+
+def _created(path: Path, stack: Hyperstack, origin: ZarrOrigin, dtype: np.dtype) -> Any:
+    """The empty array in its place, with all metadata around it."""
+    zarr = require("zarr", "zarr")
+    names = _names(stack, origin)
+    options: dict[str, Any] = {
+        "shape": stack.shape,
+        "chunks": _chunks(stack, origin, dtype),
+        "dtype": dtype,
+        "zarr_format": origin.format,
+        "config": {"write_empty_chunks": True},
+        **{key: value for key, value in origin.storage.items() if key != "chunks"},
+    }
+    if origin.format == 3:
+        options["dimension_names"] = list(names)
+    if not origin.ngff:
+        return zarr.create_array(str(path), attributes=dict(origin.attributes), **options)
+    group = zarr.open_group(str(path), mode="w", zarr_format=origin.format)
+    group.attrs.update(_attributes(stack, origin, names))
+    if origin.format == 2:
+        options["chunk_key_encoding"] = {"name": "v2", "separator": "/"}
+    del options["zarr_format"]  # that of the group
+    return group.create_array(origin.path, **options)
+
+
+def _names(stack: Hyperstack, origin: ZarrOrigin) -> list[str]:
+    """The axes in the words of the file they came from; an axis may be gone."""
+    if len(origin.names) == len(stack.axes):
+        return list(origin.names)
+    return [letter.lower() for letter in stack.axes]
+
+
+def _chunks(stack: Hyperstack, origin: ZarrOrigin, dtype: np.dtype) -> tuple[int, ...]:
+    given = origin.storage.get("chunks", ())
+    if len(given) == len(stack.shape):
+        chunks = tuple(min(chunk, length) for chunk, length in zip(given, stack.shape, strict=True))
+    else:
+        chunks = tuple(min(n, 1024) if a in "YX" else 1 for a, n in zip(stack.axes, stack.shape, strict=True))
+    together = [n if a in "YX" else c for a, n, c in zip(stack.axes, stack.shape, chunks, strict=True)]
+    if int(np.prod(together)) * dtype.itemsize > MOST_BLOCK:
+        chunks = tuple(c if a in "YX" else 1 for a, c in zip(stack.axes, chunks, strict=True))
+    return chunks
+
+
+def _attributes(stack: Hyperstack, origin: ZarrOrigin, names: list[str]) -> dict[str, Any]:
+    """The attributes of the group: as they were, about one resolution, with axes and scales of what is written."""
+    attributes = copy.deepcopy(dict(origin.attributes))
+    about = attributes.get("ome", attributes)
+    image = about["multiscales"][0]
+    old = {_name(axis): axis for axis in image.get("axes", ())}
+    image["axes"] = [_axis(name, letter, stack, old) for name, letter in zip(names, stack.axes, strict=True)]
+    before = [_name(axis) for axis in old.values()]
+    own = image["datasets"][0] if image.get("datasets") else {}
+    changes = [*own.get("coordinateTransformations", ()), *image.pop("coordinateTransformations", ())]
+    moves = [change["translation"] for change in changes if change.get("type") == "translation"]
+    moved = [dict(zip(before, move, strict=True)) for move in moves if len(move) == len(before)]
+    shifts = [{"type": "translation", "translation": [move.get(name, 0.0) for name in names]} for move in moved[:1]]
+    scale = [stack.steps[letter].size if letter in stack.steps else 1.0 for letter in stack.axes]
+    image["datasets"] = [
+        {"path": origin.path, "coordinateTransformations": [{"type": "scale", "scale": scale}, *shifts]}
+    ]
+    about["multiscales"] = [image]
+    return attributes
+
+
+def _name(axis: Any) -> str:
+    return str(axis["name"]) if isinstance(axis, Mapping) else str(axis)
+
+
+def _axis(name: str, letter: str, stack: Hyperstack, old: Mapping[str, Any]) -> Any:
+    if name in old:
+        return old[name]
+    axis = {"name": name, "type": _TYPES.get(letter, "space")}
+    if letter in stack.steps and stack.steps[letter].unit:
+        axis["unit"] = long_unit(stack.steps[letter].unit)
+    return axis

@@ -1,0 +1,256 @@
+"""Arrays in memory or memory-mapped: numpy (channels last), torch (channels first), .npy, .npz, lists of images."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from congeal.errors import CongealError, first_line
+from congeal.images.intensity import NOT_FINITE, finite
+from congeal.images.sources.base import Image, ImageSource, Indices, UnreadableImage
+from congeal.memmap import READAHEAD_BYTES, PageTracker
+from congeal.transforms.ids import Ids
+
+if TYPE_CHECKING:
+    import torch
+
+# Marks the JSON file beside an array as written by `pack`.
+PACKED = "congeal-pack-1"
+MOST_UNPACKED = 8 << 30
+"""Bytes of a compressed file that are unpacked in memory."""
+_FAR_APART = 128  # images that are read together where they do not follow one another
+
+
+class ArraySource(ImageSource):
+    """Images of one size in an array (N, H, W) or (N, H, W, C); nothing is copied until it is read."""
+
+    layout = "array"
+
+    def __init__(
+        self,
+        array: np.ndarray,
+        *,
+        name: str = "array",
+        ids: Sequence[str] | None = None,
+        layout: str = "array",
+        bad: dict[int, str] | None = None,
+        mask_array: np.ndarray | None = None,
+    ) -> None:
+        if array.ndim not in (3, 4):
+            raise CongealError(
+                f"{name} has shape {array.shape}; a set of images is (N, H, W) or (N, H, W, C), channels last"
+            )
+        if array.dtype.kind not in "buif":
+            raise CongealError(f"{name} has dtype {array.dtype}; images are integers, floats or booleans")
+        if 0 in array.shape[1:]:
+            raise CongealError(f"{name} has shape {array.shape}: its images have no pixels")
+        self.array, self.name, self.layout, self.grey = array, name, layout, array.ndim == 3
+        self.mask_array, self.has_masks = mask_array, mask_array is not None
+        self._ids, self._bad = None if ids is None else Ids(ids), bad or {}
+        self._pages = PageTracker(array, mask_array)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def id(self, i: int) -> str:
+        """Name of image i: as given, or its number."""
+        return str(range(len(self))[i]) if self._ids is None else self._ids[i]
+
+    def ids(self) -> Ids:
+        """All names."""
+        return super().ids() if self._ids is None else self._ids
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of every image."""
+        return (*self.array.shape[1:3], 1 if self.grey else self.array.shape[3])
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the pixels."""
+        # float16 and the like are kept; only a foreign byte order is turned into the machine's.
+        return self.array.dtype.newbyteorder("=")
+
+    @property
+    def unreadable(self) -> dict[int, str]:
+        """Position → why that image cannot be used."""
+        return self._bad
+
+    def read(self, i: int) -> Image:
+        """Image i as pixels (H, W, C), with its mask if there is one."""
+        if i in self._bad:
+            raise UnreadableImage(self._bad[i])
+        pixels = self.batch([i])[0]
+        if not finite(pixels):
+            raise UnreadableImage(NOT_FINITE)
+        mask = self.masks([i])[0] if self.has_masks else None
+        return Image(self.id(i), pixels, mask)
+
+    def batch(self, indices: Indices) -> np.ndarray:
+        """(B, H, W, C) pixels of these positions."""
+        pixels = self._rows(as_slice(indices))
+        if not pixels.dtype.isnative:
+            pixels = pixels.astype(self.dtype)
+        return pixels[..., None] if self.grey else pixels
+
+    def _rows(self, rows: slice | Indices) -> np.ndarray:
+        if isinstance(rows, slice) or not self._pages:
+            pixels = np.asarray(self.array[rows])
+            self._pages.touched(pixels.nbytes)
+            return pixels
+        wanted = np.asarray(rows, dtype=np.int64)
+        pixels = np.empty((len(wanted), *self.array.shape[1:]), self.array.dtype)
+        for first in range(0, len(wanted), _FAR_APART):  # a sample of a large file would bring all of it into memory
+            few = wanted[first : first + _FAR_APART]
+            pixels[first : first + len(few)] = self.array[few]
+            self._pages.touched(len(few) * max(READAHEAD_BYTES, pixels[0].nbytes))
+        return pixels
+
+    def masks(self, indices: Indices) -> np.ndarray:
+        """(B, H, W) float32 masks of these positions."""
+        if self.mask_array is None:
+            raise CongealError(f"{self.name} has no masks")
+        masks = np.asarray(self.mask_array[as_slice(indices)], dtype=np.float32) / np.float32(255)
+        self._pages.touched(masks.size)
+        return masks
+
+
+class ListSource(ImageSource):
+    """Images of any sizes in a Python list: numpy arrays (H, W[, C]), torch tensors ([C,] H, W) or PIL images."""
+
+    def __init__(self, items: Sequence[Any], *, name: str = "list") -> None:
+        self.items, self.name = items, name
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def id(self, i: int) -> str:
+        """Name of image i."""
+        return str(range(len(self))[i])
+
+    def read(self, i: int) -> Image:
+        """Image i as pixels (H, W, C)."""
+        item = self.items[i]
+        if hasattr(item, "getexif"):
+            from congeal.images.formats.decode import from_pillow
+
+            return from_pillow(item, self.id(i))
+        is_tensor = not isinstance(item, np.ndarray) and hasattr(item, "detach")
+        pixels = numpy_from_tensor(item) if is_tensor else np.asarray(item)
+        if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "buif" or 0 in pixels.shape:
+            raise UnreadableImage(f"shape {pixels.shape} of {pixels.dtype} is not an image (H, W) or (H, W, C)")
+        if not finite(pixels):
+            raise UnreadableImage(NOT_FINITE)
+        if pixels.ndim == 2:
+            pixels = pixels[..., None]
+        elif is_tensor:
+            pixels = np.moveaxis(pixels, 0, -1)
+        return Image(self.id(i), pixels)
+
+
+def as_slice(indices: Indices) -> slice | np.ndarray:
+    """Consecutive positions as a slice, so that a memory map is viewed instead of gathered."""
+    positions = np.asarray(indices)
+    if positions.dtype == bool:
+        positions = np.flatnonzero(positions)
+    n = len(positions)
+    if n and positions[0] >= 0 and positions[-1] - positions[0] == n - 1 and (n < 3 or (np.diff(positions) == 1).all()):
+        return slice(int(positions[0]), int(positions[0]) + n)
+    return positions.astype(np.intp)
+
+
+def numpy_from_tensor(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's values on the CPU; bfloat16, which numpy lacks, becomes float32."""
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        tensor = tensor.float()
+    return tensor.numpy()
+
+
+def from_tensor(tensor: torch.Tensor) -> ArraySource:
+    """A source over a tensor (N, H, W) or (N, C, H, W)."""
+    if tensor.ndim not in (3, 4):
+        raise CongealError(
+            f"tensor has shape {tuple(tensor.shape)}; a set of images is (N, H, W) or (N, C, H, W), channels first"
+        )
+    array = numpy_from_tensor(tensor)
+    return ArraySource(array if array.ndim == 3 else np.moveaxis(array, 1, -1), name="tensor")
+
+
+def sidecar(path: Path) -> Path:
+    """Where `pack` keeps the ids and skipped reasons of a packed array."""
+    return path.with_name(path.name + ".json")
+
+
+def open_npy(path: Path) -> ArraySource:
+    """A memory-mapped .npy file; one that `pack` wrote brings back its ids, masks, warps and skipped images."""
+    array = _load(path)
+    try:
+        about = json.loads(sidecar(path).read_text(encoding="utf-8")) if sidecar(path).exists() else None
+        if not isinstance(about, dict) or about.get("format") != PACKED:
+            return ArraySource(array, name=path.name)
+        return _packed(path, array, about)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise CongealError(f"{sidecar(path)} is damaged ({type(error).__name__}: {error}): pack again") from error
+
+
+def _packed(path: Path, array: np.ndarray, about: dict[str, Any]) -> ArraySource:
+    """The array with all that `pack` wrote down about it."""
+    n = len(array)
+    if len(about["ids"]) != n:
+        raise CongealError(f"{sidecar(path)} lists {len(about['ids'])} ids but {path} holds {n} images: pack again")
+    beside = {}
+    for name, shape in (("masks", array.shape[:3]), ("initial", (n, 3, 3)), ("truth", (n, 3, 3))):
+        beside[name] = _load(path.with_name(about[name])) if about[name] else None
+        found = beside[name]
+        if found is not None and (found.shape != shape or found.dtype.kind not in "uif"):
+            raise ValueError(f"{about[name]} holds {found.shape} of {found.dtype}, not {shape}")
+    bad = {range(n)[int(i)]: str(reason) for i, reason in about["skipped"].items() if int(i) < n}
+    if not all(isinstance(one, str) for one in about["ids"]):
+        raise TypeError("an id is not text")
+    source = ArraySource(array, name=path.name, ids=about["ids"], bad=bad, mask_array=beside["masks"])
+    if about["kind"] not in (None, "object", "photo"):
+        raise ValueError(f"no kind of images is called {about['kind']!r}")
+    source.kind = about["kind"]
+    source.initial, source.truth = beside["initial"], beside["truth"]
+    if about["initial_size"]:
+        height, width = about["initial_size"]
+        source.initial_size = (int(height), int(width))
+    return source
+
+
+def _load(path: Path) -> np.ndarray:
+    try:
+        with np.errstate(over="ignore"):  # a size beyond all numbers is refused just after
+            loaded: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a damaged header raises nearly anything
+        raise CongealError(f"{path} is not a readable .npy file of numbers ({first_line(error)})") from error
+    if not isinstance(loaded, np.ndarray):
+        raise CongealError(f"{path} is not a readable .npy file of numbers (it is an .npz archive)")
+    return loaded
+
+
+def open_npz(path: Path) -> ArraySource:
+    """An .npz file with one array, or with one called 'images'."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
+        key = "images" if "images" in sizes else next(iter(sizes)) if len(sizes) == 1 else None
+        if key is None:
+            raise CongealError(f"{path} holds the arrays {', '.join(sizes) or '(none)'}: call one of them 'images'")
+        if sizes[key] > MOST_UNPACKED:
+            raise CongealError(f"{path} holds {sizes[key] / 1e9:.1f} GB, too much to unpack in memory: save it as .npy")
+        with np.load(path, allow_pickle=False) as arrays:
+            array = arrays[key]
+    except CongealError:
+        raise
+    except Exception as error:  # a damaged archive raises nearly anything
+        raise CongealError(f"{path} is not a readable .npz file of numbers ({first_line(error)})") from error
+    if not isinstance(array, np.ndarray):
+        raise CongealError(f"{path} is not a readable .npz file of numbers ('{key}' is no array)")
+    return ArraySource(array, name=path.name)

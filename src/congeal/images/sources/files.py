@@ -1,0 +1,219 @@
+"""Image files on disk: folders, globs, list files."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from congeal.errors import CongealError
+from congeal.images.formats.decode import EXTENSIONS, FITS, decode, probe, read_regular
+from congeal.images.formats.video import VIDEO
+from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage, unique_ids
+from congeal.transforms.ids import Ids
+
+log = logging.getLogger("congeal")
+
+_HEADER_BYTES = 1 << 16
+_LOOKED_AT = 100  # files of a folder without a known extension
+
+
+class FileSource(ImageSource):
+    """Image files below a base folder; ids are paths relative to it, with '/'."""
+
+    def __init__(self, base: Path, relative: Sequence[str], *, name: str, links: Sequence[str] = ()) -> None:
+        self.base, self.relative, self.name = base, Ids(relative), name
+        self._links = {i for i, path in enumerate(relative) if path in links} if links else set()
+        self._ids = unique_ids(self.relative if os.sep == "/" else (path.replace(os.sep, "/") for path in relative))
+
+    def __len__(self) -> int:
+        return len(self.relative)
+
+    def id(self, i: int) -> str:
+        """Path of file i below the folder."""
+        return self._ids[i]
+
+    def ids(self) -> Ids:
+        """All of them."""
+        return self._ids
+
+    def path(self, i: int) -> Path:
+        """Where file i is."""
+        return self.base / self.relative[i]
+
+    def files_behind(self, rows: np.ndarray) -> Iterator[str]:
+        """One file per image."""
+        return (os.path.join(self.base, self.relative[i]) for i in rows.tolist())
+
+    def header_of(self, i: int) -> str:
+        """The header of a FITS file."""
+        if os.path.splitext(self.relative[i])[1].lower() not in FITS:
+            return ""
+        from congeal.images.formats.fits import header_text
+
+        return header_text(self.path(i))
+
+    def read(self, i: int) -> Image:
+        """Decode file i."""
+        return decode(self._bytes(i), self.id(i))
+
+    def probe(self, i: int) -> Header:
+        """Size and type of file i, from its header where that is possible."""
+        if self.relative[i].lower().endswith((".tif", ".tiff")):
+            from congeal.images.formats.tiff import probe_tiff
+
+            self._bytes(i, 0)
+            return probe_tiff(self.path(i)) or super().probe(i)
+        return probe(self._bytes(i, _HEADER_BYTES), self.id(i)) or super().probe(i)
+
+    def _bytes(self, i: int, count: int = -1) -> bytes:
+        if i in self._links:
+            raise UnreadableImage("is a link to a folder, which is not followed: give that folder by itself")
+        if _is_video(self.relative[i]):
+            raise UnreadableImage("is a video, not an image: align it by itself")
+        return read_regular(self.path(i), count)
+
+
+def open_folder(folder: Path) -> FileSource:
+    """All image files below a folder, hidden ones left out, in natural order."""
+    links: list[str] = []
+    found = [*list_files(folder, EXTENSIONS | VIDEO, links)]
+    videos = sorted(filter(_is_video, found), key=natural_key)
+    relative = sorted([*(path for path in found if not _is_video(path)), *links], key=natural_key)
+    if videos and not relative:
+        first = folder / videos[0]
+        raise CongealError(f"the folder {folder} has {len(videos)} videos: align one at a time, such as {first}")
+    if videos:
+        log.warning(
+            "%s: %d video(s) beside the images are left out, such as %s; align a video by itself",
+            folder,
+            len(videos),
+            videos[0],
+        )
+    if not relative:
+        hint = _glob_that_works(folder) or f"; these are read: {' '.join(sorted(EXTENSIONS))}"
+        raise CongealError(f"the folder {folder} has no images by their names{hint}")
+    return FileSource(folder, relative, name=folder.resolve().name or str(folder), links=links)
+
+
+def _glob_that_works(folder: Path) -> str | None:
+    """For a folder whose files are images under other names: how to say which ones are meant. None if none is."""
+    named = sorted(islice((path for path in folder.rglob("[!.]*") if path.is_file()), _LOOKED_AT))
+    for path in named:
+        try:
+            decode(read_regular(path), path.name)
+        except UnreadableImage:
+            continue
+        below = "" if path.parent == folder else "**/"
+        return f", but {path.name} is one: give the glob {shlex.quote(str(folder / f'{below}*{path.suffix}'))}"
+    return None
+
+
+def _is_video(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in VIDEO
+
+
+def open_paths(paths: Sequence[Path], *, name: str) -> FileSource:
+    """Given files in the given order; ids are relative to the deepest folder that holds them all."""
+    absolute = [os.path.abspath(path) for path in paths]
+    base = os.path.commonpath([os.path.dirname(path) for path in absolute])
+    return FileSource(Path(base), [os.path.relpath(path, base) for path in absolute], name=name)
+
+
+def open_list(path: Path) -> FileSource:
+    """A text file with one path per line, relative to the list's own folder; empty lines and '#' lines are comments."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise CongealError(f"{path} is not a text file with one image path per line ({error.reason})") from error
+    entries = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not entries:
+        raise CongealError(f"the list {path} names no images: write one path per line")
+    return open_paths([_listed(path.parent, entry) for entry in entries], name=path.name)
+
+
+def _listed(folder: Path, line: str) -> Path:
+    """The file a line of a list means: blanks around a path do not matter, unless they are part of its name."""
+    stripped = line.strip()
+    return folder / (line if line != stripped and os.path.lexists(folder / line) else stripped)
+
+
+def matches(pattern: str) -> list[Path]:
+    """Files that match a glob with `**` and `{a,b}` or `{000..010}` braces, in natural order."""
+    found: set[str] = set()
+    for one in expand_braces(pattern):
+        paths = {path for path in glob.glob(one, recursive=True) if not os.path.isdir(path)}
+        found |= _outside_runs(paths, one) if "**" in one else paths
+    return [Path(path) for path in sorted(found, key=natural_key)]
+
+
+def _outside_runs(paths: set[str], pattern: str) -> set[str]:
+    """Those that lie in no run folder below the part of the pattern that says where to look."""
+    root = os.path.dirname(re.split(r"[*?\[]", pattern, maxsplit=1)[0])
+
+    @cache
+    def inside(folder: str) -> bool:
+        return folder not in ("", root) and (is_run_folder(folder) or inside(os.path.dirname(folder)))
+
+    return {path for path in paths if not inside(os.path.dirname(path))}
+
+
+def is_run_folder(folder: str) -> bool:
+    """Whether this program wrote its results there; they are not images to align."""
+    return os.path.isdir(os.path.join(folder, ".work")) and os.path.isfile(os.path.join(folder, "config.json"))
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`a-{000..002}.tar` → three names; `{x,y}` → two; anything else → itself."""
+    found = re.search(r"\{([^{}]*)\}", pattern)
+    if not found:
+        return [pattern]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", found[1])
+    if numbers:
+        choices = [str(n).zfill(len(numbers[1])) for n in range(int(numbers[1]), int(numbers[2]) + 1)]
+    else:
+        choices = found[1].split(",")
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    return [whole for choice in choices for whole in expand_braces(before + choice + after)]
+
+
+def list_files(folder: Path, extensions: frozenset[str], links: list[str] | None = None) -> Iterator[str]:
+    """Paths of files below a folder, relative to it, by extension; one directory scan each and no stat per file.
+
+    Links to folders are not followed; they are noted in `links`. Run folders are left out, so that
+    `align photos -o photos/run` works a second time.
+    """
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        try:
+            with os.scandir(folder / below) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    path = os.path.join(below, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        if not is_run_folder(entry.path):
+                            pending.append(path)
+                    elif os.path.splitext(entry.name)[1].lower() in extensions:
+                        yield path
+                    elif links is not None and entry.is_symlink() and entry.is_dir():
+                        links.append(path)
+        except PermissionError as error:
+            raise CongealError(f"the folder {folder / below} cannot be listed: {error.strerror}") from error
+
+
+def natural_key(name: str) -> tuple[list[tuple[int, int | str]], str]:
+    """Sorts 'image2' before 'image10'."""
+    parts: list[tuple[int, int | str]] = [
+        (0, int(part)) if part.isdecimal() else (1, part.lower()) for part in re.split(r"(\d+)", name) if part
+    ]
+    return parts, name

@@ -1,0 +1,121 @@
+"""Arrays in memory-mapped files whose resident pages are released, so that memory does not grow with the set.
+
+`allocate` returns an array in memory while it is small and in an unnamed file of `memmap_dir` beyond that.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Bytes of a memory map that may stay resident: without a release the kernel keeps every page it has memory for, and
+# counts it as memory of this process.
+MAX_RESIDENT_BYTES = 16 << 20
+# Bytes that Linux maps around a single byte that is read (fault-around).
+READAHEAD_BYTES = 64 << 10
+# Size up to which `allocate` returns a plain array: a file is not worth its overhead below a few megabytes.
+MAX_IN_MEMORY_BYTES = 4 << 20
+
+_DIRECTORY: ContextVar[Path | None] = ContextVar("directory of memory-mapped arrays", default=None)
+_ALLOCATED: list[weakref.ref[mmap.mmap]] = []
+
+
+class PageTracker:
+    """Counts the bytes read from or written to some arrays and releases their pages; does nothing for plain arrays.
+
+    Released pages stay in the kernel's file cache, and modified ones reach the disk as usual. A view that is still in
+    use maps them again.
+    """
+
+    def __init__(self, *arrays: np.ndarray | None) -> None:
+        self._maps: list[mmap.mmap] = []
+        self._touched = 0
+        for array in arrays:
+            self.add(array)
+
+    def add(self, array: np.ndarray | None) -> None:
+        """Track this array too, if it is memory-mapped."""
+        found = _map_of(array)
+        if found is not None:
+            self._maps.append(found)
+
+    def __bool__(self) -> bool:
+        return bool(self._maps)
+
+    def touched(self, size: int) -> None:
+        """Note `size` bytes about to be used."""
+        self._touched += size
+        if self._touched > MAX_RESIDENT_BYTES:
+            self.release()
+
+    def release(self) -> None:
+        """Release all pages now."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for one in self._maps:
+                one.madvise(mmap.MADV_DONTNEED)
+        self._touched = 0
+
+
+def _map_of(array: Any) -> mmap.mmap | None:
+    """The memory map behind an array or behind the array it is a view of."""
+    while array is not None and not isinstance(array, mmap.mmap):
+        found = getattr(array, "_mmap", None)
+        array = found if found is not None else getattr(array, "base", None)
+    return array
+
+
+@contextmanager
+def memmap_dir(folder: Path) -> Iterator[None]:
+    """Let `allocate` put large arrays into unnamed files of this folder, which vanish with the process."""
+    before = _DIRECTORY.set(folder)
+    try:
+        yield
+    finally:
+        _DIRECTORY.reset(before)
+
+
+def allocate(shape: tuple[int, ...], dtype: Any, fill: Any = None) -> np.ndarray:
+    """A new array, memory-mapped if it is large and `memmap_dir` is set; its values are `fill`, if given."""
+    folder, size = _DIRECTORY.get(), math.prod(shape) * np.dtype(dtype).itemsize
+    array = _map_file(folder, shape, dtype, size) if folder is not None and size > MAX_IN_MEMORY_BYTES else None
+    if array is None:
+        array = np.empty(shape, dtype)
+    if fill is not None:
+        pages, rows = PageTracker(array), max(1, MAX_RESIDENT_BYTES * max(1, len(array)) // max(1, size))
+        for first in range(0, len(array), rows):
+            array[first : first + rows] = fill
+            pages.touched(MAX_RESIDENT_BYTES)
+    return array
+
+
+def _map_file(folder: Path, shape: tuple[int, ...], dtype: Any, size: int) -> np.ndarray | None:
+    """None where the system cannot release pages, or the disk is full: memory may still suffice."""
+    if not hasattr(mmap, "MADV_DONTNEED") or not hasattr(os, "posix_fallocate"):
+        return None
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # a write to a map on a full disk would kill the process
+            space = mmap.mmap(file.fileno(), size)
+    except OSError:
+        return None
+    _ALLOCATED[:] = [one for one in _ALLOCATED if one() is not None]
+    _ALLOCATED.append(weakref.ref(space))
+    return np.frombuffer(space, dtype).reshape(shape)
+
+
+def release_pages() -> None:
+    """Release the resident pages of all arrays of `allocate` (madvise DONTNEED); their values stay in the files."""
+    for one in _ALLOCATED:
+        space = one()
+        if space is not None:
+            space.madvise(mmap.MADV_DONTNEED)

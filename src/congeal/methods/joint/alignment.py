@@ -1,0 +1,180 @@
+"""Joint alignment by direct optimisation, from top to bottom.
+
+    initialise        a typical image becomes the first template, the images most like it the second
+    until nothing improves:
+        register each     Gauss-Newton of every image alone; those with low scores from several initial poses
+        register jointly  all images together, to the mean of the inliers
+    choose the motion the simplest that explains as much of the images as any larger one
+    pyramid           finer levels, up to the originals, while they move the poses by more than their error
+
+A set larger than `fit_sample` does this with a sample; every other image is then registered alone to its templates, as
+new images are (`place`). One mixture of the scores decides in every stage who is an inlier: `ScoreModel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from congeal.evaluation.inliers import ScoreModel
+from congeal.execution.threads import single_torch_thread
+from congeal.geometry import MOTIONS
+from congeal.images import Stack
+from congeal.images.plan import pyramid_sizes
+from congeal.methods.fit_context import FitContext
+from congeal.methods.joint.fitted_model import FittedModel
+from congeal.methods.joint.initialisation import initialise, reference_features
+from congeal.methods.joint.multistart import RESTART_PRIOR_WIDTH, register_each
+from congeal.methods.joint.pyramid import poses_at, refine_on_pyramid, register_on_pyramid
+from congeal.methods.joint.refinement import last_sound, register_jointly
+from congeal.methods.joint.state import Sample, State
+from congeal.registration.features import ImageFeatures
+from congeal.registration.motion_selection import MotionChoice, choose_motion, restricted
+from congeal.registration.tile_refinement import LevelImages
+from congeal.rows import evenly_spaced_rows
+
+MAX_ROUNDS = 3
+"""Rounds of registering each image and all of them jointly; a fourth improves nothing (digits under 0–30 % warps)."""
+MIN_IMPROVEMENT = 0.03
+"""A round that lowers the mean of 1 − score by a smaller share is the last (digits under 0–30 % warps, LFW)."""
+MOTION_SAMPLE = (24, 96)
+"""Inliers by which the motion is chosen, and how many if the first few leave it open."""
+
+
+@dataclass(frozen=True)
+class JointFit:
+    """The result of an alignment: poses of the set, and the model that places any other image.
+
+    poses (n, 3, 3) stack_from_frame; error (n,) of a corner in stack pixels; decisions as in `FitResult`.
+    """
+
+    poses: torch.Tensor
+    error: torch.Tensor
+    model: FittedModel
+    decisions: Mapping[str, Mapping[str, Any]]
+
+
+def align(stack: Stack, image_features: ImageFeatures, parameters: Any, context: FitContext) -> JointFit:
+    """Align a stack. parameters: those of `JointAlignment`. An interrupted context continues where it was saved."""
+    saved = (context.load() or {}).get("sample")
+    rows = choose_sample(len(stack), parameters.fit_sample, parameters.random_state)
+    sample = stack if len(rows) == len(stack) else stack.some(rows)
+    if saved:
+        fit = _restored(saved, image_features)
+    else:
+        fit = align_sample(sample, image_features, parameters, context)
+        context.save({"sample": _saved(fit)})
+    if sample is stack:
+        return fit
+    poses, error = place(stack, fit.model, parameters, context, {"sample": _saved(fit)})
+    poses[rows], error[rows] = fit.poses, fit.error
+    return replace(fit, poses=poses, error=error)
+
+
+def align_sample(stack: Stack, image_features: ImageFeatures, parameters: Any, context: FitContext) -> JointFit:
+    """Align a stack that fits into memory, all images together."""
+    motion = MOTIONS[-1] if parameters.motion == "auto" else parameters.motion
+    with single_torch_thread():
+        sample = Sample.of(stack, image_features, motion, parameters.guards)
+        reference = reference_features(parameters.reference, stack, image_features, parameters.random_state)
+        state = initialise(sample, reference)
+    # Short enough to be repeated after an interruption, so nothing is saved.
+    quiet = FitContext(context.method, quiet=context.quiet)
+    for number in range(MAX_ROUNDS):
+        before = float((1 - state.scores).mean())
+        model = _model(state, image_features, motion)
+        seed = parameters.random_state + number
+        each = register_each(stack, model, state.poses, parameters.restarts, seed, quiet)
+        freed = torch.where(each.gain > 0, RESTART_PRIOR_WIDTH, 1.0)
+        width = freed if state.prior_width is None else torch.maximum(freed, state.prior_width)
+        state = replace(state, poses=each.poses, scores=each.scores, prior_width=width)
+        state = _register_jointly(sample, state, model)
+        if float((1 - state.scores).mean()) > (1 - MIN_IMPROVEMENT) * before:
+            break
+    decisions: dict[str, dict[str, Any]] = {}
+    images = None
+    if parameters.motion == "auto":
+        choice, images = _choose_motion(sample, state, image_features)
+        decisions["motion"] = {"sentence": choice.sentence(), "explained_variance": choice.explained_variance}
+        if choice.motion != motion:
+            motion = choice.motion
+            sample = replace(sample, motion=motion)
+            poses = restricted(state.poses, torch.as_tensor(stack.start), motion, stack.frame).float()
+            state = _register_jointly(
+                sample, replace(state, poses=poses), _model(state, image_features, motion), last=True
+            )
+    model = _model(state, image_features, motion)
+    keep = model.scores.inliers(state.scores)
+    pyramid = refine_on_pyramid(stack, state.poses, image_features, motion, keep, parameters.finest, context, images)
+    decisions["resolution"] = {"sentence": pyramid.sentence}
+    model = replace(model, levels=pyramid.levels, last_level=pyramid.last)
+    return JointFit(pyramid.poses, pyramid.error, model, decisions)
+
+
+def place(
+    stack: Stack, model: FittedModel, parameters: Any, context: FitContext, beside: Mapping[str, Any] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Register images, each alone, to the templates of a model: poses (n, 3, 3), and errors (n,) in stack pixels."""
+    start, restarts, seed = torch.as_tensor(stack.start).float(), parameters.restarts, parameters.random_state
+    each = register_each(stack, model, start, restarts, seed, context, beside=beside)
+    saved = {**(beside or {}), "registered": (len(stack), [each.poses, each.scores, each.gain])}
+    return register_on_pyramid(stack, each.poses, model, context, saved)
+
+
+def choose_sample(n: int, most: int, random_state: int) -> np.ndarray:
+    """Rows of the images that are aligned together: all of them, or a seeded choice."""
+    if n <= most:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(random_state).choice(n, most, replace=False))
+
+
+def _model(state: State, image_features: ImageFeatures, motion: str) -> FittedModel:
+    return FittedModel(motion, state.template, image_features, ScoreModel.fit(state.scores), state.prior)
+
+
+def _register_jointly(sample: Sample, state: State, model: FittedModel, *, last: bool = False) -> State:
+    """Joint Gauss-Newton to the mean of the inliers, unless that loses the object; with scores against that mean."""
+    with single_torch_thread():
+        keep = model.scores.inliers(state.scores)
+        refined = register_jointly(sample, state, keep, model.motion, only_last_stage=last)
+        if sample.guards:
+            refined = last_sound(sample.stack, [state, refined], sample.image_features)
+        return refined.scored(sample)
+
+
+def _choose_motion(
+    sample: Sample, state: State, image_features: ImageFeatures
+) -> tuple[MotionChoice, LevelImages | None]:
+    """The simplest sufficient motion, from inliers at the next pyramid level, whose pixels the poses were not fitted
+    to; and the images of that level, if they are all of the stack."""
+    stack = sample.stack
+    inliers = np.flatnonzero(ScoreModel.fit(state.scores).inliers(state.scores).numpy())
+    for count in MOTION_SAMPLE:
+        rows = inliers[evenly_spaced_rows(len(inliers), count)]
+        some = stack if len(rows) == len(stack) else stack.some(rows)
+        larger = some.at(next(iter(pyramid_sizes(max(stack.frame), stack.native_size)), 0))
+        images = LevelImages(larger, image_features)
+        with single_torch_thread():
+            poses, start = (poses_at(one, some, larger) for one in (state.poses[rows], torch.as_tensor(some.start)))
+            choice = choose_motion(images, poses, start, torch.ones(len(rows), dtype=torch.bool))
+        if choice.sure or len(rows) == len(inliers):
+            break
+    return choice, images if some is stack else None
+
+
+# ---- a sample that is aligned, in a checkpoint
+
+
+def _saved(fit: JointFit) -> dict[str, Any]:
+    """Plain tensors and numbers."""
+    about = {"motion": fit.model.motion, "decisions": dict(fit.decisions)}
+    return {"poses": fit.poses, "error": fit.error, "model": fit.model.tensors(), **about}
+
+
+def _restored(saved: Mapping[str, Any], image_features: ImageFeatures) -> JointFit:
+    model = FittedModel.from_tensors(saved["model"], saved["motion"], image_features)
+    return JointFit(saved["poses"], saved["error"], model, saved["decisions"])

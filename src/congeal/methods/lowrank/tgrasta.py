@@ -1,0 +1,415 @@
+"""Transformed Grassmannian robust adaptive subspace tracking: alignment to a subspace learnt image by image.
+
+He, Zhang, Balzano and Tao (2014), "Iterative Grassmannian Optimization for Robust Image Alignment"; the step size is
+that of He, Balzano and Szlam (2012), "Incremental Gradient on the Grassmannian for Online Foreground and Background
+Separation in Subsampled Video".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from congeal.errors import CongealError
+from congeal.images import Stack
+from congeal.methods.base import Method
+from congeal.methods.checks import Count, NotNegative, PositiveOrEndless
+from congeal.methods.fit_context import FitContext
+from congeal.methods.lowrank.decomposition import Linear, linearise, move, soft
+from congeal.registration.batching import chunks, start_poses
+from congeal.registration.best_iterate import BestIterate
+from congeal.registration.features import ImageFeatures
+from congeal.registration.filters import frame_unit
+from congeal.registration.gauge import Gauge
+
+MODES = ("batch", "online", "frozen")
+_WARM_UP = 20  # images an online subspace is learnt on before it goes on alone
+_SETTLING = 10  # corrections of the common scale, of 2% at most
+_FROZEN_SHARE, _FROZEN_MOST = 0.2, 150  # of the images a frozen subspace is learnt on
+_APPROACH = 0.7  # of the linearisations: with guards, those that lead from one blurred direction to the whole subspace
+_TOGETHER = 16  # images that are solved for one subspace before it turns for each of them
+_MOST_TURNS = 2000  # of the subspace between two warps: a larger set shows it no more
+_SEEN = 500  # images that new directions are taken from
+_IMAGES_PER_COLUMN = 5  # with guards: a subspace with more columns learns each image by heart, misaligned as it is
+_SOLVED_AT_ONCE = 256  # images: what they need at once stays in cache
+_FIRST_PENALTY = 2.0  # of the per-image solver; it doubles with every step
+_MOST_ITERATIONS = 30  # of the per-image solver: its penalty is then 1e9, and what is left 1e-9 of an image
+_NOTHING = 1e-12  # gradient times weights of an image that is blank, or explained already: the subspace stays
+_FIRST_TURN, _LONGEST_TURN = math.pi / 2, math.pi / 3  # radians: what sets the scale of turns, and the most of any
+_CALM, _CALM_LEAST, _CALM_MOST = 3.0, 1.0, 30.0  # memory of how turns agree: at first, and where the level changes
+_SHORTER = 500  # the first turn of a calming tracker against one that is not: it begins near where it belongs
+_AGREEMENT_WIDTH = 0.1  # cosine by which two turns must agree or disagree to count fully
+
+
+@dataclass(kw_only=True, eq=False)
+class TGRASTA(Method):
+    """Alignment to a subspace learnt image by image, with sparse errors. Needs roughly aligned input.
+
+    Minimises Σ_i ‖e_i‖₁ where image i, aligned and of unit norm, is U w_i + e_i with one orthonormal basis U.
+    `batch` learns U on all images; `online` on the first 20, then passes once over the others and lets U follow;
+    `frozen` on a fifth of them, 150 at most, and aligns the others to it. Images the fit has not seen are aligned to
+    the sequence of subspaces that the fit went through, then to U as it ended.
+
+    With guards U begins as the one direction that blurred images share and grows while they sharpen: a subspace that is
+    whole from the start learns the misalignment. Its turns become shorter with every image. Without them it begins as
+    noise, as published.
+
+    Parameters
+    ----------
+    mode : str
+        batch, online or frozen.
+    dimension : int
+        Columns of U in the end. With guards at most a fifth of the images it is learnt on.
+    linearisations : int
+        Times that images are warped anew; each ends with one step of every image.
+    sweeps : int
+        Passes of the subspace over the images between two warps.
+    solver_iterations : int
+        Of the per-image solver; more than 30 change nothing.
+    smoothing : float
+        Standard deviation of the Gaussian blur of the images, in frame pixels.
+    coarse : float
+        With guards: the blur to begin with, in pixels of a 28-pixel frame.
+    max_step : float
+        With guards: no corner moves farther than this many pixels in one step.
+    motion, size, align_on, kind, guards, random_state
+        As for every method, see `Method`.
+
+    Attributes
+    ----------
+    transforms_ : Transforms
+        aligned_from_source of every image of the fit, in source pixels.
+    quality_ : Quality
+        Numbers and verdict of the fit.
+    history_ : list of dict
+        After every linearisation or run of followers: cost, the mean of ‖e_i‖₁.
+    stack_from_frame_ : (n, 3, 3) array
+        The poses between the pictures the method worked on.
+    layout_ : Layout
+        Sizes, channels, value ranges and kind of those pictures.
+    """
+
+    motion: str = "affine"
+    mode: str = "batch"
+    """batch, online or frozen."""
+    dimension: Count = 15
+    """Columns of U in the end. With guards at most a fifth of the images it is learnt on."""
+    linearisations: Count = 10
+    """Times that images are warped anew; each ends with one step of every image."""
+    sweeps: Count = 5
+    """Passes of the subspace over the images between two warps."""
+    solver_iterations: Count = 12
+    """Of the per-image solver; more than 30 change nothing."""
+    smoothing: NotNegative = 0.4
+    """Gaussian blur of the images, in frame pixels."""
+    coarse: NotNegative = 1.5
+    """With guards: the blur to begin with, in pixels of a 28-pixel frame."""
+    max_step: PositiveOrEndless = 3.0
+    """With guards: no corner moves farther than this many pixels in one step."""
+
+    name: ClassVar[str] = "tgrasta"
+
+    def _check_parameters(self) -> None:
+        if self.mode not in MODES:
+            raise CongealError(f"tgrasta has no mode '{self.mode}': choose one of {', '.join(MODES)}")
+
+    def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
+        learners, others = self._split(stack)
+        total = self.linearisations + len(others)
+        state = context.load() or self._begin(stack, image_features, learners)
+        found, best = state["found"].clone(), BestIterate(state["found"][learners], state.get("best"))
+        self._tracker = tracker = Tracker(state["subspace"], state["pace"], calming=self.guards)
+        self._path: list[torch.Tensor] = list(state["path"])
+        gauge = self._gauge(stack, image_features, learners, float(state["zoom"])) if self.guards else None
+        with torch.no_grad():
+            for step in range(int(state["step"]), total):
+                if step < self.linearisations:
+                    cost = self._learn(stack, image_features, found, learners, step, gauge, best)
+                    if step + 1 == self.linearisations and self.guards:
+                        found[learners] = best.found
+                else:
+                    part = others[step - self.linearisations]
+                    found[part], costs = self._follow(stack, image_features, found[part], part)
+                    if self.guards and len(part) >= _WARM_UP:  # fewer have no mean worth trusting
+                        found[part] = self._hold_ink(stack, image_features, found[part], part)
+                    cost = float(costs.mean())
+                context.step(step + 1, total, cost=cost)
+                if context.due():
+                    at = {"found": found, "best": best.state(), "step": step + 1, "pace": tracker.pace()}
+                    zoom = 1.0 if gauge is None else gauge.zoom
+                    context.save({"subspace": tracker.subspace, "path": self._path, "zoom": zoom, **at})
+        return found
+
+    def _split(self, stack: Stack) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Positions of the images U is learnt on, and the others in runs."""
+        n, order = len(stack), np.arange(len(stack))
+        if self.mode == "batch" or n <= _WARM_UP:
+            return order, []
+        if self.mode == "online":
+            learners = order[:_WARM_UP]
+        else:
+            count = min(_FROZEN_MOST, max(_WARM_UP, round(_FROZEN_SHARE * n)))
+            learners = np.sort(np.random.default_rng(self.random_state_).permutation(n)[:count])
+        others = np.setdiff1d(order, learners)
+        return learners, [part for part in np.array_split(others, len(chunks(stack))) if len(part)]
+
+    def _gauge(self, stack: Stack, image_features: ImageFeatures, rows: np.ndarray, zoom: float = 1.0) -> Gauge:
+        """Of some images alone: runs of them are aligned one after another."""
+        return Gauge.of_stack(stack, self.motion, keeps_intensity=image_features.keeps_intensity, zoom=zoom, rows=rows)
+
+    def _begin(self, stack: Stack, image_features: ImageFeatures, learners: np.ndarray) -> dict[str, Any]:
+        start = torch.as_tensor(stack.start.copy())
+        if self.guards:
+            line = linearise(stack, start[learners], self.motion, self._blur(stack, 0), image_features, learners)
+            subspace = leading(line.data, 1)
+        else:
+            pixels = stack.channels * stack.frame[0] * stack.frame[1]
+            generator = torch.Generator().manual_seed(self.random_state_)
+            noise = torch.randn(pixels, min(self.dimension, pixels), generator=generator, dtype=torch.float64)
+            subspace = torch.linalg.qr(noise)[0]
+        return {"found": start, "subspace": subspace, "path": [], "pace": {}, "step": 0, "zoom": 1.0}
+
+    def _approach(self) -> int:
+        """How many linearisations pass before the subspace is whole and the images are sharp."""
+        return int(_APPROACH * self.linearisations) if self.guards else 0
+
+    def _blur(self, stack: Stack, step: int) -> float:
+        """The blur of a linearisation, in frame pixels."""
+        coarse = max(self.coarse * frame_unit(stack.frame), self.smoothing)
+        left = 1 - step / self._approach() if step < self._approach() else 0.0
+        return self.smoothing + left * (coarse - self.smoothing)
+
+    def _columns(self, step: int, images: int) -> int:
+        """With guards: of the subspace, one for the first half of the linearisations, then more and more."""
+        half = self.linearisations / 2
+        share = (step + 1 - half) / (self._approach() + 1 - half)
+        return 1 + int((min(self.dimension, max(1, images // _IMAGES_PER_COLUMN)) - 1) * min(1.0, max(0.0, share)))
+
+    def _learn(
+        self,
+        stack: Stack,
+        image_features: ImageFeatures,
+        found: torch.Tensor,
+        learners: np.ndarray,
+        step: int,
+        gauge: Gauge | None,
+        best: BestIterate,
+    ) -> float:
+        """One linearisation of all learners: sweeps of the subspace, then one step of every image, in place."""
+        line = linearise(stack, found[learners], self.motion, self._blur(stack, step), image_features, learners)
+        generator = torch.Generator().manual_seed(self.random_state_ * 1000 + step)
+        if self.guards:
+            self._tracker.begin(line.data, self._columns(step, len(learners)))
+        for _ in range(self.sweeps):
+            order = torch.randperm(len(learners), generator=generator)
+            if self.guards:
+                order = order[: max(1, _MOST_TURNS // self.sweeps)]
+            for some in order.split(_TOGETHER if self.guards else 1):
+                self._tracker.update(solve(line, some, self._tracker.subspace, self.solver_iterations))
+            self._tracker.tidy()
+        if step < self._approach():
+            self._path.append(self._tracker.subspace.clone())  # which goes on turning in place
+        steps, costs = self._solve_all(line)
+        moved = move(found[learners], line, steps, self.motion, stack.frame, self._cap())
+        cost = float(costs.mean())
+        if gauge is not None:
+            moved = gauge.fix(moved, line.ink)
+            if step >= self._approach():  # costs of blurred images, or on fewer columns, are others
+                best.offer(moved, cost, gauge.energy(line.ink))
+        found[learners] = moved
+        return cost
+
+    def _follow(
+        self, stack: Stack, image_features: ImageFeatures, found: torch.Tensor, rows: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Align images `rows` to the subspace, which follows them one by one in `online`: (places, costs)."""
+        if self.mode != "online":
+            return self._place(stack, image_features, found, rows)
+        places, costs = found.clone(), found.new_zeros(len(rows))
+        for i in range(len(rows)):
+            one = slice(i, i + 1)
+            places[one], costs[one] = self._place(stack, image_features, found[one], rows[one])
+            line = linearise(stack, places[one], self.motion, self.smoothing, image_features, rows[one])
+            self._tracker.update(solve(line, torch.arange(1), self._tracker.subspace, self.solver_iterations))
+        self._tracker.tidy()
+        return places, costs
+
+    def _place(
+        self,
+        stack: Stack,
+        image_features: ImageFeatures,
+        found: torch.Tensor,
+        rows: np.ndarray,
+        dtype: torch.dtype = torch.float32,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Align images `rows` along the path the subspace took and to what it is: (places, costs).
+
+        With guards each keeps its best. dtype: of the samples, see `linearise`.
+        """
+        best, lowest = found.clone(), found.new_full((len(rows),), math.inf)
+        for step in range(self.linearisations):
+            line = linearise(stack, found, self.motion, self._blur(stack, step), image_features, rows, dtype)
+            steps, costs = self._solve_all(line, self._path[step] if step < len(self._path) else None)
+            found = move(found, line, steps, self.motion, stack.frame, self._cap())
+            better = (costs < lowest) & (line.data.abs().amax(1) > 0) | (not self.guards)
+            better &= step >= len(self._path)
+            best[better], lowest[better] = found[better], costs[better]
+        return best, lowest
+
+    def _hold_ink(
+        self, stack: Stack, image_features: ImageFeatures, found: torch.Tensor, rows: np.ndarray
+    ) -> torch.Tensor:
+        """Images that followed the subspace, with their mean transform removed and their ink back in its band."""
+        gauge = self._gauge(stack, image_features, rows)
+        found = gauge.fix(found)
+        for _ in range(_SETTLING):
+            zoom = gauge.zoom
+            fixed = gauge.fix(found, linearise(stack, found, self.motion, self.smoothing, image_features, rows).ink)
+            if gauge.zoom == zoom:
+                break
+            found = fixed
+        return found
+
+    def _solve_all(self, line: Linear, subspace: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Steps (n, k) and costs ‖e‖₁ (n,) of all images for a subspace, by default the one that is tracked now."""
+        subspace = self._tracker.subspace if subspace is None else subspace
+        parts = torch.arange(len(line.data)).split(_SOLVED_AT_ONCE)
+        fits = [solve(line, part, subspace, self.solver_iterations) for part in parts]
+        return torch.cat([fit.step for fit in fits]), torch.cat([fit.errors.abs().sum(1) for fit in fits])
+
+    def _cap(self) -> float:
+        return self.max_step if self.guards else math.inf
+
+    def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
+        """Along the path of the subspace and to what it ended as; all in float64, so that each image is alone."""
+        found = start_poses(stack)
+
+        def place(part: np.ndarray) -> torch.Tensor:
+            start = torch.as_tensor(stack.start[part])
+            return self._place(stack, image_features, start, part, torch.float64)[0].float()
+
+        with torch.no_grad():
+            context.map_images(lambda part: (place(part),), chunks(stack), found)
+        return found
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return {"subspace": self._tracker.subspace} | {f"path.{i}": one for i, one in enumerate(self._path)}
+
+    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._tracker = Tracker(state["subspace"])
+        self._path = [state[f"path.{i}"] for i in range(len(state) - 1)]
+
+
+@dataclass
+class Fit:
+    """Images explained by a subspace: x = v + Q d = U w + e, with multipliers y."""
+
+    step: torch.Tensor  # (b, k) d
+    moved: torch.Tensor  # (b, m) x
+    weights: torch.Tensor  # (b, d) w
+    errors: torch.Tensor  # (b, m) e
+    dual: torch.Tensor  # (b, m) y
+
+
+def solve(line: Linear, rows: torch.Tensor, subspace: torch.Tensor, iterations: int) -> Fit:
+    """min ‖e‖₁ subject to v + Q d = U w + e, for each of some images, by the alternating direction method.
+
+    Every image takes as many steps, so that none depends on the others.
+    """
+    data, basis = line.data[rows], line.basis[rows]
+    weights = data.new_zeros(len(data), subspace.shape[1])
+    errors, dual = torch.zeros_like(data), torch.zeros_like(data)
+    explained, step, moved = torch.zeros_like(data), basis.new_zeros(basis.shape[:2]), data
+    penalty = _FIRST_PENALTY
+    for _ in range(min(iterations, _MOST_ITERATIONS)):
+        scaled = dual / penalty
+        step = torch.bmm(basis, (explained + errors - data + scaled)[..., None])[..., 0]
+        moved = data + torch.bmm(step[:, None], basis)[:, 0]
+        rest = moved - scaled
+        weights = (rest - errors) @ subspace
+        explained = weights @ subspace.T
+        errors = soft(rest - explained, 1 / penalty)
+        dual = dual + penalty * (explained + errors - moved)
+        penalty *= 2
+    return Fit(step, moved, weights, errors, dual)
+
+
+def leading(images: torch.Tensor, count: int) -> torch.Tensor:
+    """(m, count) the directions that hold most of the images (n, m), orthonormal."""
+    some = images[:: -(-len(images) // _SEEN)]
+    value, vector = torch.linalg.eigh(some @ some.T)
+    longest = value[-count:].clamp(min=1e-12).rsqrt()
+    return torch.linalg.qr(some.T @ (vector[:, -count:] * longest).flip(1))[0]
+
+
+class Tracker:
+    """A subspace that turns along geodesics, image by image, by steps whose size adapts on several levels.
+
+    calming: turns become shorter with their number as well. Gradients of an ℓ₁ norm do not fade near its minimum, and
+    those of different images neither agree nor disagree enough to change the level.
+    """
+
+    def __init__(self, subspace: torch.Tensor, pace: Mapping[str, Any] | None = None, calming: bool = False) -> None:
+        self.subspace = subspace.clone(memory_format=torch.contiguous_format)  # (m, d) orthonormal
+        pace = pace or {}
+        self._scale, self._calm = float(pace.get("scale", 0.0)), float(pace.get("calm", _CALM))
+        self._level, self._turns, self._calming = int(pace.get("level", 0)), int(pace.get("turns", 0)), calming
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = pace.get("last")
+
+    def pace(self) -> dict[str, Any]:
+        """What the next turn depends on, to continue from a file."""
+        step = {"scale": self._scale, "calm": self._calm, "level": self._level}
+        return {**step, "turns": self._turns, "last": self._last}
+
+    def begin(self, images: torch.Tensor, dimension: int) -> None:
+        """Look at images (n, m) as they lie now: count turns anew, and add columns for what is missed most of them."""
+        self._turns = 0
+        if (more := dimension - self.subspace.shape[1]) > 0:
+            missed = images - (images @ self.subspace) @ self.subspace.T
+            self.subspace, self._last = torch.cat([self.subspace, leading(missed, more)], 1), None
+            self.tidy()
+
+    def update(self, fit: Fit) -> None:
+        """One turn for every image of the fit, in their order."""
+        residual = fit.dual + 2 * (fit.weights @ self.subspace.T + fit.errors - fit.moved)
+        for gradient, weights in zip(residual, fit.weights, strict=True):
+            self._turn(gradient - self.subspace @ (self.subspace.T @ gradient), weights)
+
+    def _turn(self, gradient: torch.Tensor, weights: torch.Tensor) -> None:
+        length, size = float(gradient.norm()), float(weights.norm())
+        if length * size < _NOTHING:
+            return
+        along, coefficients = gradient / length, weights / size
+        if not self._scale:
+            self._scale = _FIRST_TURN / (length * size)
+        if self._last is not None:
+            agreement = float(along @ self._last[0]) * float(coefficients @ self._last[1])
+            self._calm += _sigmoid(-agreement)
+            if self._calm > _CALM_MOST:
+                self._level, self._calm = self._level + 1, _CALM
+            elif self._calm <= _CALM_LEAST:
+                self._level, self._calm = max(0, self._level - 1), _CALM
+        self._last = along, coefficients
+        angle = min(_LONGEST_TURN, self._scale * 2.0**-self._level * length * size / (1 + self._calm))
+        if self._calming:
+            self._turns += 1
+            angle /= _SHORTER + self._turns / 2
+        turned = (math.cos(angle) - 1) * (self.subspace @ coefficients) - math.sin(angle) * along
+        self.subspace.addr_(turned, coefficients)
+
+    def tidy(self) -> None:
+        """Orthonormal again, against rounding."""
+        basis, upper = torch.linalg.qr(self.subspace)
+        # Row by row, as a file gives it back: the order of a sum must not depend on where the numbers came from. And a
+        # copy, because one column counts as contiguous whatever its strides.
+        self.subspace = (basis * torch.sign(torch.diagonal(upper))).clone(memory_format=torch.contiguous_format)
+
+
+def _sigmoid(x: float) -> float:
+    """From −½ where gradients agree (x = −1) through 0 to 1 where they do not."""
+    return -0.5 + 1.5 / (1 + 2 * math.exp(-x / _AGREEMENT_WIDTH))

@@ -1,0 +1,110 @@
+"""Edge refinement of poses that were estimated from features.
+
+A cell of a network is large: it separates a face from the background but does not locate the corner of an eye. Edges
+do, where they are the same in all images; where they are not, as on birds, they mislead. Features take no part in this
+refinement, so that their likeness before and after it is an independent test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from congeal.execution.threads import single_torch_thread
+from congeal.geometry import invert, normalise, warp
+from congeal.images import Stack
+from congeal.methods.semantic.feature_maps import FeatureMaps, Window
+from congeal.registration.features import robust_features
+from congeal.registration.gauge import Gauge
+from congeal.registration.gauss_newton import GaussNewton
+
+STEPS = 15
+"""Gauss-Newton steps."""
+MOTION = "similarity"
+"""Affine steps follow edges of the background: they are worse by features, and by landmarks of faces."""
+MAX_STEP_PX = 1.0
+"""Largest motion of a frame corner in one step."""
+
+
+@dataclass(frozen=True)
+class EdgeTemplate:
+    """Mean edges of a set, (C, h, w) in the frame, and the weight of the object, (1, h, w)."""
+
+    template: torch.Tensor
+    weight: torch.Tensor
+
+    @torch.no_grad()
+    def register(self, stack: Stack, poses: np.ndarray) -> np.ndarray:
+        """stack_from_frame poses of images registered to the template, each by itself."""
+        with single_torch_thread():
+            pose, line = [], _newton(stack).linearise(self.template)
+            for i in range(len(stack)):
+                shown, found = _blurred_edges(stack, np.array([i])), torch.from_numpy(poses[[i]]).double()
+                for _ in range(STEPS):
+                    images, counted = _warp_edges(stack, np.array([i]), shown, found)
+                    delta = _newton(stack).delta(images, line, counted * self.weight)
+                    found = _newton(stack).compose(found, delta.double())
+                pose.append(found)
+            return np.asarray(normalise(torch.cat(pose).numpy()))
+
+
+@torch.no_grad()
+def refine_on_edges(
+    stack: Stack, poses: np.ndarray, weight: torch.Tensor, keep: np.ndarray
+) -> tuple[np.ndarray, EdgeTemplate]:
+    """Register all images jointly to the mean edges of those in `keep`; the mean motion is zero.
+
+    weight (1, h, w): weight of the object in the frame, from 0 to 1.
+    """
+    everyone, began = np.arange(len(stack)), torch.from_numpy(poses).double()
+    newton, found, mean = _newton(stack), began, torch.zeros(0)
+    # Poses of mirrored and plain images have no mean; their motions have one.
+    gauge = Gauge(torch.eye(3).double().expand(len(stack), 3, 3), stack.frame, MOTION)
+    with single_torch_thread():
+        shown = _blurred_edges(stack, everyone)
+        for _ in range(STEPS):
+            images, counted = _warp_edges(stack, everyone, shown, found)
+            mean = (images * counted)[keep].sum(0) / counted[keep].sum(0).clamp(min=1e-3)
+            moved = newton.compose(found, newton.delta(images, newton.linearise(mean), counted * weight).double())
+            found = began @ gauge.fix(invert(began) @ moved, None, torch.from_numpy(keep))
+    return np.asarray(normalise(found.numpy())), EdgeTemplate(mean, weight)
+
+
+def object_weight(weight: torch.Tensor, seen: FeatureMaps, window: Window, frame: tuple[int, int]) -> torch.Tensor:
+    """(1, h, w) the squared agreement of images at each pixel of the frame, from that in cells (L,) of a window: the
+    square suppresses the background."""
+    frame_from_cell = window.frame_from_view(seen.side) @ seen.view_from_cell
+    cells = torch.from_numpy(np.linalg.inv(frame_from_cell))[None].float()
+    shown = warp(weight.reshape(1, 1, *seen.grid), cells, frame)[0]
+    return (shown / shown.max().clamp(min=1e-6)).square()
+
+
+def feature_likeness(seen: FeatureMaps, view_from_common: np.ndarray) -> np.ndarray:
+    """(n,) likeness of each image's feature maps, warped to the common view (n, 3, 3), to the mean of the others,
+    weighted by their agreement."""
+    found = [seen.warped(i, 0, matrix) for i, matrix in enumerate(view_from_common)]
+    cells, counted = torch.stack([one for one, _ in found]), torch.stack([one for _, one in found])[..., None]
+    others = (cells.sum(0) - cells) / (counted.sum(0) - counted).clamp(min=1e-3)
+    weight = others.square().sum(-1, keepdim=True) * counted
+    both, own, theirs = ((weight * a * b).sum((1, 2)) for a, b in ((cells, others), (cells, cells), (others, others)))
+    return np.asarray((both / (own * theirs).sqrt().clamp(min=1e-9)).numpy())
+
+
+def _newton(stack: Stack) -> GaussNewton:
+    return GaussNewton(MOTION, stack.frame, robust=robust_features("photo").robust, max_step=MAX_STEP_PX)
+
+
+def _blurred_edges(stack: Stack, rows: np.ndarray) -> torch.Tensor:
+    edges = robust_features("photo")
+    return edges.blurred(edges.features(stack.images(rows)), edges.last_blur(stack.frame))
+
+
+def _warp_edges(
+    stack: Stack, rows: np.ndarray, shown: torch.Tensor, poses: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Edges (B, C, h, w) warped to the frame, and their coverage (B, 1, h, w)."""
+    counted = robust_features("photo").covered(poses.float(), stack.size, stack.frame, stack.masks(rows))
+    assert counted is not None
+    return warp(shown, poses.float(), stack.frame), counted

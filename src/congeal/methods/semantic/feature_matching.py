@@ -1,0 +1,131 @@
+"""Feature matching of two images: mutual nearest neighbours, and the similarity with the largest consensus (RANSAC).
+
+Points are complex numbers x + iy, so that a similarity is z·p + t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+MAX_HYPOTHESES = 300
+"""Similarities that are tried for a pair, each through two of its matches."""
+MATCH_TOLERANCE = 0.075
+"""Standard deviation of matches from a similarity, as a share of the view's side."""
+MIN_HYPOTHESIS_BASELINE = 0.1
+"""Distance of the two matches of a hypothesis, as a share of the side: closer ones do not determine a similarity."""
+SCALE_RANGE = (0.4, 2.5)
+"""Scales of a similarity."""
+REFINEMENT_STEPS = 3
+"""Steps of reweighted least squares from the best hypothesis."""
+MIN_MATCH_WEIGHT = 0.05
+"""Matches of less weight are outliers."""
+
+
+@dataclass(frozen=True)
+class PairMatches:
+    """Matches of image a with image b: points (M,) complex about the centre of each, their weight under the similarity
+    b = z·a + t, and the sum of weights of all matches as score."""
+
+    a: np.ndarray
+    b: np.ndarray
+    weight: np.ndarray
+    z: complex
+    t: complex
+    score: float
+
+
+NO_MATCHES = PairMatches(np.zeros(0, complex), np.zeros(0, complex), np.zeros(0), 1 + 0j, 0j, 0.0)
+
+
+@dataclass(frozen=True)
+class MatchRules:
+    """Bounds of a pair's similarity: tolerance in pixels; largest rotation in radians; range of scales; reach: largest
+    distance of matched points in pixels, None for any."""
+
+    tolerance: float
+    rotation: float = np.pi / 3
+    scales: tuple[float, float] = SCALE_RANGE
+    reach: float | None = None
+
+
+def mutual_nearest_neighbours(
+    a: torch.Tensor, b: torch.Tensor, allowed: torch.Tensor
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of a (L, K) and b (M, K) that are mutual nearest neighbours among those `allowed` (L, M); their likeness."""
+    alike = torch.where(allowed, a @ b.T, torch.full((), -1.0))
+    to_b, to_a = alike.argmax(1), alike.argmax(0)
+    rows = torch.nonzero(to_a[to_b] == torch.arange(len(a)))[:, 0]
+    value = alike[rows, to_b[rows]]
+    rows, value = rows[value > 0], value[value > 0]
+    return rows.numpy(), to_b[rows].numpy(), value.numpy().astype(np.float64)
+
+
+def subcell_offset(
+    a: torch.Tensor, b: torch.Tensor, rows: np.ndarray, columns: np.ndarray, grid: tuple[int, int]
+) -> np.ndarray:
+    """(M,) complex, in cells: offset from `rows` of the position in a (L, K) that is most like row `columns` of b.
+
+    By a parabola through the likeness of the neighbouring cells. Half a cell at most; zero along the edge of the grid.
+    """
+    along = []
+    for axis, step in ((rows % grid[1], 1), (rows // grid[1], grid[1])):
+        last = (grid[1] if step == 1 else grid[0]) - 1
+        inside = (axis > 0) & (axis < last)
+        near = [np.where(inside, rows + way * step, rows) for way in (-1, 0, 1)]
+        before, here, after = ((a[one] * b[columns]).sum(1).double().numpy() for one in near)
+        bend = np.minimum(before - 2 * here + after, -1e-6)
+        along.append(np.where(inside, np.clip((before - after) / (2 * bend), -0.5, 0.5), 0.0))
+    return np.asarray(along[0] + 1j * along[1])
+
+
+def consensus_similarity(
+    a: np.ndarray, b: np.ndarray, alike: np.ndarray, rules: MatchRules, side: float, seed: int
+) -> PairMatches:
+    """The similarity with the largest consensus of matches a (M,) → b (M,), from random pairs; NO_MATCHES if none."""
+    if len(a) < 4:
+        return NO_MATCHES
+    generator = np.random.default_rng(seed)
+    weight = alike**2 + 1e-6
+    drawn = generator.choice(len(a), (MAX_HYPOTHESES, 2), p=weight / weight.sum())
+    apart = a[drawn[:, 0]] - a[drawn[:, 1]]
+    drawn, apart = (
+        drawn[np.abs(apart) > MIN_HYPOTHESIS_BASELINE * side],
+        apart[np.abs(apart) > MIN_HYPOTHESIS_BASELINE * side],
+    )
+    z = (b[drawn[:, 0]] - b[drawn[:, 1]]) / apart
+    sound = is_admissible(z, rules)
+    z, first = z[sound], drawn[sound, 0]
+    if not len(z):
+        return NO_MATCHES
+    t = b[first] - z * a[first]
+    consensus = (weight * inlier_weight(z[:, None] * a + t[:, None] - b, z[:, None], rules)).sum(1)
+    best = int(consensus.argmax())
+    one_z, one_t = complex(z[best]), complex(t[best])
+    for _ in range(REFINEMENT_STEPS):
+        share = weight * inlier_weight(one_z * a + one_t - b, one_z, rules)
+        total = share.sum() + 1e-9
+        mean_a, mean_b = (share * a).sum() / total, (share * b).sum() / total
+        spread = (share * np.abs(a - mean_a) ** 2).sum() + 1e-9
+        better = complex((share * (b - mean_b) * np.conj(a - mean_a)).sum() / spread)
+        if not is_admissible(np.array([better]), rules)[0]:
+            break
+        one_z, one_t = better, complex(mean_b - better * mean_a)
+    share = weight * inlier_weight(one_z * a + one_t - b, one_z, rules)
+    kept = share > MIN_MATCH_WEIGHT
+    return PairMatches(a[kept], b[kept], share[kept], one_z, one_t, float(share.sum()))
+
+
+def is_admissible(z: np.ndarray, rules: MatchRules) -> np.ndarray:
+    """Whether similarities, as complex numbers scale · exp(i · rotation), are within the rules."""
+    size = np.abs(z)
+    return np.asarray(
+        (size > rules.scales[0]) & (size < rules.scales[1]) & (np.abs(np.angle(z)) < rules.rotation), dtype=bool
+    )
+
+
+def inlier_weight(error: np.ndarray, z: np.ndarray | complex, rules: MatchRules) -> np.ndarray:
+    """Weight of errors under a similarity: measured at the geometric mean of the two scales, which favours none."""
+    return np.asarray(np.exp(-0.5 * (np.abs(error) / np.sqrt(np.abs(z)) / rules.tolerance) ** 2))

@@ -1,0 +1,349 @@
+"""Joint matching: poses of a set of images of one kind of object, from the feature matches of all pairs.
+
+Two passes. The first matches whole images, every pair of them, also mirrored or rotated where that is allowed;
+orientations and similarities are synchronised over all pairs. The window that holds most matches is the object. The
+second pass matches the object's window in the common frame: matches are finer and searched nearby, and poses may be
+affine or homographies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import torch
+
+from congeal.evaluation.thresholds import FOLLOWED_SHARE
+from congeal.execution.threads import single_torch_thread
+from congeal.geometry import corners, map_points, normalise
+from congeal.geometry.orientation import orientations, upright_from_source
+from congeal.images import Stack
+from congeal.methods.semantic.edge_refinement import EdgeTemplate, feature_likeness, object_weight, refine_on_edges
+from congeal.methods.semantic.extractors import Extractor
+from congeal.methods.semantic.feature_maps import (
+    MIN_RELATIVE_AGREEMENT,
+    FeatureMaps,
+    FeatureTemplate,
+    Window,
+    centring_matrices,
+    compute_feature_maps,
+)
+from congeal.methods.semantic.feature_matching import (
+    MATCH_TOLERANCE,
+    MatchRules,
+    PairMatches,
+    consensus_similarity,
+    mutual_nearest_neighbours,
+    subcell_offset,
+)
+from congeal.methods.semantic.group_synchronisation import (
+    MIN_REORIENTATION_GAIN,
+    MatchGraph,
+    PairKey,
+    choose_orientations,
+    match_graph,
+    pose_errors,
+    spanning_tree_poses,
+    synchronise_poses,
+)
+from congeal.rows import evenly_spaced_rows
+
+FINE_MATCH_REACH, FINE_MATCH_TOLERANCE = 0.3, 0.05
+"""Shares of the view's side: largest distance of matched points in the second pass, and its tolerance."""
+FINE_REGULARISATION = 0.02
+"""Weight of the first pass's pose in the second, relative to a usual image's matches: few matches must not bend it."""
+WINDOW_QUANTILE, WINDOW_MARGIN = 0.03, 1.25
+"""Share of matches, on each side, that may lie outside the object's window, and the factor by which it is enlarged."""
+NULL_PAIRS = 64
+"""Pairs whose agreement is compared with that of shuffled matches."""
+MAX_SIMILARITY_LOSS = 0.005
+"""Loss of feature likeness that the edge refinement may cost: its competitors were fitted to these very features."""
+SHIFT_TEST_IMAGES, SHIFT_TEST_SIZE, SHIFT_TEST_SHIFT = 8, 0.5, 0.15
+"""Images of the shift test, and size and shift of its two windows, as shares of the object's window."""
+
+Report = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class JointMatch:
+    """Poses of a set, and what new images need.
+
+    poses : (n, 3, 3) stack_from_frame; a mirrored image has a negative determinant
+    agreement : (n,) share of each image's matches that agree
+    error : (n,) standard error of a frame corner's position, in stack pixels; NaN where matches are too few
+    agreement_ratio : agreement of matches relative to that of shuffled matches
+    frame, object : templates of the whole frame and of the object's window
+    edge_gain : gain of feature likeness by the edge refinement
+    edges : template of the edge refinement; None if features were clearly less alike, and it was rejected
+    """
+
+    poses: np.ndarray
+    agreement: np.ndarray
+    error: np.ndarray
+    agreement_ratio: float
+    frame: FeatureTemplate
+    object: FeatureTemplate
+    edge_gain: float
+    edges: EdgeTemplate | None
+
+
+def match_jointly(
+    stack: Stack,
+    extractor: Extractor,
+    *,
+    mirror: bool,
+    turns: bool,
+    motion: str,
+    seed: int,
+    quiet: bool = True,
+    report: Report = lambda stage, value: None,
+) -> JointMatch:
+    """Estimate the poses of all images of a stack from its start poses."""
+    start, whole = np.asarray(stack.start, dtype=np.float64), Window.whole(stack.frame)
+    ways = orientations(mirror=mirror, turns=turns)
+    first = compute_feature_maps(stack, start, whole, extractor, ways, quiet=quiet)
+    with single_torch_thread():
+        rules = MatchRules(MATCH_TOLERANCE * first.side, np.pi / 4 if turns else np.pi / 3)
+        null = NullAgreement()
+        pairs = match_all_pairs(first, ways, rules, seed, null)
+        chosen = choose_orientations(pairs, len(stack), ways)
+        poses, agreement, matches = _poses(first, pairs, chosen, ways, rules.tolerance)
+        report("agreement", float(agreement.mean()))
+        found = compose_poses(start, whole, first.side, chosen, ways, poses)
+        window = estimate_object_window(matches, poses, whole, first.side)
+        rough = FeatureTemplate.of(first, whole, chosen, poses, agreement)
+    # Both tests are needed: noise agrees ten times as often as by chance, but on positions in the picture.
+    follow = shift_following_share(stack, found, window, extractor, first, rules)
+    chance = null.ratio if follow >= FOLLOWED_SHARE else 0.0
+    report("above_chance", chance)
+    second = compute_feature_maps(stack, found, window, extractor, quiet=quiet)
+    with single_torch_thread():
+        rules = MatchRules(FINE_MATCH_TOLERANCE * second.side, np.pi / 4, (0.6, 1.7), FINE_MATCH_REACH * second.side)
+        pairs, upright = match_all_pairs(second, (0,), rules, seed), np.zeros(len(stack), dtype=int)
+        matches = match_graph(pairs, upright, (0,))
+        begin = np.broadcast_to(np.eye(3), (len(stack), 3, 3))
+        poses, agreement = synchronise_poses(
+            matches, begin, motion, rules.tolerance, second.side / 2, FINE_REGULARISATION
+        )
+        report("agreement", float(agreement.mean()))
+        begun, found = found, compose_poses(found, window, second.side, upright, (0,), poses)
+        where = frame_corners_in_view(stack.frame, window, second.side)
+        unsure = pose_errors(matches, poses, where, motion, rules.tolerance, second.side, max(second.grid))
+        template = FeatureTemplate.of(second, window, upright, poses, agreement)
+        found, last = _refine_on_edges(stack, second, window, begun, found, template, agreement)
+    unsure = error_in_stack_px(unsure, found, window, second.side)
+    return JointMatch(found, agreement, unsure, chance, rough, template, *last)
+
+
+def _refine_on_edges(
+    stack: Stack,
+    seen: FeatureMaps,
+    window: Window,
+    begun: np.ndarray,
+    found: np.ndarray,
+    template: FeatureTemplate,
+    agreement: np.ndarray,
+) -> tuple[np.ndarray, tuple[float, EdgeTemplate | None]]:
+    """Poses after the edge refinement if features, computed under the poses `begun`, stay as alike; the gain of their
+    likeness, and the template of edges, None if the refinement was rejected."""
+    frame_from_view = window.frame_from_view(seen.side)
+
+    def likeness(poses: np.ndarray) -> float:
+        view_from_common = np.linalg.inv(frame_from_view) @ np.linalg.inv(begun) @ poses @ frame_from_view
+        return float(feature_likeness(seen, view_from_common).mean())
+
+    keep = agreement >= MIN_RELATIVE_AGREEMENT * np.median(agreement)
+    refined, edges = refine_on_edges(stack, found, object_weight(template.weight, seen, window, stack.frame), keep)
+    gain = likeness(refined) - likeness(found)
+    return (refined, (gain, edges)) if gain > -MAX_SIMILARITY_LOSS else (found, (gain, None))
+
+
+def frame_corners_in_view(frame: tuple[int, int], window: Window, side: int) -> np.ndarray:
+    """(4, 2) the corners of the frame in a view of the window, about its centre."""
+    return np.asarray(map_points(np.linalg.inv(window.frame_from_view(side)), corners(frame)) - (side - 1) / 2)
+
+
+def error_in_stack_px(error: np.ndarray, poses: np.ndarray, window: Window, side: int) -> np.ndarray:
+    """(n,) errors in pixels of a view, converted to pixels of the stack by stack_from_frame poses."""
+    return np.asarray(error * (2 * window.half / side) * np.sqrt(np.abs(np.linalg.det(poses[:, :2, :2]))))
+
+
+def shift_following_share(
+    stack: Stack, poses: np.ndarray, window: Window, extractor: Extractor, seen: FeatureMaps, rules: MatchRules
+) -> float:
+    """The share of pairs whose matches follow the content when the window is shifted, under the first poses.
+
+    Features depend a little on the position in the picture, and all images have a border. Where images have nothing
+    else in common, these match, and do not follow a shift. So two windows inside the object's are compared, one shifted
+    against the other.
+    """
+    few = evenly_spaced_rows(len(stack), SHIFT_TEST_IMAGES)
+    some = stack if len(few) == len(stack) else stack.some(few)
+    step, half = SHIFT_TEST_SHIFT * window.half, SHIFT_TEST_SIZE * window.half
+    here, there = (
+        compute_feature_maps(
+            some, poses[few], Window(window.x + way * step, window.y + way * step, half), extractor, basis=seen.basis
+        )
+        for way in (-1, 1)
+    )
+    places, shift = centred_cells(here), complex(1, 1) * step / half * here.side
+
+    def similarity(a: int, b: int, other: FeatureMaps) -> PairMatches:
+        allowed = torch.from_numpy(here.seen[a, 0][:, None] & other.seen[b, 0][None])
+        rows, columns, alike = mutual_nearest_neighbours(here.of(a), other.of(b), allowed)
+        return consensus_similarity(places[rows], places[columns], alike, rules, here.side, 0)
+
+    along = []
+    with single_torch_thread():
+        for a, b in combinations(range(len(few)), 2):
+            first, second = similarity(a, b, here), similarity(a, b, there)
+            if first.score > 0 and second.score > 0:
+                along.append(((first.t - second.t) * np.conj(shift)).real / abs(shift) ** 2)
+    return float(np.mean(np.array(along) > 0.5)) if along else 0.0
+
+
+@dataclass
+class NullAgreement:
+    """Agreement of pairs, and that of a null model in which the points of their matches are shuffled."""
+
+    observed: float = 0.0
+    shuffled: float = 0.0
+
+    def add(
+        self, a: np.ndarray, b: np.ndarray, alike: np.ndarray, pair: PairMatches, rules: MatchRules, side: int
+    ) -> None:
+        """Take in one pair with all its matches."""
+        mixed = np.random.default_rng(len(a)).permutation(b)
+        self.observed += pair.score
+        self.shuffled += consensus_similarity(a, mixed, alike, rules, side, 0).score
+
+    @property
+    def ratio(self) -> float:
+        """Agreement relative to the null model's."""
+        return self.observed / self.shuffled if self.shuffled > 0 else 0.0
+
+
+def match_all_pairs(
+    seen: FeatureMaps, ways: Sequence[int], rules: MatchRules, seed: int, chance: NullAgreement | None = None
+) -> dict[PairKey, PairMatches]:
+    """Matches of every image with every later one in each orientation; some of them are added to `chance`."""
+    n, places = len(seen.cells), centred_cells(seen)
+    near = None
+    if rules.reach is not None:
+        apart = np.abs(places[:, None] - places[None])
+        near = torch.from_numpy(apart <= rules.reach)
+    everything = [[seen.of(i, way) for way in range(len(ways))] for i in range(n)]
+    inside = torch.from_numpy(seen.seen)
+    pairs: dict[PairKey, PairMatches] = {}
+    step = max(1, n * (n - 1) // 2 // NULL_PAIRS)
+    for a in range(n):
+        for b in range(a + 1, n):
+            for way in range(len(ways)):
+                allowed = inside[a, 0][:, None] & inside[b, way][None]
+                if near is not None:
+                    allowed = allowed & near
+                own, other = everything[a][0], everything[b][way]
+                rows, columns, alike = mutual_nearest_neighbours(own, other, allowed)
+                ours, theirs = places[rows], places[columns]
+                if rules.reach is not None:  # second pass: both points of a match get half of the subcell offset
+                    ours = ours + subcell_offset(own, other, rows, columns, seen.grid) * seen.cell / 2
+                    theirs = theirs + subcell_offset(other, own, columns, rows, seen.grid) * seen.cell / 2
+                pair = pairs[a, b, way] = consensus_similarity(
+                    ours, theirs, alike, rules, seen.side, _seed(seed, a, b, way)
+                )
+                if chance is not None and way == 0 and (a + b) % step == 0:
+                    chance.add(ours, theirs, alike, pair, rules, seen.side)
+    return pairs
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def centred_cells(seen: FeatureMaps) -> np.ndarray:
+    """(L,) complex: the cells' centres about the centre of the view."""
+    middle = (seen.side - 1) / 2
+    return np.asarray((seen.places[:, 0] - middle) + 1j * (seen.places[:, 1] - middle))
+
+
+def _poses(
+    seen: FeatureMaps, pairs: Mapping[PairKey, PairMatches], chosen: np.ndarray, ways: Sequence[int], tolerance: float
+) -> tuple[np.ndarray, np.ndarray, MatchGraph]:
+    """Similarities common_from_view, the share of each image's matches that agree, and the matches."""
+    z, t = spanning_tree_poses(pairs, chosen, ways)
+    usual = np.exp(np.median(np.log(np.abs(z))))
+    rows = [[[c.real, -c.imag, d.real], [c.imag, c.real, d.imag], [0, 0, 1]] for c, d in zip(z, t, strict=True)]
+    begin = np.array(rows)
+    begin[:, :2] /= usual
+    begin[:, :2, 2] -= np.median(begin[:, :2, 2], axis=0)
+    matches = match_graph(pairs, chosen, ways)
+    poses, agreement = synchronise_poses(matches, begin, "similarity", tolerance, seen.side / 2)
+    # The median size and position stay those of the start.
+    poses[:, :2] /= np.exp(np.median(np.log(np.abs(np.linalg.det(poses[:, :2, :2])))) / 2)
+    poses[:, :2, 2] -= np.median(poses[:, :2, 2], axis=0)
+    return poses, agreement, matches
+
+
+def compose_poses(
+    poses: np.ndarray, window: Window, side: int, chosen: np.ndarray, ways: Sequence[int], found: np.ndarray
+) -> np.ndarray:
+    """stack_from_frame after images were reoriented and registered: found (n, 3, 3) is common_from_view, centred."""
+    frame_from_view = window.frame_from_view(side)
+    to_centre, back = centring_matrices(side)
+    view_from_upright = np.array([np.linalg.inv(upright_from_source(ways[one], (side, side))) for one in chosen])
+    upright_from_common = back @ np.linalg.inv(found) @ to_centre
+    return normalise(poses @ frame_from_view @ view_from_upright @ upright_from_common @ np.linalg.inv(frame_from_view))
+
+
+def estimate_object_window(matches: MatchGraph, poses: np.ndarray, window: Window, side: int) -> Window:
+    """The window of the frame that holds most of the matches that agree."""
+    if not len(matches.a):
+        return window
+    places = []
+    for points, images in zip((matches.a, matches.b), matches.images, strict=True):
+        own = poses[images]
+        both = [own[:, row, 0] * points.real + own[:, row, 1] * points.imag + own[:, row, 2] for row in (0, 1)]
+        places.append(np.stack(both, 1))
+    apart = np.linalg.norm(places[0] - places[1], axis=1)
+    weight = matches.weight / (1 + (apart / (MATCH_TOLERANCE * side)) ** 2) ** 2
+    middle = (places[0] + places[1]) / 2
+    low, high = (
+        np.array([_quantile(middle[:, k], weight, q) for k in (0, 1)]) for q in (WINDOW_QUANTILE, 1 - WINDOW_QUANTILE)
+    )
+    half = max(WINDOW_MARGIN * float((high - low).max()) / 2, 0.1 * side)
+    step = 2 * window.half / side
+    centre = (low + high) / 2 * step
+    return Window(window.x + float(centre[0]), window.y + float(centre[1]), half * step)
+
+
+def _quantile(values: np.ndarray, weight: np.ndarray, share: float) -> float:
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(weight[order])
+    return float(values[order][min(len(values) - 1, int(np.searchsorted(total, share * total[-1])))])
+
+
+def match_template(
+    seen: FeatureMaps, row: int, template: FeatureTemplate, ways: Sequence[int], rules: MatchRules
+) -> tuple[int, PairMatches]:
+    """The orientation of an image that matches the template best, and its matches; a are points of the template."""
+    places = centred_cells(seen)
+    near = torch.ones(len(places), len(places), dtype=torch.bool)
+    if rules.reach is not None:
+        near = torch.from_numpy(np.abs(places[:, None] - places[None]) <= rules.reach)
+    strong = template.weight > 0.3 * template.weight.max()
+    found = []
+    for way in range(len(ways)):
+        allowed = near & strong[:, None] & torch.from_numpy(seen.seen[row, way])[None]
+        own = seen.of(row, way)
+        rows, columns, alike = mutual_nearest_neighbours(template.cells, own, allowed)
+        theirs = places[columns]
+        if rules.reach is not None:
+            theirs = theirs + subcell_offset(own, template.cells, columns, rows, seen.grid) * seen.cell
+        found.append(consensus_similarity(places[rows], theirs, alike, rules, seen.side, 0))
+    scores = [pair.score for pair in found]
+    best = int(np.argmax(scores))
+    if scores[best] < (1 + MIN_REORIENTATION_GAIN) * scores[0]:
+        best = 0
+    return best, found[best]

@@ -1,0 +1,143 @@
+"""Choice of the motion: the simplest that explains as much of the images as any larger one.
+
+Nested motions are compared by the share of each image's variance that the other images explain, corrected for
+overfitting (`TileSolver.explained_variance`). A larger motion must win by more than chance, image by image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from congeal.geometry import MOTIONS, invert
+from congeal.geometry.matrix import Size
+from congeal.registration.gauge import within_motion
+from congeal.registration.tile_refinement import LevelImages, refine_tiles
+from congeal.registration.tile_solver import TileSolver
+
+TRIAL_PASSES, TRIAL_TILES = 2, 64
+"""Refinement passes and tiles with which each motion is tried: enough to order them (everyday.py precision)."""
+MIN_GAIN = 0.002
+"""ExplainedVariance variance that a larger motion must add; less is not worth a parameter, however significant."""
+GAIN_ERRORS = 2.0
+"""Standard errors by which the gain must exceed zero over all images …"""
+BLOCK_GAIN_ERRORS = 4.0
+"""… or over the blocks of one image, the one of many that gains most: of five frames only the first may have turned."""
+NOTHING_UNEXPLAINED = 1e-6
+"""Unexplained shares below this count as this: copies without noise are explained up to rounding."""
+
+
+class ExplainedVariance(NamedTuple):
+    """ExplainedVariance variance of n images with one motion.
+
+    share (n,): of each image's variance. unexplained (n, blocks): the rest by block, where it is known.
+    """
+
+    share: torch.Tensor
+    unexplained: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MotionChoice:
+    """The chosen motion, and the mean explained variance with every motion that was tried."""
+
+    motion: str
+    explained_variance: dict[str, float]
+
+    @property
+    def _larger(self) -> dict[str, float]:
+        rank = MOTIONS.index(self.motion)
+        return {name: share for name, share in self.explained_variance.items() if MOTIONS.index(name) > rank}
+
+    @property
+    def sure(self) -> bool:
+        """Whether no larger motion seemed to explain more, even by chance: then more images will not change it."""
+        share = self.explained_variance[self.motion]
+        return all(larger - share <= MIN_GAIN for larger in self._larger.values())
+
+    def sentence(self) -> str:
+        """What was chosen, and what the next larger motion would have gained."""
+        share = self.explained_variance[self.motion]
+        text = f"With {self.motion} the other images explain {share:.1%} of the variance of an image"
+        if self._larger:
+            name, larger = next(iter(self._larger.items()))
+            return f"{text}; {name} would change that by {larger - share:+.2%}."
+        smaller = MOTIONS[MOTIONS.index(self.motion) - 1]
+        return f"{text}, {share - self.explained_variance[smaller]:.1%} more than with {smaller}."
+
+
+@torch.no_grad()
+def choose_motion(
+    level: LevelImages, poses: torch.Tensor, start: torch.Tensor, keep: torch.Tensor, motions: Sequence[str] = MOTIONS
+) -> MotionChoice:
+    """The simplest sufficient motion of a stack, from poses that the largest of `motions` found.
+
+    poses, start: stack_from_frame (n, 3, 3) at the level. keep (n,) bool: inliers.
+    """
+    poses, tiles = poses.double(), level.choose_tiles(poses.double(), keep, most=TRIAL_TILES)
+    variance: torch.Tensor | None = None
+
+    def explain(motion: str) -> ExplainedVariance:
+        nonlocal variance
+        begin = restricted(poses, start, motion, level.stack.frame)
+        refined = refine_tiles(level, begin, motion, keep, passes=TRIAL_PASSES, tiles=tiles)
+        variance = refined.template.variance if variance is None else variance
+        solver = TileSolver(refined.template, motion)
+        parts = [
+            solver.explained_variance(values, covered, keep[rows], variance)
+            for rows, values, covered in level.sample(refined.poses, tiles)
+        ]
+        share, unexplained = (torch.cat(one)[keep] for one in zip(*parts, strict=True))
+        return ExplainedVariance(share, unexplained)
+
+    return simplest(explain, motions)
+
+
+def simplest(explain: Callable[[str], ExplainedVariance], motions: Sequence[str] = MOTIONS) -> MotionChoice:
+    """The simplest sufficient motion; explain: tries one motion on some images.
+
+    From the simplest on, a motion is compared with the next one and with the largest; the rest need not be tried.
+    """
+    tried: dict[str, ExplainedVariance] = {}
+
+    def get(motion: str) -> ExplainedVariance:
+        if motion not in tried:
+            tried[motion] = explain(motion)
+        return tried[motion]
+
+    chosen = motions[-1]
+    get(chosen)
+    for motion, following in pairwise(motions):
+        if not any(_explains_more(get(other), get(motion)) for other in (motions[-1], following)):
+            chosen = motion
+            break
+    return MotionChoice(chosen, {name: float(tried[name].share.nanmean()) for name in motions if name in tried})
+
+
+def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:
+    """Poses nearest to these for which start⁻¹ · pose belongs to the motion, in float64."""
+    if motion == "homography":
+        return poses.double()
+    begin = start.double()
+    return begin @ within_motion(invert(begin) @ poses.double(), motion, frame)
+
+
+def _explains_more(one: ExplainedVariance, other: ExplainedVariance) -> bool:
+    """Whether one motion explains more of the images than another, by more than chance."""
+    known = one.share.isfinite() & other.share.isfinite()
+    gain = (one.share - other.share)[known]
+    if len(gain) < 2 or float(gain.mean()) <= MIN_GAIN:
+        return False
+    # Unexplained shares are compared by their logarithms: one image may gain far more than the rest.
+    ratio = [(1 - each.share[known]).clamp(min=NOTHING_UNEXPLAINED).log() for each in (other, one)]
+    by_image = ratio[0] - ratio[1]
+    if float(by_image.mean()) > GAIN_ERRORS * float(by_image.std()) / len(by_image) ** 0.5:
+        return True
+    if one.unexplained is None or other.unexplained is None:
+        return False
+    chance = (other.unexplained - one.unexplained)[known].square().sum(1).sqrt().clamp(min=NOTHING_UNEXPLAINED)
+    return bool((gain > BLOCK_GAIN_ERRORS * chance).any())

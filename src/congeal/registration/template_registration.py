@@ -1,0 +1,187 @@
+"""Registration of single images to a template: scores, Gauss-Newton steps, random perturbations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import avg_pool2d
+
+from congeal.filters import gaussian_blur
+from congeal.geometry import from_normalised, homography_from_points, matrix_from_parameters, normalise, warp
+from congeal.geometry.matrix import Size, corners
+from congeal.registration.batching import CHUNK_VALUES
+from congeal.registration.features import ImageFeatures
+from congeal.registration.filters import centre_window, scaling
+from congeal.registration.gauss_newton import GaussNewton, point_motion
+from congeal.registration.pose_prior import PosePrior
+
+MAX_UNREDUCED_SIDE_PX = 40
+"""Frames up to this size are not reduced: they fit into the cache as they are."""
+MIN_BLUR_PX = 0.75
+"""Blur, in pixels of the reduced image, below which reduction would alias."""
+MIN_REDUCED_SIDE_PX = 16
+"""Reduced images keep at least this many pixels along the longer side."""
+MIN_DEPTH, MIN_AREA = 0.2, 0.02
+"""Depth of the nearest corner and relative area of a random homography, below which it nearly folds the frame."""
+
+
+def random_warps(
+    sigma: torch.Tensor, frame: Size, generator: torch.Generator, motion: str = "homography"
+) -> torch.Tensor:
+    """(B, 3, 3) warps of the frame whose corners move by N(0, σ²) of its side each, and once more together.
+
+    sigma (B,). A smaller motion takes the part of that noise it can express. A draw that folds the frame over, or
+    nearly does, is replaced by the identity.
+    """
+    n, corner = len(sigma), torch.as_tensor(corners(frame)).float()
+    side = torch.tensor([frame[1], frame[0]], dtype=torch.float32)
+    each, all_corners = (torch.randn(n, k, 2, generator=generator, dtype=torch.float32) for k in (4, 1))
+    noise = each + all_corners
+    moved = noise * sigma[:, None, None] * side
+    if motion != "homography":
+        field = point_motion(corner, frame, motion).flatten(1)  # (k, 8)
+        parameters = moved.flatten(1) @ torch.linalg.pinv(field)
+        return from_normalised(matrix_from_parameters(parameters), frame)
+    warps = torch.as_tensor(homography_from_points(corner.numpy(), (corner + moved).numpy()))
+    depth = (torch.cat([corner, torch.ones(4, 1, dtype=torch.float32)], 1).double() @ warps[:, 2, :, None])[..., 0]
+    folded = depth.amin(1) < MIN_DEPTH * depth.amax(1)
+    folded |= torch.linalg.det(warps) / depth.mean(1) ** 3 < MIN_AREA
+    warps[folded] = torch.eye(3, dtype=warps.dtype)
+    return warps.float()
+
+
+class Views:
+    """A batch of images (B, C, H, W), with masks (B, 1, H, W) or None; reduced and blurred on demand, each once."""
+
+    def __init__(self, images: torch.Tensor, masks: torch.Tensor | None = None) -> None:
+        self.images, self.masks = images, masks
+        self._made: dict[tuple[int, float], torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def at(self, shrink: int, sigma: float) -> torch.Tensor:
+        """Images reduced by the factor `shrink`; sigma in pixels of the result."""
+        if shrink == 1 and sigma <= 0:
+            return self.images
+        if (shrink, sigma) not in self._made:
+            self._made[shrink, sigma] = gaussian_blur(reduced(self.images, shrink), sigma)
+        return self._made[shrink, sigma]
+
+    def masks_at(self, shrink: int) -> torch.Tensor | None:
+        """Masks reduced by the factor `shrink`."""
+        return None if self.masks is None else reduced(self.masks, shrink)
+
+    def take(self, rows: torch.Tensor) -> Views:
+        """Some rows, with their reduced images."""
+        few = Views(self.images[rows], None if self.masks is None else self.masks[rows])
+        few._made = {key: made[rows] for key, made in self._made.items()}
+        return few
+
+
+class TemplateRegistration:
+    """Scores and registers images against a template (C, h, w).
+
+    Parameters
+    ----------
+    template : (C, h, w) tensor
+        In the same features as the images.
+    image_features : ImageFeatures
+        Weights of pixels, and which poses are admissible.
+    prior : PosePrior, optional
+        Regularises poses, given the initial ones.
+    """
+
+    def __init__(self, template: torch.Tensor, image_features: ImageFeatures, prior: PosePrior | None = None) -> None:
+        self.template, self.image_features, self.prior = template, image_features, prior
+        self.frame: Size = (template.shape[-2], template.shape[-1])
+
+    def posterior_score(self, views: Views, start: torch.Tensor, poses: torch.Tensor) -> torch.Tensor:
+        """(B,) the score combined with the prior on the pose, given the initial one."""
+        scores = self.score(views, poses)
+        if self.prior is None:
+            return scores
+        return self.prior.discount(scores, start, poses, centre_window(self.frame))
+
+    def score(self, views: Views, poses: torch.Tensor) -> torch.Tensor:
+        """(B,) normalised correlation with the template, or NO_MATCH where the pose is not admissible."""
+        images = views.images
+        shown = warp(images, poses, self.frame)
+        weights = self.image_features.weights(poses, _size(images), self.frame, views.masks)
+        usual = 1.0 if views.masks is None else views.masks.mean((1, 2, 3))
+        return self.image_features.score(shown, self.template, images, weights, usual)
+
+    def step_to_template(
+        self, views: Views, start: torch.Tensor, poses: torch.Tensor, steps: int, motion: str, sigma: float = 0.0
+    ) -> torch.Tensor:
+        """`steps` Gauss-Newton steps from `poses`; sigma blurs both sides, in frame pixels.
+
+        Large frames are reduced as far as the blur allows.
+        """
+        shrink = reduction_for(self.frame, sigma)
+        template = gaussian_blur(reduced(self.template[None], shrink), sigma / shrink)[0]
+        images, frame = views.at(shrink, sigma / shrink), _size(template)
+        newton = GaussNewton(motion, frame, robust=self.image_features.robust)
+        line = newton.linearise(template)
+        poses, start = to_reduced(shrink, poses), to_reduced(shrink, start)
+        uniform = (
+            self.image_features.empty_ground and views.masks is None
+        )  # all pixels weigh alike: one Hessian for all images
+        if uniform and self.image_features.robust is None and self.prior is None:
+            block = max(1, CHUNK_VALUES // template.numel())  # what stays in cache between steps
+            pieces = zip(images.split(block), poses.split(block), strict=True)
+            poses = torch.cat([newton.descend(few, pose, line, steps) for few, pose in pieces]) if len(poses) else poses
+        else:
+            masks = views.masks_at(shrink)
+            for _ in range(steps):
+                shown, weights = (
+                    warp(images, poses, frame),
+                    self.image_features.weights(poses, _size(images), frame, masks),
+                )
+                prior = None
+                if self.prior is not None:
+                    prior = self.prior.pull(start, poses, frame, line.jacobian.shape[1])
+                poses = normalise(newton.compose(poses, newton.delta(shown, line, weights, prior)))
+        return from_reduced(shrink, poses)
+
+    def better(self, views: Views, candidates: Sequence[torch.Tensor]) -> torch.Tensor:
+        """For each image the candidate pose with the higher score."""
+        which = torch.stack([self.score(views, poses) for poses in candidates]).argmax(0)
+        return torch.stack(list(candidates))[which, torch.arange(len(views))]
+
+
+def reduction_for(frame: Size, sigma: float) -> int:
+    """The factor by which a frame may be reduced at a blur of sigma frame pixels."""
+    if max(frame) <= MAX_UNREDUCED_SIDE_PX:
+        return 1
+    return min(max(1, int(sigma / MIN_BLUR_PX)), max(frame) // MIN_REDUCED_SIDE_PX)
+
+
+def reduced(images: torch.Tensor, shrink: int) -> torch.Tensor:
+    """Images (..., H, W) reduced by the factor `shrink`, to at least one pixel."""
+    height, width = _size(images)
+    return images if shrink == 1 else avg_pool2d(images, (min(shrink, height), min(shrink, width)))
+
+
+def to_reduced(shrink: int, poses: torch.Tensor) -> torch.Tensor:
+    """stack_from_frame between stack and frame, both reduced by the factor `shrink`."""
+    if shrink == 1:
+        return poses
+    return scaling(1 / shrink).to(poses) @ poses @ scaling(shrink).to(poses)
+
+
+def from_reduced(shrink: int, poses: torch.Tensor) -> torch.Tensor:
+    """The inverse of `to_reduced`."""
+    if shrink == 1:
+        return normalise(poses)
+    return normalise(scaling(shrink).to(poses) @ poses @ scaling(1 / shrink).to(poses))
+
+
+def reduced_size(size: Size, shrink: int) -> Size:
+    """(height, width) of an image after `reduced`."""
+    return max(1, size[0] // shrink), max(1, size[1] // shrink)
+
+
+def _size(images: torch.Tensor) -> Size:
+    return images.shape[-2], images.shape[-1]

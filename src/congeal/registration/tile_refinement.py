@@ -1,0 +1,235 @@
+"""Refinement of poses at one pyramid level: joint Gauss-Newton of a set on tiles of local contrast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from congeal.evaluation import scales
+from congeal.execution.threads import available_threads, map_ordered
+from congeal.geometry import invert, warp
+from congeal.geometry.warping import points_inside, sample_points
+from congeal.images import Stack
+from congeal.registration.batching import CHUNK_VALUES
+from congeal.registration.features import ImageFeatures
+from congeal.registration.gauge import Gauge, mean_motion
+from congeal.registration.tile_solver import (
+    REDUCTION_ERROR_PX,
+    SAMPLING_ERROR_PX,
+    TileSolver,
+    TileSteps,
+    TileSums,
+    TileTemplate,
+)
+from congeal.registration.tiles import MOST_TILES, Tiles, tile_side
+
+MAX_PASSES = 6
+"""Gauss-Newton passes over a set at one level; two to four are usual."""
+CONVERGED_PX = 0.005
+"""Mean corner motion, in frame pixels, at which a level has converged: the error of bilinear sampling."""
+CONVERGED_ERRORS = 0.1
+"""The same in standard errors of a pose: steps below it are noise."""
+SCALE_STEP = 0.002
+"""Steps of the logarithm of scale at which the neighbourhood of local contrast follows the size of the object in an
+image; a neighbourhood that is wrong by this much moves the estimated scale by a tenth of it."""
+TILE_SAMPLE = 8
+"""Images from which tiles are chosen; more change the choice little (copies of four photographs)."""
+CACHE_BYTES = 512 << 20
+"""Local contrast of a level is kept in memory between passes up to this size, else computed again."""
+
+SAMPLE_BYTES = 64 << 20
+"""Samples on tiles of a whole set are kept in memory up to this size."""
+
+OnPass = Callable[[float, float], None]
+Sample = tuple[np.ndarray, torch.Tensor, torch.Tensor]
+"""Rows of the stack, their values on tiles, and which tiles they cover."""
+
+
+class LevelImages:
+    """Local contrast of the images of a stack at its resolution, sampled on tiles."""
+
+    def __init__(self, stack: Stack, image_features: ImageFeatures, *, cached: bool = True) -> None:
+        self.stack, self.image_features, self.batches = stack, image_features, _batches(stack)
+        self._cached = cached and 4 * len(stack) * stack.size[0] * stack.size[1] <= CACHE_BYTES
+        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # images, and the scales they were made at
+
+    def images(self, rows: np.ndarray, poses: torch.Tensor) -> torch.Tensor:
+        """(B, 1, H, W) local contrast of a batch with poses (B, 3, 3)."""
+        first, scale = int(rows[0]), self._scale(poses)
+        made, before = self._cache.get(first, (None, scale))
+        if made is None:
+            made, stale = torch.empty(len(rows), 1, *self.stack.size, dtype=torch.float32), torch.arange(len(rows))
+        else:
+            stale = torch.nonzero((before - scale).abs() > 1)[:, 0]
+        for step in scale[stale].unique():
+            for one in stale[scale[stale] == step].tolist():
+                images = self.stack.images(rows[one : one + 1])
+                made[one : one + 1] = self.image_features.detail(images, math.exp(SCALE_STEP * int(step)))
+        if self._cached:
+            self._cache[first] = made, before.index_copy(0, stale, scale[stale])
+        return made
+
+    def _scale(self, poses: torch.Tensor) -> torch.Tensor:
+        """(B,) by how much larger than in the frame the object is in each image: logarithm, in steps."""
+        if self.image_features.empty_ground:
+            return torch.zeros(len(poses), dtype=torch.int64)
+        scale = -torch.as_tensor(scales(invert(poses.numpy()), self.stack.frame)).double().log()
+        return (scale.nan_to_num(0).clamp(-2, 2) / SCALE_STEP).round().long()
+
+    def sample(self, poses: torch.Tensor, tiles: Tiles) -> Iterable[Sample]:
+        """Every batch of rows with `on_tiles` of it; batches are sampled in parallel."""
+        values = map_ordered(lambda rows: self.on_tiles(rows, poses[rows], tiles), self.batches, available_threads())
+        for rows, (seen, covered) in zip(self.batches, values, strict=True):
+            yield rows, seen, covered
+
+    def on_tiles(self, rows: np.ndarray, poses: torch.Tensor, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values on tiles (B, T, side + 2, side + 2), and which tiles each image covers (B, T)."""
+        shape = (len(rows), len(tiles), tiles.side + 2, tiles.side + 2)
+        values = sample_points(self.images(rows, poses), poses, tiles.points, tiles.frame)
+        if self.image_features.empty_ground:  # beyond the edge there is empty ground, which counts
+            values *= points_inside(poses, tiles.points, self.stack.size, tiles.frame)
+            covered = torch.ones(shape[:2], dtype=torch.bool)
+        else:
+            covered = points_inside(poses, tiles.rim, self.stack.size, tiles.frame).view(*shape[:2], 4).all(2)
+        masks = self.stack.masks(rows)
+        if masks is not None:
+            inside = sample_points(masks, poses, tiles.points, tiles.frame) > 0.5
+            covered &= inside.view(*shape[:2], -1).all(2)
+        return values.view(shape), covered.float()
+
+    def choose_tiles(self, poses: torch.Tensor, keep: torch.Tensor, most: int = MOST_TILES) -> Tiles:
+        """Tiles for the stack at its poses, from a sample of the inliers."""
+        rows = torch.nonzero(keep)[:, 0]
+        some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), TILE_SAMPLE)).long()].tolist()
+        seen = [warp(self._one(i, poses), poses[[i]].float(), self.stack.frame) for i in some]
+        return Tiles.choose(torch.cat(seen), most)
+
+    def _one(self, i: int, poses: torch.Tensor) -> torch.Tensor:
+        """(1, 1, H, W) of one image, from its batch if that is cached anyway."""
+        rows = next(rows for rows in self.batches if rows[-1] >= i) if self._cached else np.array([i])
+        return self.images(rows, poses[rows])[i - int(rows[0])][None]
+
+    def sums(self, tiles: Tiles) -> TileSums:
+        """Empty sums for a template of this stack."""
+        reduced = self.stack.native_size > max(self.stack.frame)
+        return TileSums(tiles, REDUCTION_ERROR_PX if reduced else SAMPLING_ERROR_PX)
+
+
+def _batches(stack: Stack) -> list[np.ndarray]:
+    """Successive rows of which values on tiles stay in the processor's cache."""
+    pixels = stack.size[0] * stack.size[1]
+    sampled = min(pixels, MOST_TILES * tile_side(stack.frame) ** 2)
+    count = max(-(-len(stack) * sampled // CHUNK_VALUES), -(-len(stack) * pixels // (16 * CHUNK_VALUES)))
+    return np.array_split(np.arange(len(stack)), min(len(stack), count))
+
+
+@dataclass(frozen=True)
+class TileRefinement:
+    """What refinement at a level gave for n images.
+
+    Attributes
+    ----------
+    poses : (n, 3, 3) tensor of float64
+        stack_from_frame at this level.
+    error : (n,) tensor
+        Standard error of a corner's position, in frame pixels.
+    before, after : (n,) tensor
+        Correlation with the mean of the others.
+    template : TileTemplate
+        The template they were compared with in the end.
+    """
+
+    poses: torch.Tensor
+    error: torch.Tensor
+    before: torch.Tensor
+    after: torch.Tensor
+    template: TileTemplate
+
+
+@torch.no_grad()
+def refine_tiles(
+    level: LevelImages,
+    poses: torch.Tensor,
+    motion: str,
+    keep: torch.Tensor,
+    *,
+    passes: int = MAX_PASSES,
+    tiles: Tiles | None = None,
+    on_pass: OnPass | None = None,
+) -> TileRefinement:
+    """Joint Gauss-Newton of a stack at its resolution; the mean pose of the inliers stays where it is.
+
+    keep (n,) bool: inliers, which make the template. on_pass(moved, correlation) is called after every pass with the
+    mean corner motion in frame pixels and the mean correlation of the inliers.
+    """
+    found = poses.double()
+    gauge = Gauge(found[keep], level.stack.frame, motion)
+    tiles = tiles or level.choose_tiles(found, keep)
+    # Samples of a small set are kept, so that its template is made of the poses of this pass. Of a large set it may be
+    # made of those of the pass before: one image more or less there changes nothing.
+    small = 4 * len(found) * len(tiles.points) <= SAMPLE_BYTES
+    template = None if small else _template(level, level.sample(found, tiles), keep, tiles)
+    # All images move at once, so each goes to the mean of all, not all the way to that of the others.
+    to_mean = 1 - keep.double() / keep.sum().clamp(min=1)
+    before = None
+    for _ in range(passes):
+        samples = level.sample(found, tiles)
+        if small:
+            samples = list(samples)
+            template = _template(level, samples, keep, tiles)
+        assert template is not None
+        solver, sums, moved, steps = TileSolver(template, motion), level.sums(tiles), torch.empty_like(found), []
+        for rows, values, covered in samples:
+            step = solver.solve(values, covered, keep[rows])
+            moved[rows] = solver.newton.compose(found[rows], step.delta * to_mean[rows, None])
+            steps.append(step)
+            if not small:
+                sums.add(values[keep[rows]], covered[keep[rows]])
+        error = torch.cat([step.error for step in steps]) * to_mean
+        after = torch.cat([step.correlation for step in steps])
+        before, template = after if before is None else before, template if small else sums.template()
+        moved = gauge.fix(moved, None, keep)
+        change = mean_motion(found, moved, level.stack.frame)
+        if on_pass is not None:
+            on_pass(change, float(after[keep].mean()))
+        found = moved
+        if change < max(CONVERGED_PX, CONVERGED_ERRORS * float(error[keep].nanmedian())):
+            break
+    assert before is not None
+    assert template is not None
+    return TileRefinement(found, error, before, after, template)
+
+
+def _template(level: LevelImages, samples: Iterable[Sample], keep: torch.Tensor, tiles: Tiles) -> TileTemplate:
+    """The mean of the inliers."""
+    sums = level.sums(tiles)
+    for rows, values, covered in samples:
+        sums.add(values[keep[rows]], covered[keep[rows]])
+    return sums.template()
+
+
+@torch.no_grad()
+def register_tiles(
+    level: LevelImages,
+    rows: np.ndarray,
+    poses: torch.Tensor,
+    template: TileTemplate,
+    motion: str,
+    passes: int = MAX_PASSES,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each of a batch of new images alone to a given template: poses, and their standard errors in frame pixels.
+
+    passes: 0 leaves the poses as they are and only gives their errors.
+    """
+    solver, found, member = TileSolver(template, motion), poses.double(), torch.zeros(len(rows), dtype=torch.bool)
+
+    def solve() -> TileSteps:
+        return solver.solve(*level.on_tiles(rows, found, template.tiles), member)
+
+    for _ in range(passes):
+        found = solver.newton.compose(found, solve().delta)
+    return found, solve().error

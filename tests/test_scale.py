@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -87,16 +86,17 @@ def test_every_so_many_rows(tmp_path: Path, suffix: str, step: int, monkeypatch:
 
 # ---- killed and resumed
 
-SLOWLY = """
-import sys, time
+KILLED_AT_49 = """
+import os, signal, sys
 from congeal.pipeline import align, draw, render
 from congeal.images.formats import shards
-render.SAVE_INTERVAL_S, draw.CHUNK_VALUES, shards.SHARD_IMAGES = 0.0, 28 * 28 * 7, 20
-sample = draw.Batch.sample
-def slowly(batch, *arguments):
-    time.sleep(0.05)
-    return sample(batch, *arguments)
-draw.Batch.sample = slowly
+draw.CHUNK_VALUES, shards.SHARD_IMAGES = 28 * 28 * 7, 20
+def save_and_die(timer, rendered, path, writer):
+    writer.flush()
+    rendered.save(path)
+    if rendered.position >= 49:
+        os.kill(os.getpid(), signal.SIGKILL)
+render.CheckpointTimer.if_due = save_and_die
 align.align(
     sys.argv[1], sys.argv[2], method="lsc", motion="affine", params={"blurs": [0.0], "iterations": [1]}, size=28,
     quiet=True, output_format=sys.argv[3], transforms_format="npz",
@@ -110,14 +110,9 @@ def test_a_run_killed_while_it_writes_goes_on(
 ) -> None:
     np.save(tmp_path / "digits.npy", digits(100))
     arguments = [str(tmp_path / name) for name in ("digits.npy", "killed")]
-    process = subprocess.Popen([sys.executable, "-c", SLOWLY, *arguments, output_format])
-    notes, deadline = tmp_path / "killed" / ".work" / "rendering.npz", time.monotonic() + 600
-    while not notes.exists() or position(notes) < 49:
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    killed = subprocess.run([sys.executable, "-c", KILLED_AT_49, *arguments, output_format])
+    assert killed.returncode == -signal.SIGKILL
+    notes = tmp_path / "killed" / ".work" / "rendering.npz"
     seen = position(notes)
 
     monkeypatch.setattr("congeal.pipeline.draw.CHUNK_VALUES", 28 * 28 * 7)

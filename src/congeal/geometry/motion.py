@@ -27,6 +27,8 @@ GENERATORS[5, 0, 1], GENERATORS[5, 1, 0] = 1, 1
 GENERATORS[6, 2, 0] = 1
 GENERATORS[7, 2, 1] = 1
 
+IDENTITY = torch.eye(3, dtype=torch.float64)
+"""A constant, because `torch.eye` becomes operations on bytes in ONNX, which old runtimes lack."""
 _SQUARINGS = 4  # with eight terms exact to float32 rounding for parameters up to about 4, and they export to ONNX
 
 
@@ -46,7 +48,7 @@ def matrix_from_parameters(parameters: torch.Tensor) -> torch.Tensor:
     count = parameters.shape[-1]
     generators = GENERATORS[:count].to(parameters).reshape(count, 9)
     step = (parameters @ generators).reshape(*parameters.shape[:-1], 3, 3) / 2**_SQUARINGS
-    eye = torch.eye(3, dtype=parameters.dtype, device=parameters.device)
+    eye = IDENTITY.to(parameters)
     # The Taylor series to the eighth power, in two blocks of four: four products instead of seven.
     square = step @ step
     cube, fourth = square @ step, square @ square
@@ -68,7 +70,7 @@ def parameters_from_matrix(matrix: torch.Tensor, motion: str = "homography") -> 
     if not bool((determinant / m[..., 2, 2] ** 3 > 0).all()):
         raise CongealError("a mirrored or singular matrix has no motion parameters")
     m = m / (determinant.sign() * determinant.abs() ** (1 / 3))[..., None, None]
-    eye = torch.eye(3, dtype=m.dtype, device=m.device)
+    eye = IDENTITY.to(m.device)
     roots = 8
     for _ in range(roots):
         m = _square_root(m)

@@ -17,6 +17,7 @@ from congeal.errors import CongealError
 from congeal.filters import gaussian_blur
 from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, warp
 from congeal.geometry.matrix import Size
+from congeal.geometry.motion import IDENTITY
 from congeal.registration.filters import scaling
 from congeal.registration.template_registration import reduced
 
@@ -160,8 +161,7 @@ class DeSTNet(nn.Module):
         if self.form == "exp":
             return matrix_from_parameters(update)
         zero = update.new_zeros(len(update), 1)
-        eye = torch.eye(3, dtype=update.dtype, device=update.device)
-        return torch.cat([update, zero], 1).view(-1, 3, 3) + eye
+        return torch.cat([update, zero], 1).view(-1, 3, 3) + IDENTITY.to(update)
 
 
 class AutoEncoder(nn.Module):

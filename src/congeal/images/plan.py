@@ -63,7 +63,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes are (height, width). `initial` (N,3,3) aligned_from_source or None; `channels` and `dtypes` that occur."""
+    """Sizes are (height, width). `initial` (N,3,3) aligned_from_source or None; `channels` and `dtypes` that occur.
+
+    `image_values` is the median number of pixel values of an image.
+    """
 
     size: Size
     frame: Size
@@ -71,6 +74,7 @@ class Plan:
     initial: np.ndarray | None
     channels: frozenset[int]
     dtypes: frozenset[np.dtype]
+    image_values: float
 
 
 def make_plan(
@@ -110,7 +114,8 @@ def make_plan(
             longer = min(round(max(stack) * min(zoom, MAX_ZOOM)), max(typical))
             stack = shrink(typical, longer)
     channels = frozenset(h.channels for h in headers.values())
-    return Plan(stack, frame, aligned, initial, channels, frozenset(h.dtype for h in headers.values()))
+    image_values = float(np.median([h.height * h.width * h.channels for h in headers.values()]))
+    return Plan(stack, frame, aligned, initial, channels, frozenset(h.dtype for h in headers.values()), image_values)
 
 
 def largest_area(source: ImageSource, headers: dict[int, Header], typical: Size) -> float:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from congeal.errors import CongealError
 from congeal.execution.shared_storage import SharedStorage, open_storage
 from congeal.files import DAMAGED, is_plain, replacing
-from congeal.images.intensity import AlignOn, Ranges, intensity_range
+from congeal.images.intensity import Ranges, intensity_range
 from congeal.images.sources.arrays import as_slice
-from congeal.images.sources.base import ImageSource, Indices
+from congeal.images.sources.base import Indices
 from congeal.memmap import PageTracker
 
 Size = tuple[int, int]
@@ -123,11 +122,6 @@ class Store:
     def __post_init__(self) -> None:
         self.pages = PageTracker(*(array for array in (self.pixels, self.masks) if isinstance(array, np.ndarray)))
 
-    @classmethod
-    def without_images(cls, n: int, reasons: dict[int, str]) -> Store:
-        """The store of n images of which none can be read."""
-        return cls(np.empty(0), None, np.zeros((n, 2), np.int32), *(np.empty(0),) * 3, reasons=reasons)
-
     # Other processes receive the names of memory-mapped files, not their contents.
 
     def __getstate__(self) -> dict[str, Any]:
@@ -167,20 +161,10 @@ class Store:
         self.folder = folder
 
 
-class StorePlace(NamedTuple):
-    """Folder of a store (None: in memory), and fingerprint of its images if known."""
-
-    folder: Path | None = None
-    fingerprint: str | None = None
-
-    def larger(self, side: int) -> StorePlace:
-        """The place of the same images at a larger size."""
-        return self._replace(folder=None if self.folder is None else self.folder / f"at-{side}")
-
-    def key(self, source: ImageSource, size: Size, align_on: AlignOn, ranges: Ranges) -> str:
-        """Identifies the images and how they are stored."""
-        about = f"{self.fingerprint or source.fingerprint()} {size} {align_on} {sorted(ranges.items())}"
-        return hashlib.sha256(about.encode()).hexdigest()
+def empty_store(n: int, reasons: dict[int, str] | None = None) -> Store:
+    """The store of n images before any is decoded, or of which none can be read."""
+    black, white, kinds = np.zeros(n, np.float32), np.ones(n, np.float32), np.full(n, UNREAD, np.uint8)
+    return Store(np.empty(0), None, np.zeros((n, 2), np.int32), black, white, kinds, reasons=reasons or {})
 
 
 def write_description(path: Path, store: Store, about: dict[str, Any]) -> None:

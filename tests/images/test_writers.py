@@ -142,7 +142,7 @@ def test_parts_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     matrices, size = far_apart(4), (37, 29)
     whole = warp(torch.from_numpy(pixels).permute(0, 3, 1, 2).double(), torch.from_numpy(matrices), size)
     for at_once in (1, 200, 3000):
-        monkeypatch.setattr("congeal.images.resample._PIXELS_AT_ONCE", at_once)
+        monkeypatch.setattr("congeal.images.resample.PIXELS_AT_ONCE", at_once)
         out = warp_pixel_batch(pixels, matrices, size, Sampling("bilinear"))
         assert np.abs(out - whole.permute(0, 2, 3, 1).numpy()).max() < 0.51
         cover = covered(matrices, (30, 41), size)

@@ -132,10 +132,7 @@ class WarpedDigits(SyntheticSource):
         self.truth = np.array([[1, 0, middle], [0, 1, middle], [0, 0, 1.0]]) @ digit_from_image
 
     def __len__(self) -> int:
-        return len(self._ids)
-
-    def id(self, i: int) -> str:
-        return self._ids[i]
+        return len(self.ids())
 
     def make(self, indices: np.ndarray) -> np.ndarray:
         return warp_uint8(self.digits.images[self._rows[indices]], self.digit_from_image[indices], self.side)

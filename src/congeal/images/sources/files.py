@@ -37,24 +37,14 @@ class FileSource(ImageSource):
     def __len__(self) -> int:
         return len(self.relative)
 
-    def id(self, i: int) -> str:
-        """Path of file i below the folder."""
-        return self._ids[i]
-
-    def ids(self) -> Ids:
-        """All of them."""
-        return self._ids
-
     def path(self, i: int) -> Path:
         """Where file i is."""
         return self.base / self.relative[i]
 
     def files_behind(self, rows: np.ndarray) -> Iterator[str]:
-        """One file per image."""
         return (os.path.join(self.base, self.relative[i]) for i in rows.tolist())
 
     def header_of(self, i: int) -> str:
-        """The header of a FITS file."""
         if os.path.splitext(self.relative[i])[1].lower() not in FITS:
             return ""
         from congeal.images.formats.fits import header_text
@@ -62,11 +52,9 @@ class FileSource(ImageSource):
         return header_text(self.path(i))
 
     def read(self, i: int) -> Image:
-        """Decode file i."""
         return decode(self._bytes(i), self.id(i))
 
     def probe(self, i: int) -> Header:
-        """Size and type of file i, from its header where that is possible."""
         if self.relative[i].lower().endswith((".tif", ".tiff")):
             from congeal.images.formats.tiff import probe_tiff
 

@@ -38,12 +38,7 @@ class RemoteSource(ImageSource):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def id(self, i: int) -> str:
-        """The path below the URL."""
-        return self._ids[i]
-
     def read(self, i: int) -> Image:
-        """Fetch and decode image i."""
         try:
             data = self.system.cat_file(self.paths[i])
         except Exception as error:  # each remote system has its own errors

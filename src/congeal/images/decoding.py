@@ -29,7 +29,7 @@ from congeal.images.canvas import place, put_on_canvas
 from congeal.images.intensity import AlignOn, Ranges, range_name, select_channels
 from congeal.images.sources.base import ImageSource
 from congeal.images.store import (
-    UNREAD,
+    PER_IMAGE,
     ShardedRows,
     Size,
     Store,
@@ -120,7 +120,7 @@ def fill_store(source: ImageSource, options: DecodeOptions) -> tuple[Store, Alig
                 options = replace(options, dtypes=frozenset())
             continue
         store.set_ranges(options.ranges)
-        if folder is not None and store.names:
+        if folder is not None and len(store.pixels):
             store.save(folder, key)
             (folder / UNFINISHED).unlink(missing_ok=True)
         return store, options.align_on
@@ -189,10 +189,7 @@ class StoreFiller:
             assert isinstance(store.masks, np.ndarray)
             store.masks[i] = np.rint(image.mask * 255)
         store.sizes[i], store.black[i], store.white[i] = image.size, image.low, image.high
-        name = range_name(image.dtype)
-        if name not in store.names:
-            store.names.append(name)
-        store.kinds[i] = store.names.index(name)
+        store.kinds[i] = range_name(image.dtype)
         store.blank = store.blank and image.high <= image.low
 
     def _new_store(self, image: DecodedImage) -> Store:
@@ -272,10 +269,9 @@ class DecodeTask:
             mixed = "channels" if error.channels else "dtype"
         reasons = {first + k: reason for k, reason in filler.reasons.items()}
         store = filler.store or empty_store(stop - first)
-        facts = {"reasons": reasons, "names": store.names, "mixed": mixed, "blank": store.blank}
+        facts = {"reasons": reasons, "mixed": mixed, "blank": store.blank}
         facts |= {"shape": store.pixels.shape[1:] or None, "masks": store.masks is not None}
-        result = {"facts": np.array(json.dumps(facts))}
-        result |= {"sizes": store.sizes, "black": store.black, "white": store.white, "kinds": store.kinds}
+        result = {"facts": np.array(json.dumps(facts)), **{name: getattr(store, name) for name in PER_IMAGE}}
         if filler.store is None:
             raise RetryShard(f"not one image could be read: {reasons[first]}", result)
         if not mixed:
@@ -300,8 +296,7 @@ def _fill_by_shards(source: ImageSource, options: DecodeOptions, key: str) -> St
     reasons = {int(i): reason for about in facts for i, reason in about["reasons"].items()}
     if not shapes:
         return empty_store(len(source), reasons)
-    sizes, black, white = (np.concatenate([one[part] for one in done]) for part in ("sizes", "black", "white"))
-    names, kinds = _merge_kinds([one["kinds"] for one in done], [about["names"] for about in facts])
+    sizes, black, white, kinds = (np.concatenate([one[part] for one in done]) for part in PER_IMAGE)
     edges = np.array([0, *(stop for _, stop in bounds)])
 
     dtype = np.dtype(np.uint8 if options.eight_bit else np.float32)
@@ -310,18 +305,7 @@ def _fill_by_shards(source: ImageSource, options: DecodeOptions, key: str) -> St
     if any(one["masks"] for one in facts):
         masks = _sharded_rows(done, "masks", edges, options.size, np.dtype(np.uint8), fill=255)
     blank = all(one["blank"] for one in facts)
-    return Store(pixels, masks, sizes, black, white, kinds, names, reasons, blank)
-
-
-def _merge_kinds(kinds: list[np.ndarray], names: list[list[str]]) -> tuple[list[str], np.ndarray]:
-    """The dtypes of all shards, and the position of each image's dtype among them."""
-    merged, positions = list[str](), []
-    for own_kinds, own_names in zip(kinds, names, strict=True):
-        merged += [dtype for dtype in own_names if dtype not in merged]
-        lookup = np.full(256, UNREAD, np.uint8)
-        lookup[: len(own_names)] = [merged.index(dtype) for dtype in own_names]
-        positions.append(lookup[own_kinds])
-    return merged, np.concatenate(positions)
+    return Store(pixels, masks, sizes, black, white, kinds, reasons, blank)
 
 
 def _sharded_rows(

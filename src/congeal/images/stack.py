@@ -79,8 +79,7 @@ class Stack:
             lost = np.flatnonzero(~np.isfinite(plan.initial).all(axis=(1, 2)))
             reasons = {int(i): NO_INITIAL_POSE for i in lost} | reasons
         if len(reasons) == len(source):
-            i = min(reasons)
-            raise nothing_readable(source, f"{source.id(i)}: {reasons[i]}")
+            raise nothing_readable(source, reasons)
         self.skipped = [Skipped(source.id(i), reasons[i]) for i in sorted(reasons)]
         self.kept = np.setdiff1d(np.arange(len(source)), list(reasons)) if reasons else np.arange(len(source))
         self.source_sizes = sizes[self.kept] if reasons else sizes

@@ -21,8 +21,8 @@ from congeal.memmap import PageTracker
 Size = tuple[int, int]
 # The file that marks a store as complete.
 MARKER = "stack.npz"
-# Value of `Store.kinds` for an image that could not be read.
-UNREAD = 255
+# Arrays of a store with one row per image, in the order of its fields.
+PER_IMAGE = ("sizes", "black", "white", "kinds")
 
 
 class ShardedRows:
@@ -102,8 +102,8 @@ class Store:
     """Rows are positions in the source: pixels (N, C, h, w) uint8 or float32, masks (N, h, w) uint8 or None.
 
     black and white (N,) are the stored values that mean 0 and 1, the same for all images of a dtype (`ranges`); kinds
-    (N,) are positions in `names`, the dtypes; sizes (N, 2); reasons say which rows are unusable. `folder` is where the
-    store is kept, None if it ends with the process.
+    (N,) are the names of the dtypes, "" where unread; sizes (N, 2); reasons say which rows are unusable. `folder` is
+    where the store is kept, None if it ends with the process.
     """
 
     pixels: np.ndarray | ShardedRows
@@ -112,7 +112,6 @@ class Store:
     black: np.ndarray
     white: np.ndarray
     kinds: np.ndarray
-    names: list[str] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
     blank: bool = True
     ranges: Ranges = field(default_factory=dict)
@@ -147,8 +146,8 @@ class Store:
     def set_ranges(self, known: Ranges) -> None:
         """Replace the smallest and largest value of each image by black and white of all images of its dtype."""
         ranges: dict[str, tuple[float, float]] = {}
-        for kind, name in sorted(enumerate(self.names), key=lambda pair: pair[1]):
-            rows = self.kinds == kind
+        for name in filter(None, np.unique(self.kinds).tolist()):
+            rows = self.kinds == name
             low, high = float(self.black[rows].min()), float(self.white[rows].max())
             ranges[name] = known.get(name) or intensity_range(np.dtype(name), low, high)
             self.black[rows], self.white[rows] = ranges[name]
@@ -163,19 +162,19 @@ class Store:
 
 def empty_store(n: int, reasons: dict[int, str] | None = None) -> Store:
     """The store of n images before any is decoded, or of which none can be read."""
-    black, white, kinds = np.zeros(n, np.float32), np.ones(n, np.float32), np.full(n, UNREAD, np.uint8)
+    black, white, kinds = np.zeros(n, np.float32), np.ones(n, np.float32), np.zeros(n, "U8")
     return Store(np.empty(0), None, np.zeros((n, 2), np.int32), black, white, kinds, reasons=reasons or {})
 
 
 def write_description(path: Path, store: Store, about: dict[str, Any]) -> None:
     """The small file beside the large arrays: sizes, ranges and reasons; written when the arrays are on the disk."""
-    facts = {"reasons": store.reasons, "blank": store.blank, "names": store.names, "masks": store.masks is not None}
+    facts = {"reasons": store.reasons, "blank": store.blank, "masks": store.masks is not None}
     if isinstance(store.pixels, ShardedRows):
         sharded = {"pixels": store.pixels, "masks": store.masks}
         facts["sharded"] = {name: rows.as_dict() for name, rows in sharded.items() if isinstance(rows, ShardedRows)}
-    arrays = {"sizes": store.sizes, "black": store.black, "white": store.white, "kinds": store.kinds}
+    arrays: dict[str, Any] = {name: getattr(store, name) for name in PER_IMAGE}
     with replacing(path) as file:
-        np.savez(file, about=json.dumps({**facts, **about}), **arrays)  # type: ignore[arg-type]
+        np.savez(file, about=json.dumps({**facts, **about}), **arrays)
 
 
 def read_description(path: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
@@ -187,29 +186,26 @@ def read_description(path: Path, key: str | None, mode: Any) -> tuple[Store, dic
 
 
 def _read_store(path: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
-    folder = path.parent
     with np.load(path, allow_pickle=False) as saved:
         about = json.loads(str(saved["about"]))
         if key not in (None, about["key"]):
             return None
-        arrays = [saved[name] for name in ("sizes", "black", "white", "kinds")]
-    pixels: Any
+        per_image = [saved[name] for name in PER_IMAGE]
+    found: list[Any]
     if "sharded" in about:
-        sharded = {name: ShardedRows.from_dict(rows) for name, rows in about["sharded"].items()}
-        if not all(rows.exists() for rows in sharded.values()):
-            return None
-        pixels, masks = sharded["pixels"], sharded.get("masks")
+        found = [ShardedRows.from_dict(about["sharded"][name]) for name in ("pixels", "masks")[: 1 + about["masks"]]]
+        complete = all(rows.exists() for rows in found)
     else:
-        files = [folder / "stack.npy", *([folder / "masks.npy"] if about["masks"] else [])]
-        if not all(map(is_plain, files)):
-            return None
-        pixels, masks = [*(np.load(file, mmap_mode=mode) for file in files), None][:2]
-    if any(len(array) != len(pixels) for array in arrays):
+        files = [path.parent / name for name in ("stack.npy", "masks.npy")[: 1 + about["masks"]]]
+        complete = all(map(is_plain, files))
+        found = [np.load(file, mmap_mode=mode) for file in files] if complete else []
+    if not complete or any(len(array) != len(found[0]) for array in per_image):
         return None
+    pixels, masks = [*found, None][:2]
     reasons = {int(i): reason for i, reason in about["reasons"].items()}
     ranges = {name: (low, high) for name, (low, high) in about.get("ranges", {}).items()}
-    sizes, black, white, kinds = arrays
-    store = Store(pixels, masks, sizes, black, white, kinds, about["names"], reasons, about["blank"], ranges, folder)
+    sizes, black, white, kinds = per_image
+    store = Store(pixels, masks, sizes, black, white, kinds, reasons, about["blank"], ranges, path.parent)
     return store, about
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -101,7 +101,7 @@ class ImageSource(ABC):
     orientation: np.ndarray | None = None
     # Ids of images that the user excluded; they count as unreadable.
     excluded: tuple[str, ...] = ()
-    _ids: Ids | None = None
+    _ids: Any = None  # names, if they are stored
 
     @property
     def fingerprint_name(self) -> str:
@@ -114,7 +114,7 @@ class ImageSource(ABC):
 
     def id(self, i: int) -> str:
         """A name that is unique in the source and stays the same between runs; the number of the image by default."""
-        return str(range(len(self))[i]) if self._ids is None else self._ids[i]
+        return str(range(len(self))[i] if self._ids is None else self._ids[i])
 
     @abstractmethod
     def read(self, i: int) -> Image:
@@ -127,9 +127,10 @@ class ImageSource(ABC):
 
     def ids(self) -> Ids:
         """All names, in order; collected once."""
-        if not isinstance(self._ids, Ids):
-            self._ids = Ids(map(self.id, range(len(self))))
-        return self._ids
+        names = self._ids
+        if not isinstance(names, Ids):
+            names = self._ids = Ids(map(self.id, range(len(self))))
+        return names
 
     @property
     def shape(self) -> tuple[int, int, int] | None:

@@ -17,7 +17,7 @@ from congeal import CongealError, align
 from congeal.cli import main
 from congeal.files import locked
 from congeal.images import open_writer
-from congeal.images.sources.remote import without_credentials
+from congeal.images.sources.files import without_credentials
 from congeal.opening import open_images
 from congeal.propagate import propagate_mask, propagate_overlay
 from congeal.studio import Studio

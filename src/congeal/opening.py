@@ -23,9 +23,18 @@ from congeal.images.formats.zarr import is_zarr, open_zarr
 from congeal.images.packing import packed_files
 from congeal.images.sources.arrays import ArraySource, ListSource, from_tensor, open_npy, open_npz
 from congeal.images.sources.base import ImageSource
-from congeal.images.sources.files import list_files, matches, natural_key, open_folder, open_list, open_paths
+from congeal.images.sources.files import (
+    RemoteShardSource,
+    list_files,
+    matches,
+    natural_key,
+    open_folder,
+    open_list,
+    open_paths,
+    open_url,
+    without_credentials,
+)
 from congeal.images.sources.hyperstack import open_lazy
-from congeal.images.sources.remote import RemoteShardSource, open_url, without_credentials
 from congeal.images.sources.views import SourceView, parse_selection, select_images
 from congeal.rows import evenly_spaced_rows
 

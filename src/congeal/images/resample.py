@@ -110,9 +110,8 @@ def _sample(pixels: np.ndarray, matrices: np.ndarray, size: Size, dtype: np.dtyp
     rest = np.ones(len(pixels), bool)
     if native.suits(pixels.dtype, kernel) and native.suits(dtype, kernel):
         fill = sampling.value(dtype)
-        outside: Literal["edge", "cut", "fade"] = (
-            "edge" if sampling.fill == "edge" else "cut" if math.isnan(fill) else "fade"
-        )
+        outside: Literal["edge", "cut", "fade"] = "cut" if math.isnan(fill) else "fade"
+        outside = "edge" if sampling.fill == "edge" else outside
         rest = ~native.warp(pixels, matrices, out, kernel, outside, fill)
     if rest.any():
         out[rest] = _sample_by_torch(pixels[rest], matrices[rest], size, dtype, sampling)

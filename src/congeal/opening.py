@@ -22,7 +22,7 @@ from congeal.images.formats.video import ANIMATION, VIDEO, open_animation, open_
 from congeal.images.formats.zarr import is_zarr, open_zarr
 from congeal.images.packing import packed_files
 from congeal.images.sources.arrays import ArraySource, ListSource, from_tensor, open_npy, open_npz
-from congeal.images.sources.base import ImageSource
+from congeal.images.sources.base import PROBED_IMAGES, ImageSource
 from congeal.images.sources.files import (
     RemoteShardSource,
     list_files,
@@ -114,7 +114,7 @@ def _valid_in_any_folder(text: str) -> str:
 
 
 def _some_ids(source: ImageSource) -> tuple[str, ...]:
-    return tuple(source.id(int(i)) for i in evenly_spaced_rows(len(source), 16))
+    return tuple(source.id(int(i)) for i in evenly_spaced_rows(len(source), PROBED_IMAGES))
 
 
 @lru_cache(maxsize=4)

@@ -13,7 +13,7 @@ from PIL import Image as Pillow
 
 from congeal.errors import CongealError
 from congeal.geometry.warping import warp
-from congeal.images import Image, ImageSource, Layout, Skipped, decoding, prepare
+from congeal.images import Image, ImageSource, Layout, SkippedImage, decoding, prepare
 from congeal.images.canvas import place, put_on_canvas
 from congeal.opening import open_images
 from congeal.transforms import Transforms
@@ -218,7 +218,7 @@ def test_bad_images_are_listed_with_reasons(tmp_path: Path) -> None:
     (folder / "2a.jpg").write_bytes(b"")
     stack = prepare(open_images(folder))
     assert [s.id for s in stack.skipped] == ["0a.png", "2a.jpg"]
-    assert stack.skipped[1] == Skipped("2a.jpg", "the file is empty (0 bytes)")
+    assert stack.skipped[1] == SkippedImage("2a.jpg", "the file is empty (0 bytes)")
     np.testing.assert_array_equal(stack.kept, [0, 2, 3])
     assert stack.ids == ["0.png", "1.png", "2.png"]
     table = stack.to_transforms(stack.start, score=np.array([0.1, 0.2, 0.3]), status=["ok", "blank", "ok"])

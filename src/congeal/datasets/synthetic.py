@@ -83,7 +83,6 @@ class SyntheticSource(ImageSource):
     layout = "array"
     kind = "object"
     grey = True
-    intensity = (0.0, 255.0)
     side = SIDE
 
     @abstractmethod
@@ -99,22 +98,18 @@ class SyntheticSource(ImageSource):
         return np.dtype(np.uint8)
 
     def batch(self, indices: Indices) -> np.ndarray:
-        return self.make(np.arange(len(self))[np.asarray(indices)])[..., None]
+        rows = np.asarray(indices)
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
+        return self.make(np.where(rows < 0, rows + len(self), rows))[..., None]
 
     def read(self, i: int) -> Image:
-        return Image(self.id(i), self.batch([i])[0])
+        return Image(self.id(i), self.batch([range(len(self))[i]])[0])
 
 
 class WarpedDigits(SyntheticSource):
     """Digits through one matrix each, bilinear on black. The truth puts each into the middle of the frame.
 
-    Parameters
-    ----------
-    digits : Digits
-        Image i shows digit i modulo their number.
-    digit_from_image : (N,3,3) array
-        Pixels of image i → pixels of its digit.
-    ids : sequence of str
+    Image i shows digit i modulo their number; digit_from_image (N,3,3) leads from its pixels to those of the digit.
     """
 
     def __init__(
@@ -254,17 +249,9 @@ def _ink_boxes(images: NDArray[np.uint8]) -> NDArray[np.float64]:
 class Infimnist(SyntheticSource):
     """Deformed images of one digit.
 
-    Parameters
-    ----------
-    rows : (n,) array
-        The images of the digit in the training set.
-    fields : (1522, 784) float32 array
-    tangents : tuple of (n, 784) float32 arrays
-        Derivatives of the images down and across.
-    whole : callable
-        Makes whole grey levels, in place.
-    shift : callable
-        Images (B,28,28) and numbers (B,) from 0 to 8 → images shifted by a pixel.
+    rows: where the digit is in the training set. fields (1522, 784). tangents: derivatives of its images (n, 784) down
+    and across. whole: a NumPy function that makes whole grey levels. shift: shifts images (B,28,28) by a pixel each, in
+    the directions (B,) 0 to 8.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.images.sources.base import ImageSource, UnreadableImage
+from congeal.images.sources.base import PROBED_IMAGES, ImageSource, UnreadableImage
 from congeal.rows import evenly_spaced_rows
 
 Channel = int | str | Sequence[int | str] | None
@@ -18,8 +18,8 @@ AlignOn = int | Sequence[int] | Literal["grey"] | None
 Ranges = Mapping[str, tuple[float, float]]
 # Largest magnitude of a pixel value: computations use single precision, which ends at 3e38.
 MAX_MAGNITUDE = 1e38
-# Headers that are read for the number of channels if the source does not know it.
-PROBED_IMAGES = 16
+# Pixel values that are read together where a whole set is scanned or copied: 1 to 8 MB.
+CHUNK_VALUES = 1 << 20
 NOT_FINITE = "the image has NaN, infinite or huge values (beyond 1e38)"
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 

@@ -13,15 +13,12 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import create_npy, locked, put_in_place, replacing, shortened, sweep, write_bytes, writing
 from congeal.images.canvas import place, put_on_canvas
-from congeal.images.intensity import NOT_FINITE, finite
+from congeal.images.intensity import CHUNK_VALUES, NOT_FINITE, finite
 from congeal.images.plan import nothing_readable
 from congeal.images.sources.arrays import PACKED, open_npy, sidecar
 from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage
 from congeal.progress import Progress
 from congeal.rows import row_slices
-
-# Pixel values that are copied together.
-BATCH_VALUES = 1 << 20
 
 
 def pack(source: ImageSource, path: str | Path, *, quiet: bool = True) -> ImageSource:
@@ -90,7 +87,7 @@ def _copy(
     array = create_npy(partial, (len(source), *(shape[:2] if source.grey else shape)), dtype)
     packed = PackedImages(array, dict(source.unreadable))
     with Progress(len(source), "packing", quiet=quiet) as progress:
-        for part in row_slices(len(source), max(1, BATCH_VALUES // math.prod(shape))):
+        for part in row_slices(len(source), max(1, CHUNK_VALUES // math.prod(shape))):
             rows = np.array([i for i in range(part.start, part.stop) if i not in packed.reasons], int)
             if len(rows):
                 batch = source.batch(rows)

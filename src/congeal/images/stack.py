@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +20,7 @@ from congeal.geometry.orientation import all_upright_from_source, orientation_of
 from congeal.images.canvas import place, placements
 from congeal.images.decoding import DecodeOptions, PixelsOnDemand, fill_store
 from congeal.images.intensity import (
+    CHUNK_VALUES,
     NOT_FINITE,
     AlignOn,
     Channel,
@@ -33,7 +33,7 @@ from congeal.images.intensity import (
 )
 from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, resolve_initial_poses, shrink
 from congeal.images.sources.arrays import as_slice
-from congeal.images.sources.base import ImageSource, Indices, Skipped
+from congeal.images.sources.base import ImageSource, Indices, SkippedImage
 from congeal.images.sources.views import SourceView
 from congeal.images.store import Store
 from congeal.memmap import allocate
@@ -48,8 +48,6 @@ log = logging.getLogger("congeal")
 
 Size = tuple[int, int]
 NO_INITIAL_POSE = "no starting transform was given for it"
-# Pixel values that are scanned together for their range: 1 to 8 MB.
-SCANNED_VALUES = 1 << 20
 # A larger copy of the set beyond this many pixel values (8 GB at 8 bits) would take too much of the disk.
 MAX_COPY_VALUES = 8 << 30
 # Images from which objects are told from photographs, and the resolution of the originals is estimated.
@@ -80,7 +78,7 @@ class Stack:
             reasons = {int(i): NO_INITIAL_POSE for i in lost} | reasons
         if len(reasons) == len(source):
             raise nothing_readable(source, reasons)
-        self.skipped = [Skipped(source.id(i), reasons[i]) for i in sorted(reasons)]
+        self.skipped = [SkippedImage(source.id(i), reasons[i]) for i in sorted(reasons)]
         self.kept = np.setdiff1d(np.arange(len(source)), list(reasons)) if reasons else np.arange(len(source))
         self.source_sizes = sizes[self.kept] if reasons else sizes
         self.stack_from_source = placements(self.source_sizes, self.size)
@@ -161,20 +159,16 @@ class Stack:
             whole, rows = self._part_of
             larger = whole.at(size, enlarge=enlarge, once=once)
             return self if larger is whole else larger.some(rows)
-        if size not in self._larger:
-            if once and self._store is not None and self._store.masks is None and self.source.shape is None:
-                return self._decode_on_demand(size, self._store)
-            self._larger[size] = self._build_at(size)
-        return self._larger[size]
-
-    def _decode_on_demand(self, size: int, known: Store) -> Stack:
-        """Larger pictures that are decoded when they are asked for. known: the store of the same images."""
-        plan = self._plan_at(size)
-        larger = Stack(self.source, plan, reasons=known.reasons, sizes=known.sizes, align_on=self.align_on)
-        pixels = PixelsOnDemand(self.source, plan.size, self.align_on, known.pixels.dtype)
-        larger._store = replace(known, pixels=cast("np.ndarray", pixels), folder=None)
-        larger.intensity, larger.kind = self.intensity, self.kind
-        return larger
+        if size in self._larger:
+            return self._larger[size]
+        if once and self._store is not None and self._store.masks is None and self.source.shape is None:
+            plan, known = self._plan_at(size), self._store
+            larger = Stack(self.source, plan, reasons=known.reasons, sizes=known.sizes, align_on=self.align_on)
+            pixels = PixelsOnDemand(self.source, plan.size, self.align_on, known.pixels.dtype)
+            larger._store = replace(known, pixels=cast("np.ndarray", pixels), folder=None)
+            larger.intensity, larger.kind = self.intensity, self.kind
+            return larger
+        return self._larger.setdefault(size, self._build_at(size))
 
     def _plan_at(self, size: int) -> Plan:
         frame = shrink(self.aligned_size, size)
@@ -289,8 +283,7 @@ class Stack:
 
     def aligned_from_source(self, stack_from_frame: np.ndarray) -> np.ndarray:
         """(n, 3, 3) at full resolution from what a method found, (n, 3, 3) stack_from_frame."""
-        aligned_from_frame = self.aligned_from_frame
-        aligned = allocate((len(self), 3, 3), np.float64)
+        aligned_from_frame, aligned = self.aligned_from_frame, allocate((len(self), 3, 3), np.float64)
         for part in row_slices(len(self)):  # products of a million matrices at once would take half a gigabyte
             found = np.asarray(stack_from_frame[part], dtype=np.float64)
             aligned[part] = normalise(compose(aligned_from_frame, invert(found), self.stack_from_source[part]))
@@ -303,17 +296,16 @@ class Stack:
         status: np.ndarray | list[str] | None = None,
         out_of_frame: np.ndarray | None = None,
         uncertainty_px: np.ndarray | None = None,
-        *,
-        group: np.ndarray | None = None,
-        margin: np.ndarray | None = None,
-        group_names: Sequence[str] | None = None,
+        **groups: Any,
     ) -> Transforms:
-        """One row per image of the source; skipped ones have a matrix of NaN and source size 0."""
+        """One row per image of the source; skipped ones have a matrix of NaN and source size 0.
+
+        groups: `group`, `margin` and `group_names` of `Transforms`.
+        """
         from congeal.transforms import Transforms
 
         matrices, ids = self.aligned_from_source(stack_from_frame), self.ids
         columns = (status, score, out_of_frame, uncertainty_px)
-        groups: dict[str, Any] = {"group": group, "margin": margin, "group_names": group_names}
         found = Transforms(ids, matrices, self.source_sizes, self.aligned_size, *columns, **groups, copy=False)
         return found if len(self) == len(self.source) else found.spread(self.kept, self.source.ids())
 
@@ -382,7 +374,7 @@ def _build_stack(source: ImageSource, plan: Plan, options: DecodeOptions) -> Sta
     if source.shape is not None and dtype is not None and plan.size == source.shape[:2]:
         sizes = np.broadcast_to(np.array(plan.size, dtype=np.int32), (len(source), 2))
         reasons, low, high, blank = _scan_values(source, source.shape, dtype, options)
-        intensity = source.intensity or options.ranges.get(range_name(dtype)) or intensity_range(dtype, low, high)
+        intensity = options.ranges.get(range_name(dtype)) or intensity_range(dtype, low, high)
         ranges = {range_name(dtype): intensity}
     else:
         if len(plan.channels) > 1 and align_on is None:
@@ -408,10 +400,10 @@ def _scan_values(
     """
     select_channels(np.empty((0, *shape), dtype), options.align_on)  # which refuses a channel that does not exist
     align_on = None if options.align_on == "grey" else options.align_on
-    known = source.intensity is not None or dtype in (np.dtype(np.uint8), np.dtype(bool))
+    known = dtype in (np.dtype(np.uint8), np.dtype(bool))
     reasons, low, high, blank = dict(source.unreadable), np.inf, -np.inf, True
     with Progress(len(source), "measuring brightness", quiet=options.quiet) as progress:
-        for part in row_slices(len(source), max(1, SCANNED_VALUES // math.prod(shape))):
+        for part in row_slices(len(source), max(1, CHUNK_VALUES // math.prod(shape))):
             progress.update(part.stop - part.start)
             rows = np.array([i for i in range(part.start, part.stop) if i not in reasons], dtype=np.int64)
             values = source.batch(rows) if len(rows) else np.empty((0, *shape), dtype)

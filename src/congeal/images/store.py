@@ -28,16 +28,8 @@ PER_IMAGE = ("sizes", "black", "white", "kinds")
 class ShardedRows:
     """Rows of several .npy files one after the other, read on demand; behaves like an array.
 
-    Parameters
-    ----------
-    storage : SharedStorage
-        Where the files are.
-    names : sequence of str or None
-        The files, in order; None for one whose rows all have the value `fill`.
-    edges : (len(names) + 1,) array
-        First row of each file, and the number of all rows.
-    shape, dtype
-        Of one row.
+    storage: where the files are. names: the files, in order; None for one whose rows all have the value `fill`. edges:
+    first row of each file, and the number of all rows. shape, dtype: of one row.
     """
 
     def __init__(
@@ -66,20 +58,9 @@ class ShardedRows:
 
     def exists(self) -> bool:
         """Whether all files exist."""
-        folders: dict[str, set[str]] = {}
-        for name in self.names:
-            if name is not None:
-                folder, _, file = name.rpartition("/")
-                if folder not in folders:
-                    folders[folder] = self.storage.names(folder)
-                if file not in folders[folder]:
-                    return False
-        return True
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
+        files = [name.rpartition("/") for name in self.names if name is not None]
+        present = {folder: self.storage.names(folder) for folder in {folder for folder, _, _ in files}}
+        return all(file in present[folder] for folder, _, file in files)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # Sets of files up to this total size and number are hashed by content, which takes less than a second; larger ones by
 # size and modification time.
 MAX_HASHED_BYTES, MAX_HASHED_FILES = 64 << 20, 5_000
-# Images in files whose pixels are part of the fingerprint.
-FINGERPRINT_IMAGES = 16
+# Images that stand for a set where each has to be opened: for its fingerprint and its number of channels.
+PROBED_IMAGES = 16
 
 # Positions in a source: a list, a range or an integer array.
 Indices = Sequence[int] | np.ndarray
@@ -35,7 +35,7 @@ class UnreadableImage(CongealError):
     """One image cannot be used; the message is the reason that goes into `skipped.csv`."""
 
 
-class Skipped(NamedTuple):
+class SkippedImage(NamedTuple):
     """An image that was left out, and why."""
 
     id: str
@@ -80,8 +80,6 @@ class ImageSource(ABC):
     truth: np.ndarray | None = None
     # Class of each image (N,), if known; only compared with groups that were found without it.
     labels: np.ndarray | None = None
-    # (low, high) pixel values that become 0 and 1, if the source knows them and has no NaN; else they are measured.
-    intensity: tuple[float, float] | None = None
     # The arrays behind the source have no channel axis: (N, H, W).
     grey: bool = False
     has_masks: bool = False
@@ -189,7 +187,7 @@ class ImageSource(ABC):
             digest.update(name.encode("utf-8", "surrogatepass") + b"\n")
         rows = np.arange(len(self))
         digest.update(_digest_of_files(lambda: self.files_behind(rows)))
-        for i in evenly_spaced_rows(len(self), len(self) if self.in_memory else FINGERPRINT_IMAGES):
+        for i in evenly_spaced_rows(len(self), len(self) if self.in_memory else PROBED_IMAGES):
             try:
                 digest.update(np.ascontiguousarray(self.read(int(i)).pixels).tobytes())
             except UnreadableImage as error:

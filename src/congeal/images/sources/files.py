@@ -27,8 +27,10 @@ from congeal.transforms.ids import Ids
 
 log = logging.getLogger("congeal")
 
-_HEADER_BYTES = 1 << 16
-_LOOKED_AT = 100  # files of a folder without a known extension
+# Bytes of a file in which a header is looked for: those of photographs hold a thumbnail of up to 64 KB.
+HEADER_BYTES = 1 << 16
+# Files without a known extension that are tried in a folder, to tell the user how to name images among them.
+MAX_TRIED_FILES = 100
 
 
 class FileSource(ImageSource):
@@ -65,7 +67,7 @@ class FileSource(ImageSource):
 
             self._bytes(i, 0)
             return probe_tiff(self.path(i)) or super().probe(i)
-        return probe(self._bytes(i, _HEADER_BYTES), self.id(i)) or super().probe(i)
+        return probe(self._bytes(i, HEADER_BYTES), self.id(i)) or super().probe(i)
 
     def _bytes(self, i: int, count: int = -1) -> bytes:
         if i in self._links:
@@ -99,7 +101,7 @@ def open_folder(folder: Path) -> FileSource:
 
 def _glob_that_works(folder: Path) -> str | None:
     """For a folder whose files are images under other names: how to say which ones are meant. None if none is."""
-    named = sorted(islice((path for path in folder.rglob("[!.]*") if path.is_file()), _LOOKED_AT))
+    named = sorted(islice((path for path in folder.rglob("[!.]*") if path.is_file()), MAX_TRIED_FILES))
     for path in named:
         try:
             decode(read_regular(path), path.name)

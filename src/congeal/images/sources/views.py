@@ -97,7 +97,7 @@ class SourceView(ImageSource):
         self.orientation = None if orientation is None else np.asarray(orientation, dtype=np.int64)
         self._excluded = {i for i, id in enumerate(source.ids()) if id in excluded} if excluded else set[int]()
         self.excluded = tuple(source.id(i) for i in sorted(self._excluded)) or source.excluded
-        for name in ("name", "layout", "kind", "grey", "intensity", "has_masks", "in_memory", "frame_rate"):
+        for name in ("name", "layout", "kind", "grey", "has_masks", "in_memory", "frame_rate"):
             setattr(self, name, getattr(source, name))
         self.channel_names, self.n_parts = source.channel_names, source.n_parts
         self.truth = None if source.truth is None else source.truth[rows]

@@ -257,7 +257,7 @@ def write_rows(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], 
 
 
 class CsvWriter:
-    """A `csv.writer` to a binary file in UTF-8: every cell comes back as it was, with any bytes, line ends and blanks."""
+    """A `csv.writer` to a binary file in UTF-8; every cell comes back as it was: any bytes, line ends, blanks."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -168,7 +168,7 @@ def test_the_filter_for_shrinking_is_the_same_in_parts(monkeypatch: pytest.Monke
         placement = place((90, 70), canvas)
         results = []
         for at_once in (1, 8, 1000):
-            monkeypatch.setattr("congeal.images.canvas._SUMS_AT_ONCE", at_once)
+            monkeypatch.setattr("congeal.images.canvas.BAND_PIXELS", at_once)
             results.append(put_on_canvas(pixels, canvas, placement, mask))
         for values, cover in results[1:]:
             np.testing.assert_allclose(values, results[0][0], atol=1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -161,7 +162,8 @@ def sample_headers(source: ImageSource) -> dict[int, Header]:
         return dict.fromkeys((0, len(source) // 2, len(source) - 1), Header(*source.shape, source.dtype))
     headers, reasons = dict[int, Header](), dict[int, str]()
     sample = evenly_spaced_rows(len(source), SAMPLED_HEADERS)
-    for number, i in enumerate([*sample, *np.setdiff1d(np.arange(len(source)), sample)]):
+    rest = np.setdiff1d(np.arange(len(source)), sample)
+    for number, i in enumerate(chain(sample, rest)):
         if headers and number >= len(sample):
             break
         try:

@@ -17,7 +17,7 @@ from congeal import CongealError, align
 from congeal.cli import main
 from congeal.files import locked
 from congeal.images import open_writer
-from congeal.images.sources.remote import without_credentials
+from congeal.images.sources.files import without_credentials
 from congeal.opening import open_images
 from congeal.propagate import propagate_mask, propagate_overlay
 from congeal.studio import Studio
@@ -120,11 +120,9 @@ def test_what_an_address_keeps_to_itself(told: str, shown: str) -> None:
 
 
 def test_no_file_of_a_run_has_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from congeal.images.sources import remote
-
     secret = "https://user:hunter2@host/set.npy?token=hunter2"
     np.save(tmp_path / "set.npy", blob())
-    monkeypatch.setattr(remote, "open_url", lambda url, open_path: open_path(tmp_path / "set.npy"))
+    monkeypatch.setattr("congeal.opening.open_url", lambda url, open_path: open_path(tmp_path / "set.npy"))
     result = align(secret, tmp_path / "run", command=f"congeal align '{secret}' -o run", **QUICK)
     align(secret, tmp_path / "run", **QUICK)  # the same address goes on with the same run
     said = [path for path in result.folder.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]

@@ -39,12 +39,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TEMPORARY = ".tmp"
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP)
 _OURS = re.compile(rf"\.(\d+)-[0-9a-f]{{12}}{re.escape(TEMPORARY)}$")
+# What reading a damaged .npy or .npz file raises, depending on where the damage is.
 DAMAGED = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, IndexError, RuntimeError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, struct.error),
 )
-"""What reading a damaged .npy or .npz file raises, depending on where the damage is."""
-LONGEST_NAME = 255  # bytes of a file's name, on nearly every file system
+# Bytes of a file's name, on nearly every file system.
+LONGEST_NAME = 255
 
 
 @contextmanager
@@ -133,7 +134,7 @@ def make_folders(base: Path, below: str | os.PathLike[str] = "") -> Path:
 
 @contextmanager
 def locked(path: Path, busy: str) -> Iterator[None]:
-    """Keep other processes and threads out while this lasts; `busy` begins the sentence they get instead."""
+    """Keep other processes and threads out; `busy` is what the error for them says that this one does."""
     lock = acquire_lock(path, busy)
     try:
         yield
@@ -207,14 +208,9 @@ def _is_running(pid: int) -> bool:
 
 
 class OutputFolders:
-    """The folders below an output folder, each made when it is first needed: no links, nothing of a killed process.
+    """The folders below an output folder that the user named, each made when it is first needed and never a link.
 
-    Parameters
-    ----------
-    base : Path
-        The output folder, which the user named.
-    alone : bool
-        No process of another machine writes there: what a process that has ended left behind is removed.
+    alone: no process of another machine writes there, so that unfinished files of processes that ended are removed.
     """
 
     def __init__(self, base: Path, *, alone: bool = True) -> None:
@@ -261,13 +257,7 @@ def write_rows(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], 
 
 
 class CsvWriter:
-    """A `csv.writer` to a binary file, in which every cell comes back as it was: any bytes, line ends, blanks around.
-
-    Parameters
-    ----------
-    file : binary file
-        Where the lines go, in UTF-8; bytes of file names that are not UTF-8 as they were.
-    """
+    """A `csv.writer` to a binary file in UTF-8; every cell comes back as it was: any bytes, line ends, blanks."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

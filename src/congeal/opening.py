@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,15 +14,27 @@ from uuid import uuid4
 
 import numpy as np
 
+from congeal.datasets import open_named
 from congeal.errors import CongealError
 from congeal.images.formats.decode import EXTENSIONS, FITS
+from congeal.images.formats.idx import is_idx, open_idx
 from congeal.images.formats.video import ANIMATION, VIDEO, open_animation, open_video
 from congeal.images.formats.zarr import is_zarr, open_zarr
 from congeal.images.packing import packed_files
 from congeal.images.sources.arrays import ArraySource, ListSource, from_tensor, open_npy, open_npz
-from congeal.images.sources.base import ImageSource
-from congeal.images.sources.files import list_files, matches, natural_key, open_folder, open_list, open_paths
-from congeal.images.sources.remote import RemoteShardSource
+from congeal.images.sources.base import PROBED_IMAGES, ImageSource
+from congeal.images.sources.files import (
+    RemoteShardSource,
+    list_files,
+    matches,
+    natural_key,
+    open_folder,
+    open_list,
+    open_paths,
+    open_url,
+    without_credentials,
+)
+from congeal.images.sources.hyperstack import open_lazy
 from congeal.images.sources.views import SourceView, parse_selection, select_images
 from congeal.rows import evenly_spaced_rows
 
@@ -55,8 +68,6 @@ def open_images_of_run(named: Any, limit: Any = None, z: Any = None) -> ImageSou
     if not isinstance(named, str) or not named:
         raise CongealError("it does not say what they are")
     if _ADDRESS.match(named):
-        from congeal.images.sources.remote import without_credentials
-
         raise CongealError(f"{without_credentials(named)} is not on this machine, and is not fetched unasked")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
         raise CongealError(f"its limit is {limit!r}, which is not a number of images")
@@ -65,7 +76,7 @@ def open_images_of_run(named: Any, limit: Any = None, z: Any = None) -> ImageSou
 
 @dataclass(frozen=True)
 class SourceAddress:
-    """How another process opens the same images: what they were given as, and how to tell that they are the same.
+    """How another process opens the same images: as they were given, with some ids to tell that they are the same.
 
     call: which call this is for. Workers of a cluster outlive a run, and files may change between two.
     """
@@ -79,40 +90,35 @@ class SourceAddress:
 
     def open(self) -> ImageSource:
         """Open the images, or take those that this process has opened before."""
-        return _opened_again(self)
+        return _open_address(self)
 
 
 def shared_images(anything: Any, limit: int | None = None, *, z: str | None = None) -> ImageSource:
-    """`open_images` for work that is spread: what has a name or an address is opened by every worker itself."""
+    """`open_images` for work that is spread: images with a name or an address are opened by every worker itself."""
     source = open_images(anything, limit, z=z)
     if isinstance(source.source if isinstance(source, SourceView) else source, RemoteShardSource):
         return source  # finding its images again would mean to read all shards
-    if isinstance(anything, str | Path):
-        return _with_address(source, _everywhere(str(anything)), limit, z)
-    if isinstance(anything, list | tuple) and all(isinstance(one, str | Path) for one in anything):
-        return _with_address(source, tuple(_everywhere(str(one)) for one in anything), limit, z)
-    return source  # in memory: it goes to the workers in a file
+    names = list(anything) if isinstance(anything, list | tuple) else [anything]
+    if not all(isinstance(name, str | Path) for name in names):
+        return source  # in memory: it goes to the workers in a file
+    given = tuple(_valid_in_any_folder(str(name)) for name in names)
+    alone = given[0] if names[0] is anything else given
+    return SourceView(source, address=SourceAddress(alone, limit, z, len(source), _some_ids(source), uuid4().hex))
 
 
-def _with_address(source: ImageSource, given: str | tuple[str, ...], limit: int | None, z: str | None) -> ImageSource:
-    address = SourceAddress(given, limit, z, len(source), _some_ids(source), uuid4().hex)
-    return SourceView(source, address=address)
-
-
-def _everywhere(text: str) -> str:
-    """A path that means the same in any folder; names and addresses as they are."""
+def _valid_in_any_folder(text: str) -> str:
+    """A path as an absolute one; names and addresses as they are."""
     if _URL.match(text) or (not os.path.exists(text) and _NAMED.match(text)):
         return text
     return os.path.abspath(text)
 
 
 def _some_ids(source: ImageSource) -> tuple[str, ...]:
-    rows = evenly_spaced_rows(len(source), 16)
-    return tuple(source.id(int(i)) for i in rows)
+    return tuple(source.id(int(i)) for i in evenly_spaced_rows(len(source), PROBED_IMAGES))
 
 
 @lru_cache(maxsize=4)
-def _opened_again(address: SourceAddress) -> ImageSource:
+def _open_address(address: SourceAddress) -> ImageSource:
     given = address.given if isinstance(address.given, str) else list(address.given)
     source = open_images(given, address.limit, z=address.z)
     if len(source) != address.count or _some_ids(source) != address.some:
@@ -137,8 +143,6 @@ def _open(anything: Any, z: str | None) -> ImageSource:
     if isinstance(anything, Sequence) and not isinstance(anything, bytes):
         return _open_sequence(anything, z)
     if all(hasattr(anything, name) for name in ("shape", "dtype", "ndim", "__getitem__")):
-        from congeal.images.sources.hyperstack import open_lazy
-
         return open_lazy(anything)
     raise CongealError(
         f"images cannot be read from a {type(anything).__name__}: give a path, an array, a tensor or a list"
@@ -149,16 +153,12 @@ def _open_text(text: str, z: str | None) -> ImageSource:
     if not text:
         raise CongealError("the name of the images is empty")
     if _URL.match(text):
-        from congeal.images.sources.remote import open_url
-
         return open_url(text, lambda path: _open_text(str(path), z))
     if os.path.exists(text):
         return open_path(Path(text), z)
     if (selection := parse_selection(text)) is not None:
         return select_images(open_path(selection.path, z), selection.slice)
     if _NAMED.match(text):
-        from congeal.datasets import open_named
-
         return open_named(text)
     if any(character in text for character in "*?[{"):
         return _open_found(matches(text), text, z)
@@ -186,14 +186,8 @@ def _open_found(paths: list[Path], what: str, z: str | None = None) -> ImageSour
     if not paths:
         raise CongealError(f"no file matches {what}")
     suffixes = {path.suffix.lower() for path in paths}
-    if suffixes == {".tar"}:
-        from congeal.images.formats.shards import open_shards
-
-        return _held_by(open_shards(paths, name=what), *paths)
-    if suffixes == {".parquet"}:
-        from congeal.images.formats.parquet import open_parquet
-
-        return _held_by(open_parquet(paths, name=what), *paths)
+    if suffixes in ({".tar"}, {".parquet"}):
+        return _with_files(_SETS[suffixes.pop()](paths, name=what), *paths)
     if len(paths) == 1 and (paths[0].is_dir() or not suffixes <= EXTENSIONS - ANIMATION - FITS):
         return open_path(paths[0], z)
     if suffixes <= VIDEO:
@@ -201,67 +195,66 @@ def _open_found(paths: list[Path], what: str, z: str | None = None) -> ImageSour
     return open_paths(paths, name=what)
 
 
+def _open_with(module: str, function: str) -> Callable[..., ImageSource]:
+    """A function of a module of formats, which is imported when the function is called."""
+
+    def open_file(*given: Any, **options: Any) -> ImageSource:
+        opener = getattr(importlib.import_module(f"congeal.images.formats.{module}"), function)
+        source: ImageSource = opener(*given, **options)
+        return source
+
+    return open_file
+
+
+# Suffix: what opens several files, one file, and one file that may be a stack with depth.
+_SETS = {".tar": _open_with("shards", "open_shards"), ".parquet": _open_with("parquet", "open_parquet")}
+_FILES = {".npz": open_npz, ".mat": _open_with("matlab", "open_mat"), **dict.fromkeys(VIDEO, open_video)}
+_STACKS = dict.fromkeys(_TIFF, _open_with("tiff", "open_tiff")) | dict.fromkeys(FITS, _open_with("fits", "open_fits"))
+
+
 def open_path(path: Path, z: str | None = None) -> ImageSource:
     """A local folder or file, by its suffix and then by its first bytes; z: as for `open_images`."""
     if not os.path.exists(path):  # also where the name is too long to be one
         raise CongealError(f"no such file or folder: {path}")
     if path.is_dir():
-        if is_zarr(path):
-            return open_zarr(path, z)
-        return _open_directory(path)
+        return open_zarr(path, z) if is_zarr(path) else _open_directory(path)
     suffix = path.suffix.lower()
     if not path.is_file() and suffix not in EXTENSIONS - set(_TIFF):  # of images it is one among others to be skipped
         kind = "a named pipe" if path.is_fifo() else "a device"
         raise CongealError(f"{path} is {kind}, not a file or folder")
     if suffix == ".npy":
-        return _held_by(open_npy(path), *(beside for beside in packed_files(path) if beside.exists()))
-    if suffix == ".npz":
-        return _held_by(open_npz(path), path)
+        return _with_files(open_npy(path), *(beside for beside in packed_files(path) if beside.exists()))
     if suffix in (".txt", ".lst"):
         return open_list(path)
-    if suffix in (".tar", ".parquet"):
+    if suffix in _SETS:
         return _open_found([path], path.name)
-    if suffix in _TIFF:
-        from congeal.images.formats.tiff import open_tiff
-
-        return _held_by(open_tiff(path, z), path)
-    if suffix in FITS:
-        from congeal.images.formats.fits import open_fits
-
-        return _held_by(open_fits(path, z), path)
-    if suffix == ".mat":
-        from congeal.images.formats.matlab import open_mat
-
-        return _held_by(open_mat(path), path)
-    if suffix in VIDEO:
-        return _held_by(open_video(path), path)
-    if suffix in ANIMATION:
-        animation = open_animation(path)
-        if animation is not None:
-            return _held_by(animation, path)
+    if suffix in _STACKS:
+        return _with_files(_STACKS[suffix](path, z), path)
+    if suffix in _FILES:
+        return _with_files(_FILES[suffix](path), path)
+    animation = open_animation(path) if suffix in ANIMATION else None
+    if animation is not None:
+        return _with_files(animation, path)
     if suffix in EXTENSIONS:
         return open_paths([path], name=path.name)
-    from congeal.images.formats.idx import is_idx, open_idx
-
     if is_idx(path):
-        return _held_by(open_idx(path), path)
+        return _with_files(open_idx(path), path)
     known = "an image, a video, .fits, .npy, .npz, .txt, .lst, .tar, .parquet, .mat (affNIST), idx or idx.gz"
     raise CongealError(f"{path} is not a known kind of file: give a folder, {known}")
 
 
-def _held_by(source: ImageSource, *files: Path) -> ImageSource:
+def _with_files(source: ImageSource, *files: Path) -> ImageSource:
     source.files = files
     return source
 
 
 def _open_directory(folder: Path) -> ImageSource:
-    for suffix in (".tar", ".parquet"):
-        # Folders of shards hold nothing else; a folder of images answers at its first file.
-        if next(list_files(folder, EXTENSIONS), None) is None:
+    if next(list_files(folder, EXTENSIONS), None) is None:  # folders of shards or videos hold nothing else
+        for suffix in _SETS:
             found = sorted(list_files(folder, frozenset((suffix,))), key=natural_key)
             if found:
                 return _open_found([folder / name for name in found], str(folder))
-    videos = None if next(list_files(folder, EXTENSIONS), None) else list(list_files(folder, VIDEO))
-    if videos and len(videos) == 1:
-        return open_path(folder / videos[0])
+        videos = list(list_files(folder, VIDEO))
+        if len(videos) == 1:
+            return open_path(folder / videos[0])
     return open_folder(folder)

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from congeal.datasets import open_named
-from congeal.datasets.affnist import AffnistStyle
-from congeal.datasets.infimnist import FIELDS, fields, tangents
 from congeal.datasets.mnist import load
+from congeal.datasets.synthetic import FIELDS, WarpedDigits, affnist_poses, fields, tangents
 from congeal.geometry import warp
 
 
@@ -38,8 +37,8 @@ def test_affnist_default_count_and_size(mnist: Path) -> None:
 
 def test_affnist_draws(mnist: Path) -> None:
     source = open_named("affnist:2@20000")
-    assert isinstance(source, AffnistStyle)
-    m = source.source_from_digit(np.arange(20000))
+    assert isinstance(source, WarpedDigits)
+    m = affnist_poses(source.digits, 20000)
     angle = np.rad2deg(np.arctan2(m[:, 1, 0], m[:, 0, 0]))
     across = np.hypot(m[:, 0, 0], m[:, 1, 0])
     determinant = np.linalg.det(m[:, :2, :2])
@@ -54,9 +53,9 @@ def test_affnist_draws(mnist: Path) -> None:
 
 def test_affnist_keeps_the_ink(mnist: Path) -> None:
     source = open_named("affnist:2@500")
-    assert isinstance(source, AffnistStyle)
+    assert isinstance(source, WarpedDigits)
     rows = np.arange(500)
-    area = np.linalg.det(source.source_from_digit(rows)[:, :2, :2])
+    area = np.linalg.det(affnist_poses(source.digits, 500)[:, :2, :2])
     ink = source.batch(rows).sum((1, 2, 3), dtype=np.float64)
     before = source.digits.images[rows % len(source.digits.images)].sum((1, 2), dtype=np.float64) * area
     np.testing.assert_allclose(ink / before, 1, atol=0.04)
@@ -64,7 +63,7 @@ def test_affnist_keeps_the_ink(mnist: Path) -> None:
 
 def test_affnist_truth_brings_the_digit_to_the_middle(mnist: Path) -> None:
     source = open_named("affnist:2@200")
-    assert isinstance(source, AffnistStyle)
+    assert isinstance(source, WarpedDigits)
     assert source.truth is not None
     pixels = torch.from_numpy(source.batch(np.arange(200))[..., 0].astype(np.float32))[:, None]
     upright = warp(pixels, torch.from_numpy(np.linalg.inv(source.truth)).float())[:, 0, 6:34, 6:34].numpy()

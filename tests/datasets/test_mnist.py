@@ -45,7 +45,7 @@ def test_offline_is_one_sentence_with_the_way_out(offline: Path, monkeypatch: py
     with pytest.raises(CongealError) as caught:
         open_named("mnist:3")
     assert "CONGEAL_DATA" in str(caught.value)
-    assert "t10k-images-idx3-ubyte.gz" in str(caught.value)
+    assert "train-images-idx3-ubyte.gz" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

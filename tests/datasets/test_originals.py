@@ -9,8 +9,8 @@ import pytest
 
 from congeal import CongealError, open_images
 from congeal.datasets import open_named
-from congeal.datasets.infimnist_original import TANGENT_FILE, _moved
 from congeal.datasets.mnist import load
+from congeal.datasets.originals import TANGENT_FILE, moved_by_one
 from congeal.images.formats.matlab import CLASSES, read_variable
 from made_data import write_infimnist
 
@@ -161,7 +161,7 @@ def by_the_letter(c: np.ndarray, t: int) -> np.ndarray:
 def test_moves_go_where_they_say() -> None:
     dot = np.zeros((1, 28, 28), np.uint8)
     dot[0, 10, 12] = 9
-    places = {m: tuple(np.argwhere(_moved(dot.reshape(1, -1), m).reshape(28, 28))[0]) for m in "udlr"}
+    places = {m: tuple(np.argwhere(moved_by_one(dot.reshape(1, -1), m).reshape(28, 28))[0]) for m in "udlr"}
     assert places == {"u": (9, 12), "d": (11, 12), "l": (10, 11), "r": (10, 13)}
 
 

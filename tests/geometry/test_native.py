@@ -59,8 +59,8 @@ def test_the_same_picture_as_torch(
     matrices[:, 2] = [0, 0, 1]
     matrices[:, 2, :2] += rng.normal(0, 0.1 / max(size) if bent else 0, (2, 2))
     sampling = Sampling(kernel, fill)  # type: ignore[arg-type]
-    ours = resample._sample_pixels(pixels, matrices, size, sampling).astype(np.float64)
-    theirs = resample._sample_by_torch(pixels, matrices, size, sampling).astype(np.float64)
+    ours = resample._sample(pixels, matrices, size, pixels.dtype, sampling).astype(np.float64)
+    theirs = resample._sample_by_torch(pixels, matrices, size, pixels.dtype, sampling).astype(np.float64)
     np.testing.assert_array_equal(np.isnan(ours), np.isnan(theirs))
     # Torch's places are float32: a few millionths of a pixel, more near the horizon.
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1.01 if dtype == "uint8" else 2e-4 * TOP[dtype])

@@ -142,7 +142,7 @@ def test_parts_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     matrices, size = far_apart(4), (37, 29)
     whole = warp(torch.from_numpy(pixels).permute(0, 3, 1, 2).double(), torch.from_numpy(matrices), size)
     for at_once in (1, 200, 3000):
-        monkeypatch.setattr("congeal.images.resample._PIXELS_AT_ONCE", at_once)
+        monkeypatch.setattr("congeal.images.resample.PIXELS_AT_ONCE", at_once)
         out = warp_pixel_batch(pixels, matrices, size, Sampling("bilinear"))
         assert np.abs(out - whole.permute(0, 2, 3, 1).numpy()).max() < 0.51
         cover = covered(matrices, (30, 41), size)
@@ -168,7 +168,7 @@ def test_the_filter_for_shrinking_is_the_same_in_parts(monkeypatch: pytest.Monke
         placement = place((90, 70), canvas)
         results = []
         for at_once in (1, 8, 1000):
-            monkeypatch.setattr("congeal.images.canvas._SUMS_AT_ONCE", at_once)
+            monkeypatch.setattr("congeal.images.canvas.BAND_PIXELS", at_once)
             results.append(put_on_canvas(pixels, canvas, placement, mask))
         for values, cover in results[1:]:
             np.testing.assert_allclose(values, results[0][0], atol=1e-3)

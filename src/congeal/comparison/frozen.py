@@ -19,7 +19,7 @@ import torch
 
 from congeal.evaluation.thresholds import MEASURED_SIDE_PX
 from congeal.files import create_npy, replacing, writing
-from congeal.images import Image, ImageSource, Layout, Skipped, Stack
+from congeal.images import Image, ImageSource, Layout, SkippedImage, Stack
 from congeal.images.plan import pyramid_sizes
 from congeal.images.sources.arrays import ArraySource, as_slice
 from congeal.images.sources.base import Indices
@@ -109,7 +109,7 @@ class FrozenStack(Stack):
         self.source = _Frozen(about["name"], about["source_ids"], about["mapped"], rows)
         self.source.channel_names = tuple(about["channel_names"])
         self.source_channels = frozenset(about["source_channels"])
-        self.skipped = [Skipped(*one) for one in about["skipped"]]
+        self.skipped = [SkippedImage(*one) for one in about["skipped"]]
         self.intensity = tuple(about["intensity"])
         self._store = open_store(Path(about["pixels"])) if about["pixels"] else None
         self._folder, self._levels, self._larger = folder, about["levels"], {}

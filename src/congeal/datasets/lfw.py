@@ -11,13 +11,13 @@ set is otherwise taken from the user's cache, where it is downloaded and checked
 from __future__ import annotations
 
 import csv
-import os
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from congeal.datasets import find_data
 from congeal.errors import CongealError
 from congeal.images.sources.base import ImageSource
 from congeal.images.sources.faces import Faces, FaceSource, Search, parse_grow
@@ -25,27 +25,27 @@ from congeal.images.sources.files import open_folder
 
 URL = "https://ndownloader.figshare.com/files/5976018"
 SHA256 = "055f7d9c632d7370e6fb4afc7468d40f970c34a80d4c6f50ffec63f5a8d536c0"
+# The files were cut around a detection that fills nearly half of them: the one nearest the centre is meant.
 SEARCH = Search(smallest=0.3, neighbours=(3,))
-"""The files were cut around a detection that fills nearly half of them: the one nearest the centre is meant."""
+# Outer eye corners and nose tip, in the order of `landmarks`.
 LANDMARKS = ("left_eye", "right_eye", "nose")
-"""Outer eye corners and nose tip, in the order of `landmarks`."""
 
 
 def open_lfw(which: str) -> FaceSource:
     """`Tony_Blair` or `Tony_Blair@0.3`."""
-    subject, _, grow = which.partition("@")
-    share = parse_grow(grow, f"lfw:{subject}@0.3")
-    source = FaceSource(open_folder(_person("lfw", subject)), share, SEARCH)
-    source.name, source.kind = f"lfw:{which}", "photo"
-    return source
+    return _open("lfw", FaceSource, which)
 
 
-def open_deepfunneled(which: str) -> OneBox:
+def open_deepfunneled(which: str) -> FaceSource:
     """As `open_lfw`, over the deep-funneled files."""
+    return _open("lfw-deepfunneled", OneBox, which)
+
+
+def _open(family: str, kind: type[FaceSource], which: str) -> FaceSource:
     subject, _, grow = which.partition("@")
-    share = parse_grow(grow, f"lfw-deepfunneled:{subject}@0.3")
-    source = OneBox(open_folder(_person("lfw_deepfunneled", subject)), share, SEARCH)
-    source.name, source.kind = f"lfw-deepfunneled:{which}", "photo"
+    share = parse_grow(grow, f"{family}:{subject}@0.3")
+    source = kind(open_folder(_person(family.replace("-", "_"), subject)), share, SEARCH)
+    source.name, source.kind = f"{family}:{which}", "photo"
     return source
 
 
@@ -72,8 +72,8 @@ def landmarks(source: ImageSource) -> NDArray[np.float64]:
 
 def _read_landmarks(part: str, subject: str) -> dict[str, NDArray[np.float64]]:
     """File name → (3,2), from `lfw_landmarks.csv` in `$CONGEAL_DATA`."""
-    path = Path(os.environ.get("CONGEAL_DATA", "")) / "lfw_landmarks.csv"
-    if not path.is_file():
+    path = find_data("lfw_landmarks.csv")
+    if path is None:
         raise CongealError("there is no lfw_landmarks.csv: set CONGEAL_DATA to the folder that holds it")
     with path.open(newline="") as file:
         return {
@@ -85,22 +85,16 @@ def _read_landmarks(part: str, subject: str) -> dict[str, NDArray[np.float64]]:
 
 def _person(part: str, subject: str) -> Path:
     """The folder of one person in "lfw" or "lfw_deepfunneled"."""
-    everybody = _everybody(part)
-    folder = everybody / subject
+    people = find_data(part) or (_download() if part == "lfw" else None)
+    if people is None:
+        raise CongealError(
+            f"the deep-funneled images of LFW are not at hand: set CONGEAL_DATA to a folder that has {part}"
+        )
+    folder = people / subject
     if not subject or subject.startswith(".") or Path(subject).name != subject or not folder.is_dir():
-        some = ", ".join(sorted(one.name for one in everybody.iterdir() if one.is_dir())[:4])
-        raise CongealError(f"'{part}' has no person '{subject}': write the name of a folder in {everybody}, as {some}")
+        some = ", ".join(sorted(one.name for one in people.iterdir() if one.is_dir())[:4])
+        raise CongealError(f"'{part}' has no person '{subject}': write the name of a folder in {people}, as {some}")
     return folder
-
-
-def _everybody(part: str) -> Path:
-    if os.environ.get("CONGEAL_DATA"):
-        own = Path(os.environ["CONGEAL_DATA"]) / part
-        if own.is_dir():
-            return own
-    if part == "lfw":
-        return _download()
-    raise CongealError(f"the deep-funneled images of LFW are not at hand: set CONGEAL_DATA to a folder that has {part}")
 
 
 def _download() -> Path:

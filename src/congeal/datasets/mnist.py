@@ -1,26 +1,27 @@
 """`mnist:3`, `mnist:3/test`, `mnist:all`, `mnist:all/test`, `mnist:all/both`: the original handwritten digits.
 
-There are 60,000 for training and 10,000 for testing.
-
 The four idx files, packed or not, are looked for in `$CONGEAL_DATA` and its folder `mnist`, then in the user's cache;
-what is missing is downloaded there from public mirrors and checked against its SHA-256.
+missing ones are downloaded there from public mirrors and checked against their SHA-256.
 
 `mnist:3` is every training image of the digit. The experiments of the paper use 6,000 per digit and seven digits have
 fewer, so those are topped up to 6,000 with the first test images of the same digit. Ids say where an image comes from:
 `train-00007` is image 7 of the original training file.
+
+`digits:3` and `digits:all` come with the package: `digits.npz` holds the first 200 images of each digit in the test
+set, grouped by digit.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from congeal.datasets import find_data, not_a_data_set
 from congeal.errors import CongealError
 from congeal.images.formats.idx import read_idx
 from congeal.images.sources.arrays import ArraySource
@@ -40,71 +41,75 @@ SHA256 = {
 
 
 class Digits(NamedTuple):
-    """images (N,28,28) uint8 and their numbers (N,): 0–59999 in the training file, 60000 + i for test image i."""
+    """images (N,28,28) uint8; numbers (N,): 0–59999 in the training file, 60000 + i for test image i; labels (N,)."""
 
     images: NDArray[np.uint8]
     numbers: NDArray[np.int64]
+    labels: NDArray[np.uint8]
 
     def ids(self) -> list[str]:
         """ "train-00007" or "test-00007" for each image: its place in the original file."""
         return [f"train-{n:05d}" if n < TRAIN_IMAGES else f"test-{n - TRAIN_IMAGES:05d}" for n in self.numbers]
 
+    def source(self, name: str) -> ArraySource:
+        """The digits as a source of images."""
+        source = ArraySource(self.images, name=name, ids=self.ids())
+        source.kind, source.labels = "object", self.labels
+        return source
+
+
+def open_digits(which: str) -> ArraySource:
+    """The 200 bundled images of one digit, or all 2,000 of them."""
+    if which not in (*"0123456789", "all"):
+        raise not_a_data_set(f"digits:{which}", "digits:0 … digits:9 or digits:all")
+    with (files("congeal.datasets") / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        digits = Digits(stored["images"], stored["indices"] + TRAIN_IMAGES, stored["labels"])
+    rows = digits.labels == (digits.labels if which == "all" else int(which))
+    return Digits(*(column[rows] for column in digits)).source(f"digits:{which}")
+
 
 def open_mnist(which: str) -> ArraySource:
     """`3`, `3/test`, `all` (the whole training set), `all/test`, or `all/both` (training and test images)."""
     digit, _, part = which.partition("/")
-    known = ("", "test", "both") if digit == "all" else ("", "test")
-    if digit not in (*"0123456789", "all") or part not in known:
-        raise CongealError(
-            f"'mnist:{which}' is not a data set: write mnist:0 … mnist:9, mnist:3/test, mnist:all, mnist:all/test or "
-            "mnist:all/both"
-        )
-    if digit == "all":
-        chosen, labels = load_all(part)
-    else:
-        chosen = load_digit(int(digit), test=part == "test")
-        labels = np.full(len(chosen.images), int(digit), dtype=np.uint8)
-    source = ArraySource(chosen.images, name=f"mnist:{which}", ids=chosen.ids())
-    source.kind, source.labels = "object", labels
-    return source
+    if digit not in (*"0123456789", "all") or part not in ("", "test", "both") or (part == "both" and digit != "all"):
+        examples = "mnist:0 … mnist:9, mnist:3/test, mnist:all, mnist:all/test or mnist:all/both"
+        raise not_a_data_set(f"mnist:{which}", examples)
+    return load_digits(digit, part).source(f"mnist:{which}")
 
 
-def load_all(part: str = "") -> tuple[Digits, NDArray[np.uint8]]:
-    """Images of all digits, and which they are: the training set, with "test" the test set, with "both" both."""
-    names = {"": ("train",), "test": ("t10k",), "both": ("train", "t10k")}[part]
-    images, labels = (np.concatenate(parts) for parts in zip(*map(load, names), strict=True))
-    first = TRAIN_IMAGES if part == "test" else 0
-    return Digits(images, np.arange(first, first + len(images))), labels
-
-
-def load_digit(digit: int, test: bool = False) -> Digits:
-    """Training images of one digit, topped up to 6,000 from the test set; or its test images alone."""
-    test_images, test_labels = load("t10k")
-    test_rows = np.flatnonzero(test_labels == digit)
-    if test:
-        return Digits(test_images[test_rows], test_rows + TRAIN_IMAGES)
-    images, labels = load("train")
-    rows = np.flatnonzero(labels == digit)
-    more = test_rows[: max(0, PER_DIGIT - len(rows))]
-    return Digits(np.concatenate([images[rows], test_images[more]]), np.concatenate([rows, more + TRAIN_IMAGES]))
+def load_digits(digit: str, part: str = "") -> Digits:
+    """Images of one digit or "all"; part: "test", "both", or "" for training images (one digit: topped up to 6,000)."""
+    topped_up = not part and digit != "all"
+    parts = {"": ("train",), "test": ("t10k",), "both": ("train", "t10k")}["both" if topped_up else part]
+    chosen: list[Digits] = []
+    for name in parts:
+        images, labels = load(name)
+        rows = np.flatnonzero(labels == (labels if digit == "all" else int(digit)))
+        if topped_up and chosen:
+            rows = rows[: max(0, PER_DIGIT - len(chosen[0].numbers))]
+        chosen.append(Digits(images[rows], rows + (TRAIN_IMAGES if name == "t10k" else 0), labels[rows]))
+    return Digits(*(np.concatenate(columns) for columns in zip(*chosen, strict=True)))
 
 
 def load(part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images (N,28,28) and labels (N,) of "train" or "t10k"."""
     image_file, label_file = find(f"{part}-images-idx3-ubyte.gz"), find(f"{part}-labels-idx1-ubyte.gz")
-    images, labels = _read(image_file), _read(label_file)
+    images, labels = (_read(path, path.stat().st_mtime_ns) for path in (image_file, label_file))
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise CongealError(f"'{image_file}' {images.shape} and '{label_file}' {labels.shape} do not belong together")
     return images, labels
 
 
+@lru_cache(maxsize=4)
+def _read(path: Path, changed: int) -> NDArray[np.uint8]:
+    """Unpacking takes a while and ten digits are often opened in a row; `changed` is the file's time."""
+    return read_idx(path)
+
+
 def find(name: str) -> Path:
-    """Where the file is, downloading it to the cache if it is nowhere."""
-    for folder in _own_folders():
-        for candidate in (folder / name, folder / name.removesuffix(".gz")):
-            if candidate.is_file():
-                return candidate
-    return _download(name)
+    """Where the file is; it is downloaded to the cache if it is nowhere."""
+    unpacked = name.removesuffix(".gz")
+    return find_data(name, unpacked, f"mnist/{name}", f"mnist/{unpacked}") or _download(name)
 
 
 def cache_folder() -> Path:
@@ -112,12 +117,6 @@ def cache_folder() -> Path:
     import pooch
 
     return Path(pooch.os_cache("congeal")) / "mnist"
-
-
-def _own_folders() -> Iterator[Path]:
-    if os.environ.get("CONGEAL_DATA"):
-        own = Path(os.environ["CONGEAL_DATA"])
-        yield from (own, own / "mnist")
 
 
 def _download(name: str) -> Path:
@@ -136,15 +135,3 @@ def _download(name: str) -> Path:
         f"MNIST's {name} is neither on this machine nor could it be downloaded ({reason}): "
         "put the four original files into a folder and set CONGEAL_DATA to it"
     )
-
-
-def _read(path: Path) -> NDArray[np.uint8]:
-    return _read_once(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=4)
-def _read_once(path: Path, changed: int) -> NDArray[np.uint8]:
-    """Unpacking takes a while and ten digits are often opened in a row; `changed` is the file's time."""
-    if path.stat().st_size == 0:
-        raise CongealError(f"'{path}' is empty: fetch it again")
-    return read_idx(path)

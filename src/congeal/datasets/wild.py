@@ -8,12 +8,12 @@ and no part of this package. Birds are cut out by their boxes, as the field does
 from __future__ import annotations
 
 import csv
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from congeal.datasets import find_data
 from congeal.errors import CongealError
 from congeal.images.formats.matlab import read_variable
 from congeal.images.sources.base import Header, Image, ImageSource
@@ -32,27 +32,24 @@ class Points:
     names: tuple[str, ...]
 
 
-class CutOut(SourceView):
-    """The images of another source, each cut out by a box (x, y, width, height) of whole pixels."""
+class CroppedSource(SourceView):
+    """The images of another source, each cropped to a box (x, y, width, height) of whole pixels."""
 
     def __init__(self, source: ImageSource, boxes: np.ndarray) -> None:
         super().__init__(source)
         self.boxes = boxes
 
     def read(self, i: int) -> Image:
-        """Image i, inside its box."""
         image = self.source.read(i)
         x, y, width, height = self.boxes[i].tolist()
         return Image(image.id, np.ascontiguousarray(image.pixels[y : y + height, x : x + width]))
 
     def probe(self, i: int) -> Header:
-        """Size and type of image i, inside its box."""
-        pixels = self.read(i).pixels
-        height, width, channels = pixels.shape
-        return Header(height, width, channels, pixels.dtype)
+        width, height = self.boxes[i, 2:].tolist()
+        return self.source.probe(i)._replace(height=height, width=width)
 
 
-def open_cub(which: str) -> CutOut:
+def open_cub(which: str) -> CroppedSource:
     """`047.American_Goldfinch`."""
     folder = _folder("cub", which)
     source = open_folder(folder)
@@ -63,12 +60,12 @@ def open_cub(which: str) -> CutOut:
         x, y = max(0, round(float(own["x"]))), max(0, round(float(own["y"])))
         right = min(header.width, round(float(own["x"]) + float(own["width"])))
         rows.append((x, y, right - x, min(header.height, round(float(own["y"]) + float(own["height"]))) - y))
-    cut = CutOut(source, np.array(rows))
+    cut = CroppedSource(source, np.array(rows))
     cut.name, cut.kind = f"cub:{which}", "photo"
     return cut
 
 
-def cub_points(source: CutOut) -> Points:
+def cub_points(source: CroppedSource) -> Points:
     """The parts of the birds of `open_cub`."""
     which = source.name.partition(":")[2]
     parts: dict[str, list[dict[str, str]]] = {}
@@ -110,8 +107,8 @@ def _folder(family: str, which: str) -> Path:
 
 
 def _home(family: str) -> Path:
-    home = Path(os.environ.get("CONGEAL_DATA", "")) / "wild" / family
-    if not os.environ.get("CONGEAL_DATA") or not home.is_dir():
+    home = find_data(f"wild/{family}")
+    if home is None:
         raise CongealError(f"this set is not at hand: set CONGEAL_DATA to a folder that has wild/{family}")
     return home
 

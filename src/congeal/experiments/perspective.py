@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from congeal.comparison.compare import true_error
-from congeal.datasets.perspective import open_perspective
+from congeal.datasets import open_named
+from congeal.datasets.synthetic import loses_half_its_ink
 from congeal.experiments import printed
 from congeal.experiments.aligning import AlignTask
 from congeal.experiments.mnist import alignment
@@ -56,12 +55,11 @@ def measure(what: AlignTask, folder: Path) -> Row:
     row = what.run(folder)
     if "error" in row:
         return row
-    family, _, rest = what.source.partition(":")
-    whole = open_perspective(rest, baked=family == VARIANTS["baked"])
-    source = whole.limit(what.limit)
+    source = open_named(what.source).limit(what.limit)
     row["corner_error"] = true_error(RunFolder.existing(folder), source)
     row |= wrapped_numbers(source, folder)
-    return row | kept_numbers(source, transforms_of(folder), np.asarray(whole.lost_half()[: len(source)]))
+    lost = loses_half_its_ink(what.source.partition(":")[2])
+    return row | kept_numbers(source, transforms_of(folder), lost[: len(source)])
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

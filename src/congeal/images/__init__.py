@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from congeal.images.packing import pack
     from congeal.images.plan import Layout
     from congeal.images.resample import warp_image, warp_pixel_batch, warp_pixels
-    from congeal.images.sources.base import Image, ImageSource, Skipped, UnreadableImage
+    from congeal.images.sources.base import Image, ImageSource, SkippedImage, UnreadableImage
     from congeal.images.stack import Stack, prepare
 
 __all__ = [
     "Image",
     "ImageSource",
     "Layout",
-    "Skipped",
+    "SkippedImage",
     "Stack",
     "UnreadableImage",
     "Writer",
@@ -35,7 +35,7 @@ __all__ = [
 _HOME = {
     "Image": "sources.base",
     "ImageSource": "sources.base",
-    "Skipped": "sources.base",
+    "SkippedImage": "sources.base",
     "UnreadableImage": "sources.base",
     "Layout": "plan",
     "Stack": "stack",

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 Size = tuple[int, int]
-_SUMS_AT_ONCE = 8
-_SHORTER, _LONGER = 0.5 + 1e-9, 1 + 1e-9  # pixels; rounding a side to whole ones changes it by half of one
-_FILLED = 1 - _SHORTER / 2  # of an outermost pixel that such a side still covers
+# Canvas pixels whose weights are multiplied together: few, because the source pixels they need are taken together too.
+BAND_PIXELS = 8
+# How much shorter or longer than its canvas a source may be that fills it: rounding a side changes it by half a pixel.
+MAX_SHORTER_PX, MAX_LONGER_PX = 0.5 + 1e-9, 1 + 1e-9
 
 
 class Placement(NamedTuple):
@@ -41,7 +42,7 @@ def place(source: Size, canvas: Size) -> Placement:
     height, width = source
     scale = max(canvas) / max(source)
     longer = scale * height - canvas[0], scale * width - canvas[1]
-    if min(longer) < -_SHORTER or max(longer) > _LONGER:
+    if min(longer) < -MAX_SHORTER_PX or max(longer) > MAX_LONGER_PX:
         scale = min(canvas[0] / height, canvas[1] / width)
     return Placement(scale, scale, (canvas[1] - scale * width) / 2, (canvas[0] - scale * height) / 2)
 
@@ -71,38 +72,34 @@ def put_on_canvas(
         return out, None if mask is None or (mask >= 1).all() else mask.astype(np.float32)
     out = _across(_down(pixels, rows), columns)
     cover = np.outer(cover_y, cover_x)
-    if (cover >= _FILLED).all():  # its outermost pixels go on to the edge of the canvas
+    if (cover >= 1 - MAX_SHORTER_PX / 2).all():  # its outermost pixels go on to the edge of the canvas
         cover = np.ones_like(cover)
     if mask is not None:
         cover = cover * _across(_down(mask[..., None], rows), columns)[0]
     return out, None if (cover > 0.999).all() else cover.astype(np.float32)
 
 
-class _Band(NamedTuple):
-    """Some sums next to each other, and the part of the axis that they need: weights are zero elsewhere."""
-
-    sums: slice
-    needed: slice
-    weights: np.ndarray  # (sums, needed)
+# Weights of some neighbouring canvas pixels: which pixels these are, which source pixels they need, and the weights
+# (sums, needed); they are zero elsewhere.
+Band = tuple[slice, slice, np.ndarray]
 
 
-def _down(pixels: np.ndarray, bands: list[_Band]) -> np.ndarray:
+def _down(pixels: np.ndarray, bands: list[Band]) -> np.ndarray:
     """Weighted sums of rows: (H, W, C) → (h, W, C) float32."""
     flat = pixels.reshape(len(pixels), -1)
-    out = np.empty((bands[-1].sums.stop, flat.shape[1]), np.float32)
+    out = np.empty((bands[-1][0].stop, flat.shape[1]), np.float32)
     for sums, needed, weights in bands:
         out[sums] = _product(weights, flat[needed].astype(np.float32))
     return out.reshape(-1, *pixels.shape[1:])
 
 
-def _across(pixels: np.ndarray, bands: list[_Band]) -> np.ndarray:
+def _across(pixels: np.ndarray, bands: list[Band]) -> np.ndarray:
     """Weighted sums of columns: (H, W, C) float32 → (C, H, w)."""
-    height, _, channels = pixels.shape
-    out = np.empty((channels, height, bands[-1].sums.stop), np.float32)
-    for channel, result in enumerate(out):
-        one = np.ascontiguousarray(pixels[..., channel])
+    planes = np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
+    out = np.empty((*planes.shape[:2], bands[-1][0].stop), np.float32)
+    for plane, result in zip(planes, out, strict=True):
         for sums, needed, weights in bands:
-            result[:, sums] = _product(one[:, needed], weights.T)
+            result[:, sums] = _product(plane[:, needed], weights.T)
     return out
 
 
@@ -117,7 +114,7 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=128)
 def _axis(
     n_source: int, n_canvas: int, scale: float, offset: float, sharp: bool = False
-) -> tuple[list[_Band], np.ndarray]:
+) -> tuple[list[Band], np.ndarray]:
     """The filter along one axis in bands, and how much of each canvas pixel is covered."""
     left = np.arange(n_canvas) - offset
     cover = np.clip(np.minimum(left + 1, scale * n_source) - np.maximum(left, 0), 0, 1).astype(np.float32)
@@ -126,15 +123,14 @@ def _axis(
     distance = np.abs(np.arange(n_source) - centre[:, None]) / reach
     weights = _cubic(distance) if sharp else np.maximum(0, 1 - distance)
     weights *= (cover > 0)[:, None] / weights.sum(1, keepdims=True)
-    return [_band(weights, first) for first in range(0, n_canvas, _SUMS_AT_ONCE)], cover
-
-
-def _band(weights: np.ndarray, first: int) -> _Band:
-    """Of dense weights (n_canvas, n_source), those of a few sums."""
-    own = weights[first : first + _SUMS_AT_ONCE]
-    used = np.flatnonzero(own.any(0))
-    needed = slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 0)
-    return _Band(slice(first, first + len(own)), needed, np.ascontiguousarray(own[:, needed], dtype=np.float32))
+    bands: list[Band] = []
+    for first in range(0, n_canvas, BAND_PIXELS):
+        own = weights[first : first + BAND_PIXELS]
+        used = np.flatnonzero(own.any(0))
+        needed = slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 0)
+        own = np.ascontiguousarray(own[:, needed], dtype=np.float32)
+        bands.append((slice(first, first + len(own)), needed, own))
+    return bands, cover
 
 
 def _cubic(x: np.ndarray) -> np.ndarray:

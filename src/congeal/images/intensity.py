@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.images.sources.base import ImageSource, UnreadableImage
+from congeal.images.sources.base import PROBED_IMAGES, ImageSource, UnreadableImage
 from congeal.rows import evenly_spaced_rows
 
 Channel = int | str | Sequence[int | str] | None
@@ -17,8 +18,8 @@ AlignOn = int | Sequence[int] | Literal["grey"] | None
 Ranges = Mapping[str, tuple[float, float]]
 # Largest magnitude of a pixel value: computations use single precision, which ends at 3e38.
 MAX_MAGNITUDE = 1e38
-# Headers that are read for the number of channels if the source does not know it.
-PROBED_IMAGES = 16
+# Pixel values that are read together where a whole set is scanned or copied: 1 to 8 MB.
+CHUNK_VALUES = 1 << 20
 NOT_FINITE = "the image has NaN, infinite or huge values (beyond 1e38)"
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
@@ -72,39 +73,33 @@ def select_channels(pixels: np.ndarray, align_on: AlignOn) -> np.ndarray:
 
 
 def find_channels(source: ImageSource, channel: Channel) -> AlignOn:
-    """Numbers of the channels of a source, or "grey"; one that does not exist is an error that lists those there are.
+    """Numbers of the channels of a source, or "grey"; one that does not exist is an error that lists the others.
 
-    A name is taken as it is, then without regard to case. Text that is no name may be a number, or several with commas
-    between.
+    A name is taken as it is, then without regard to case. Text that is no name may be a number, or several names and
+    numbers with commas between.
     """
     if channel is None or (isinstance(channel, str) and channel in ("grey", "gray")):
         return None if channel is None else "grey"
-    count = _channel_count(source)
-    if isinstance(channel, str):
-        one = _number(channel, source.channel_names, count)
-        if one is not None:
-            return one
-    parts: list[int | str]
-    if isinstance(channel, str):
+    names, count = source.channel_names, _channel_count(source)
+    parts = [channel] if isinstance(channel, str | int | np.integer) else list(channel)
+    found = [_number(part, names, count) for part in parts]
+    if isinstance(channel, str) and found == [None]:
         parts = [part.strip() for part in channel.split(",")]
-    else:
-        parts = [channel] if isinstance(channel, int | np.integer) else list(channel)
-    found = [_number(part, source.channel_names, count) for part in parts]
+        found = [_number(part, names, count) for part in parts]
     if not found or None in found:
         wrong = parts[found.index(None)] if found else channel
-        there = _listed(source.channel_names, count)
-        raise CongealError(f"{source.name} has no channel {wrong!r} to align on: it has {there}")
+        known = ", ".join(f"{k} {name!r}" for k, name in enumerate(names))
+        known = known or ("one channel, 0" if count == 1 else f"channels 0 to {count - 1}, without names")
+        raise CongealError(f"{source.name} has no channel {wrong!r} to align on: it has {known}")
     numbers = [int(n) for n in found if n is not None]
     return numbers[0] if len(numbers) == 1 else numbers  # a list, as it comes back from JSON
 
 
 def _number(wanted: int | str, names: tuple[str, ...], count: int) -> int | None:
     if isinstance(wanted, str):
-        folded = [name.casefold() for name in names]
-        if wanted in names:
-            return names.index(wanted)
-        if wanted.casefold() in folded:
-            return folded.index(wanted.casefold())
+        for known, word in ((list(names), wanted), ([name.casefold() for name in names], wanted.casefold())):
+            if word in known:
+                return known.index(word)
         if not (wanted.isascii() and wanted.isdecimal()):
             return None
     elif isinstance(wanted, bool) or not isinstance(wanted, int | np.integer):
@@ -114,18 +109,8 @@ def _number(wanted: int | str, names: tuple[str, ...], count: int) -> int | None
 
 def _channel_count(source: ImageSource) -> int:
     """The most channels that a few of the images have."""
-    if source.shape is not None:
-        return source.shape[2]
     counts = [1]
-    for i in evenly_spaced_rows(len(source), PROBED_IMAGES):
-        try:
+    for i in evenly_spaced_rows(len(source), PROBED_IMAGES if source.shape is None else 1):
+        with suppress(UnreadableImage):
             counts.append(source.probe(int(i)).channels)
-        except UnreadableImage:
-            continue
     return max(counts)
-
-
-def _listed(names: tuple[str, ...], count: int) -> str:
-    if names:
-        return ", ".join(f"{k} {name!r}" for k, name in enumerate(names))
-    return "one channel, 0" if count == 1 else f"channels 0 to {count - 1}, without names"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +13,12 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import create_npy, locked, put_in_place, replacing, shortened, sweep, write_bytes, writing
 from congeal.images.canvas import place, put_on_canvas
-from congeal.images.intensity import NOT_FINITE, finite
+from congeal.images.intensity import CHUNK_VALUES, NOT_FINITE, finite
 from congeal.images.plan import nothing_readable
 from congeal.images.sources.arrays import PACKED, open_npy, sidecar
 from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage
 from congeal.progress import Progress
-
-_BATCH_VALUES = 16 << 20
+from congeal.rows import row_slices
 
 
 def pack(source: ImageSource, path: str | Path, *, quiet: bool = True) -> ImageSource:
@@ -53,8 +52,7 @@ def _pack_locked(source: ImageSource, path: Path, quiet: bool) -> None:
         else:
             packed = _decode(source, partial, masks, quiet)
         if len(packed.reasons) == len(source):
-            i = min(packed.reasons)
-            raise nothing_readable(source, f"{source.id(i)}: {packed.reasons[i]}")
+            raise nothing_readable(source, packed.reasons)
         _publish(source, path, packed)
         if packed.masks is None:
             _beside(path, "masks").unlink(missing_ok=True)
@@ -73,8 +71,8 @@ def _hidden(path: Path, what: str) -> Path:
 
 
 @dataclass
-class _Packed:
-    """What has been written under a temporary name."""
+class PackedImages:
+    """Arrays under temporary names, why images are missing in them, and the matrices of images that were resized."""
 
     array: np.ndarray
     reasons: dict[int, str]
@@ -82,31 +80,34 @@ class _Packed:
     canvas_from_source: dict[int, np.ndarray] = field(default_factory=dict)
 
 
-def _copy(source: ImageSource, partial: Path, shape: tuple[int, int, int], dtype: np.dtype, quiet: bool) -> _Packed:
+def _copy(
+    source: ImageSource, partial: Path, shape: tuple[int, int, int], dtype: np.dtype, quiet: bool
+) -> PackedImages:
     """Images of one kind, in batches, as they are."""
     array = create_npy(partial, (len(source), *(shape[:2] if source.grey else shape)), dtype)
-    packed = _Packed(array, dict(source.unreadable))
-    step = max(1, _BATCH_VALUES // int(np.prod(shape)))
+    packed = PackedImages(array, dict(source.unreadable))
     with Progress(len(source), "packing", quiet=quiet) as progress:
-        for start in range(0, len(source), step):
-            rows = np.array([i for i in range(start, min(len(source), start + step)) if i not in packed.reasons], int)
+        for part in row_slices(len(source), max(1, CHUNK_VALUES // math.prod(shape))):
+            rows = np.array([i for i in range(part.start, part.stop) if i not in packed.reasons], int)
             if len(rows):
                 batch = source.batch(rows)
                 usable = finite(batch.reshape(len(rows), -1), axis=1)
                 packed.reasons |= {int(i): NOT_FINITE for i in rows[~usable]}
                 array[rows[usable]] = batch[usable].reshape(-1, *array.shape[1:])
-            progress.update(min(step, len(source) - start))
+            progress.update(part.stop - part.start)
     return packed
 
 
-def _decode(source: ImageSource, partial: Path, partial_masks: Path, quiet: bool) -> _Packed:
+def _decode(source: ImageSource, partial: Path, partial_masks: Path, quiet: bool) -> PackedImages:
     """Images that may differ, one by one, on a canvas of the median size."""
     headers, reasons = _headers(source, quiet)
-    sizes = np.array([(h.height, h.width) for h in headers.values()])
-    canvas = (int(np.median(sizes[:, 0])), int(np.median(sizes[:, 1])))
+    canvas = (
+        int(np.median([header.height for header in headers.values()])),
+        int(np.median([header.width for header in headers.values()])),
+    )
     dtype, channels = _common_dtype(headers), _common_channels(headers)
     array = create_npy(partial, (len(source), *canvas, *((channels,) if channels > 1 else ())), dtype)
-    packed = _Packed(array, reasons)
+    packed = PackedImages(array, reasons)
     with Progress(len(source), "packing", quiet=quiet) as progress:
         for i in range(len(source)):
             progress.update()
@@ -132,40 +133,33 @@ def _decode(source: ImageSource, partial: Path, partial_masks: Path, quiet: bool
     return packed
 
 
-def _publish(source: ImageSource, path: Path, packed: _Packed) -> None:
+def _publish(source: ImageSource, path: Path, packed: PackedImages) -> None:
     """The files beside the array, which gets its own name last, so that it never stands there without its ids."""
     path.unlink(missing_ok=True)  # what was packed here before must not stand beside the ids of this
-    warps = {"initial": _on_canvas(source.initial, packed), "truth": _on_canvas(source.truth, packed)}
-    for name, matrices in warps.items():
-        if matrices is not None:
-            with replacing(_beside(path, name)) as file:
-                np.save(file, matrices)
     about = {
         "format": PACKED,
-        "ids": [source.id(i) for i in range(len(source))],
+        "ids": list(source.ids()),
         "skipped": packed.reasons,
         "kind": source.kind,
         "initial_size": source.initial_size,
         "masks": None if packed.masks is None else _beside(path, "masks").name,
-        **{name: None if matrices is None else _beside(path, name).name for name, matrices in warps.items()},
         "canvas_from_source": {source.id(i): m.ravel().tolist() for i, m in packed.canvas_from_source.items()},
     }
+    for name, aligned_from_source in (("initial", source.initial), ("truth", source.truth)):
+        beside = _beside(path, name)
+        about[name] = None if aligned_from_source is None else beside.name
+        if aligned_from_source is None:
+            beside.unlink(missing_ok=True)  # of what was packed here before
+            continue
+        matrices = np.array(aligned_from_source, dtype=np.float64)
+        for i, canvas_from_source in packed.canvas_from_source.items():  # the canvas is the source of the packed file
+            matrices[i] = matrices[i] @ np.linalg.inv(canvas_from_source)
+        with replacing(beside) as file:
+            np.save(file, matrices)
     for array in (packed.array, packed.masks):
         if isinstance(array, np.memmap):
             array.flush()
-    for old in (_beside(path, name) for name, matrices in warps.items() if matrices is None):
-        old.unlink(missing_ok=True)  # of what was packed here before
     write_bytes(sidecar(path), json.dumps(about).encode())
-
-
-def _on_canvas(aligned_from_source: np.ndarray | None, packed: _Packed) -> np.ndarray | None:
-    """aligned_from_source → aligned_from_canvas: the canvas is the source of whoever opens the packed file."""
-    if aligned_from_source is None:
-        return None
-    matrices = np.array(aligned_from_source, dtype=np.float64)
-    for i, canvas_from_source in packed.canvas_from_source.items():
-        matrices[i] = matrices[i] @ np.linalg.inv(canvas_from_source)
-    return matrices
 
 
 def packed_files(path: Path) -> list[Path]:
@@ -184,15 +178,13 @@ def _headers(source: ImageSource, quiet: bool) -> tuple[dict[int, Header], dict[
     with Progress(len(source), "looking at images", quiet=quiet) as progress:
         for i in range(len(source)):
             progress.update()
-            if i in reasons:
-                continue
             try:
-                headers[i] = source.probe(i)
+                if i not in reasons:
+                    headers[i] = source.probe(i)
             except UnreadableImage as error:
                 reasons[i] = str(error)
     if not headers:
-        i = min(reasons)
-        raise nothing_readable(source, f"{source.id(i)}: {reasons[i]}")
+        raise nothing_readable(source, reasons)
     return headers, reasons
 
 
@@ -204,8 +196,8 @@ def _common_dtype(headers: dict[int, Header]) -> np.dtype:
 
 
 def _common_channels(headers: dict[int, Header]) -> int:
-    counts = Counter(header.channels for header in headers.values())
-    if len(counts) > 1 and set(counts) != {1, 3}:
+    counts = {header.channels for header in headers.values()}
+    if len(counts) > 1 and counts != {1, 3}:
         raise CongealError(f"images with {sorted(counts)} channels cannot share one array: pack them apart")
     return max(counts)
 

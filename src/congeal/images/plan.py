@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,7 +64,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes are (height, width). `initial` (N,3,3) aligned_from_source or None; `channels` and `dtypes` that occur."""
+    """Sizes are (height, width). `initial` (N,3,3) aligned_from_source or None; `channels` and `dtypes` that occur.
+
+    `image_values` is the median number of pixel values of an image.
+    """
 
     size: Size
     frame: Size
@@ -71,6 +75,7 @@ class Plan:
     initial: np.ndarray | None
     channels: frozenset[int]
     dtypes: frozenset[np.dtype]
+    image_values: float
 
 
 def make_plan(
@@ -110,7 +115,8 @@ def make_plan(
             longer = min(round(max(stack) * min(zoom, MAX_ZOOM)), max(typical))
             stack = shrink(typical, longer)
     channels = frozenset(h.channels for h in headers.values())
-    return Plan(stack, frame, aligned, initial, channels, frozenset(h.dtype for h in headers.values()))
+    image_values = float(np.median([h.height * h.width * h.channels for h in headers.values()]))
+    return Plan(stack, frame, aligned, initial, channels, frozenset(h.dtype for h in headers.values()), image_values)
 
 
 def largest_area(source: ImageSource, headers: dict[int, Header], typical: Size) -> float:
@@ -154,26 +160,26 @@ def sample_headers(source: ImageSource) -> dict[int, Header]:
     """Headers of readable images, evenly spaced over the set, by position."""
     if source.shape is not None and source.dtype is not None:
         return dict.fromkeys((0, len(source) // 2, len(source) - 1), Header(*source.shape, source.dtype))
-    first_reason = ""
-    headers: dict[int, Header] = {}
+    headers, reasons = dict[int, Header](), dict[int, str]()
     sample = evenly_spaced_rows(len(source), SAMPLED_HEADERS)
     rest = np.setdiff1d(np.arange(len(source)), sample)
-    for positions in (sample, rest):
-        for i in positions:
-            try:
-                headers[int(i)] = source.probe(int(i))
-            except UnreadableImage as error:
-                first_reason = first_reason or f"{source.id(int(i))}: {error}"
-            if positions is rest and headers:
-                return headers
-        if headers:
-            return headers
-    raise nothing_readable(source, first_reason)
+    for number, i in enumerate(chain(sample, rest)):
+        if headers and number >= len(sample):
+            break
+        try:
+            headers[int(i)] = source.probe(int(i))
+        except UnreadableImage as error:
+            reasons[int(i)] = str(error)
+    if not headers:
+        raise nothing_readable(source, reasons)
+    return headers
 
 
-def nothing_readable(source: ImageSource, first_reason: str) -> RunFailed:
-    """The error for a set without one usable image."""
-    return RunFailed(f"none of the {len(source)} images in {source.name} can be used; the first: {first_reason}")
+def nothing_readable(source: ImageSource, reasons: dict[int, str]) -> RunFailed:
+    """The error for a set without one usable image, with the reason for the first."""
+    i = min(reasons)
+    first = f"{source.id(i)}: {reasons[i]}"
+    return RunFailed(f"none of the {len(source)} images in {source.name} can be used; the first: {first}")
 
 
 def resolve_initial_poses(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,21 +12,23 @@ import torch.nn.functional as functional
 
 from congeal.errors import CongealError
 from congeal.geometry import native
-from congeal.geometry.frame_coverage import columns_at_edges, columns_inside, shares_of
+from congeal.geometry.frame_coverage import shares_of
 from congeal.geometry.kernels import Interpolation, Room, interpolate, spline_coefficients
 from congeal.geometry.matrix import rescale
-from congeal.geometry.warping import sample_in_units, to_units
+from congeal.geometry.warping import to_units
 from congeal.images.canvas import Placement, put_on_canvas
 from congeal.images.sources.base import Image
+from congeal.rows import row_slices
 
 Size = tuple[int, int]
 Fill = float | Literal["edge"]
-# From so many source pixels per aligned pixel on a picture is filtered first. Below that bilinear sampling, which is
-# soft itself, misses nothing that matters.
-_PREFILTER_FROM = {"nearest": math.inf, "bilinear": 2.0, "bicubic": 1.1, "lanczos": 1.1}
-_PIXELS_AT_ONCE = 1 << 17  # of the output: their grid and samples stay in the cache …
-_LOOKUPS = {"nearest": 1, "bilinear": 1, "bicubic": 2, "lanczos": 4}  # … where they are read so many times
-_WHOLE = 1e-4  # pixels by which a shift may miss whole pixels and still be one
+# Source pixels per aligned pixel from which an image is filtered first. Below that bilinear sampling, which is soft
+# itself, misses nothing that matters; sharp kernels alias sooner.
+MIN_FILTERED_REDUCTION = {"nearest": math.inf, "bilinear": 2.0, "bicubic": 1.1, "lanczos": 1.1}
+# Pixels of the output that torch samples at a time: their grid and samples stay in the cache.
+PIXELS_AT_ONCE = 1 << 16
+# Pixels by which a shift may miss whole pixels and still be one: at most 0.03 of 255 grey levels.
+MAX_SHIFT_ERROR_PX = 1e-4
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,13 @@ class Sampling:
     fill: Fill = 0.0
 
     def value(self, dtype: np.dtype) -> float:
-        """What is put outside an image of this dtype, inside its range."""
+        """What is put outside an image of this dtype, as the dtype holds it."""
         if self.fill == "edge" or (dtype.kind != "f" and not math.isfinite(self.fill)):
             return 0.0
         if dtype.kind in "ui":
             limits = np.iinfo(dtype)
-            return float(min(max(self.fill, limits.min), limits.max))
-        return float(self.fill)
+            return float(round(min(max(self.fill, limits.min), limits.max)))
+        return float(self.fill >= 0.5) if dtype.kind == "b" else float(self.fill)
 
     def kernel(self, dtype: np.dtype) -> Interpolation:
         """The kernel for images of this dtype: what is true or false is not blended."""
@@ -74,11 +75,12 @@ def warp_pixels(
     image = pixels[..., None] if grey else pixels
     matrix = np.asarray(source_from_aligned, dtype=np.float64)
     shrink = float(scale_at_centre(matrix, size))
-    if shrink > _PREFILTER_FROM[sampling.interpolation] and image.dtype != bool:
+    if shrink > MIN_FILTERED_REDUCTION[sampling.interpolation] and image.dtype != bool:
         reduced = (max(1, round(image.shape[0] / shrink)), max(1, round(image.shape[1] / shrink)))
         placement = Placement(reduced[1] / image.shape[1], reduced[0] / image.shape[0], 0.0, 0.0)
         values, _ = put_on_canvas(image, reduced, placement, sharp=sampling.interpolation != "bilinear")
-        result = _sample_reduced(values, placement.matrix @ matrix, size, image.dtype, sampling)
+        filtered, reduced_from_aligned = np.moveaxis(values, 0, -1)[None], (placement.matrix @ matrix)[None]
+        result = _sample(filtered, reduced_from_aligned, size, image.dtype, sampling)[0]
     else:
         result = warp_pixel_batch(image[None], matrix[None], size, sampling)[0]
     return result[..., 0] if grey else result
@@ -96,60 +98,31 @@ def warp_pixel_batch(
     out = np.empty((len(pixels), *size, pixels.shape[-1]), pixels.dtype)
     for k in np.flatnonzero(still):
         _shift(pixels[k], np.rint(matrices[k, :2, 2]).astype(int), sampling, out[k])
-    moved = np.flatnonzero(~still)
-    if len(moved):
-        some = pixels if len(moved) == len(pixels) else pixels[moved]
-        sampled = _sample_pixels(some, matrices[moved], size, sampling)
-        if len(moved) == len(pixels):
-            return sampled
-        out[moved] = sampled
+    if not still.all():
+        moved = ~still if still.any() else slice(None)
+        out[moved] = _sample(pixels[moved], matrices[moved], size, pixels.dtype, sampling)
     return out
 
 
-def _sample_pixels(pixels: np.ndarray, matrices: np.ndarray, size: Size, sampling: Sampling) -> np.ndarray:
-    """`warp_pixel_batch` of images that move."""
-    if native.suits(pixels.dtype, sampling.kernel(pixels.dtype)):
-        out = np.empty((len(pixels), *size, pixels.shape[-1]), pixels.dtype)
-        left = ~_draw(pixels, matrices, out, sampling)
-        if left.any():
-            out[left] = _sample_by_torch(pixels[left], matrices[left], size, sampling)
-        return out
-    return _sample_by_torch(pixels, matrices, size, sampling)
-
-
-def _sample_by_torch(pixels: np.ndarray, matrices: np.ndarray, size: Size, sampling: Sampling) -> np.ndarray:
-    batch, height, width, channels = pixels.shape
-    wide = pixels.dtype.itemsize > 2 and pixels.dtype != np.float32  # float32 holds no more than 24 bits exactly
-    values = np.empty((batch, channels, height, width), np.float64 if wide else np.float32)
-    for channel in range(channels):
-        values[:, channel] = pixels[..., channel]
-    return _sample(values, matrices, size, pixels.dtype, sampling)
-
-
-def _sample_reduced(
-    values: np.ndarray, source_from_aligned: np.ndarray, size: Size, dtype: np.dtype, sampling: Sampling
-) -> np.ndarray:
-    """(C, H, W) floats of an image that was filtered first → (h, w, C) of `dtype`."""
-    if values.dtype == np.float32 and native.suits(dtype, sampling.kernel(dtype)):
-        out = np.empty((1, *size, len(values)), dtype)
-        if _draw(np.moveaxis(values, 0, -1)[None], source_from_aligned[None], out, sampling)[0]:
-            return out[0]
-    return _sample(values[None], source_from_aligned[None], size, dtype, sampling)[0]
-
-
-def _draw(pixels: np.ndarray, matrices: np.ndarray, out: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """(B,) which images were drawn into `out`, by the library that is built for it."""
-    kernel, fill = sampling.kernel(out.dtype), sampling.value(out.dtype)
-    if sampling.fill == "edge":
-        return native.warp(pixels, matrices, out, kernel, "edge", 0.0)
-    if math.isnan(fill):
-        return native.warp(pixels, matrices, out, kernel, "cut", fill)
-    return native.warp(pixels, matrices, out, kernel, "fade", fill)
+def _sample(pixels: np.ndarray, matrices: np.ndarray, size: Size, dtype: np.dtype, sampling: Sampling) -> np.ndarray:
+    """(B, H, W, C) → (B, h, w, C) of `dtype`, by the native library where it can, else by torch."""
+    kernel, out = sampling.kernel(dtype), np.empty((len(pixels), *size, pixels.shape[-1]), dtype)
+    rest = np.ones(len(pixels), bool)
+    if native.suits(pixels.dtype, kernel) and native.suits(dtype, kernel):
+        fill = sampling.value(dtype)
+        outside: Literal["edge", "cut", "fade"] = "cut" if math.isnan(fill) else "fade"
+        outside = "edge" if sampling.fill == "edge" else outside
+        rest = ~native.warp(pixels, matrices, out, kernel, outside, fill)
+    if rest.any():
+        out[rest] = _sample_by_torch(pixels[rest], matrices[rest], size, dtype, sampling)
+    return out
 
 
 def is_plain_resize(source_from_output: np.ndarray, source: Size, size: Size) -> bool:
     """Whether a matrix (3, 3) does nothing but fit the whole image into a picture of `size`."""
-    return bool(np.allclose(source_from_output, rescale(size, source), rtol=0, atol=_WHOLE / max(source) ** 2))
+    return bool(
+        np.allclose(source_from_output, rescale(size, source), rtol=0, atol=MAX_SHIFT_ERROR_PX / max(source) ** 2)
+    )
 
 
 def shrink(pixels: np.ndarray, size: Size) -> np.ndarray:
@@ -183,7 +156,12 @@ def whole_shifts(matrices: np.ndarray, size: Size) -> np.ndarray:
     depth = np.abs(matrices[:, 2] - [0, 0, 1]) * [longest**2, longest**2, longest]
     shift = matrices[:, :2, 2]
     miss = np.abs(shift - np.rint(shift)).max(1)
-    return (linear < _WHOLE) & (depth.max(1) < _WHOLE) & (miss < _WHOLE) & (np.abs(shift).max(1) < 1e9)
+    return (
+        (linear < MAX_SHIFT_ERROR_PX)
+        & (depth.max(1) < MAX_SHIFT_ERROR_PX)
+        & (miss < MAX_SHIFT_ERROR_PX)
+        & (np.abs(shift).max(1) < 1e9)
+    )
 
 
 def _shift(pixels: np.ndarray, shift: np.ndarray, sampling: Sampling, out: np.ndarray) -> None:
@@ -196,48 +174,35 @@ def _shift(pixels: np.ndarray, shift: np.ndarray, sampling: Sampling, out: np.nd
     left, right = (min(max(side, 0), w) for side in (-across, width - across))  # of the output that the image covers
     top, bottom = (min(max(side, 0), h) for side in (-down, height - down))
     if (top, left, bottom, right) != (0, 0, h, w):
-        out[:] = _fitting(sampling.value(out.dtype), out.dtype)
+        out[:] = sampling.value(out.dtype)
     if top < bottom and left < right:
         out[top:bottom, left:right] = pixels[top + down : bottom + down, left + across : right + across]
 
 
-def _fitting(value: float, dtype: np.dtype) -> float:
-    """A value as this dtype holds it."""
-    if dtype.kind == "b":
-        return float(value >= 0.5)
-    return float(round(value)) if dtype.kind in "ui" else value
-
-
-def _sample(
-    values: np.ndarray, source_from_aligned: np.ndarray, size: Size, dtype: np.dtype, sampling: Sampling
+def _sample_by_torch(
+    pixels: np.ndarray, source_from_aligned: np.ndarray, size: Size, dtype: np.dtype, sampling: Sampling
 ) -> np.ndarray:
-    """(B, C, H, W) floats → (B, h, w, C) of `dtype`, a few images or rows of one at a time. May overwrite them."""
+    """`_sample` without the native library, some rows of all images at a time."""
+    batch, height, width, channels = pixels.shape
+    wide = pixels.dtype.itemsize > 2 and pixels.dtype != np.float32  # float32 holds no more than 24 bits exactly
+    values = np.empty((batch, channels, height, width), np.float64 if wide else np.float32)
+    for channel in range(channels):
+        values[:, channel] = pixels[..., channel]
     kernel = sampling.kernel(dtype)
-    source = values.shape[2], values.shape[3]
-    sharp = kernel in ("bicubic", "lanczos")
-    if sharp:
-        low, high = _range(values, dtype)
+    limits = _range(values, dtype) if kernel in ("bicubic", "lanczos") else None
     images = torch.from_numpy(spline_coefficients(values, overwrite=True) if kernel == "bicubic" else values)
-    fades = kernel == "bilinear" and sampling.fill == 0  # into black, which the sampler does itself
-    units = to_units(torch.from_numpy(source_from_aligned), source, size)
-    first = stop = np.full(size[0], size[1])  # anything may lie outside
-    if len(units) == 1:
-        first, stop = columns_inside(units[0].numpy(), source, size)
-    out, room = np.empty((len(images), *size, images.shape[1]), dtype), Room()
-    for some, rows, unit in _parts(units, size, _PIXELS_AT_ONCE // _LOOKUPS[kernel]):
-        here = rows.stop - rows.start, size[1]
-        if fades:
-            part = sample_in_units(images[some], unit.to(images.dtype), here)
-        else:
-            part = interpolate(images[some], unit, here, kernel, room)
-        if sharp:
-            np.clip(part.numpy(), low[some], high[some], out=part.numpy())
-        if not fades and sampling.fill != "edge":
-            for columns in columns_at_edges(first[rows], stop[rows], size[1]):
-                cover = shares_of(unit.numpy(), source, here[0], columns)
-                outer = part.numpy()[..., columns]
-                _fill_outside(outer, cover >= 0.5 if kernel == "nearest" else cover, sampling.value(dtype))
-        _put(out[some, rows], part.numpy())
+    units = to_units(torch.from_numpy(source_from_aligned), (height, width), size)
+    out, room = np.empty((batch, *size, channels), dtype), Room()
+    for rows in row_slices(size[0], max(1, PIXELS_AT_ONCE // (batch * size[1]))):
+        unit, count = units.clone(), rows.stop - rows.start
+        unit[:, :, 2] += rows.start * unit[:, :, 1]  # rows are counted from the first of this part
+        part = interpolate(images, unit, (count, size[1]), kernel, room).numpy()
+        if limits is not None:
+            np.clip(part, *limits, out=part)
+        if sampling.fill != "edge":
+            cover = shares_of(unit.numpy(), (height, width), count, slice(0, size[1]))
+            _fill_outside(part, cover >= 0.5 if kernel == "nearest" else cover, sampling.value(dtype))
+        _put(out[:, rows], part)
     return out
 
 
@@ -263,20 +228,6 @@ def _fill_outside(part: np.ndarray, cover: np.ndarray, fill: float) -> None:
         part += fill * (1 - cover[:, None])
 
 
-def _parts(units: torch.Tensor, size: Size, pixels: int) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-    """Images, rows of the output, and matrices (b, 3, 3) that do for these rows, counted from 0, what `units` do.
-
-    pixels: how many of the output may be done at a time.
-    """
-    at_once, rows = max(1, pixels // (size[0] * size[1])), max(1, pixels // size[1])
-    for first in range(0, len(units), at_once):
-        some = slice(first, first + at_once)
-        for top in range(0, size[0], rows):
-            unit = units[some].clone()
-            unit[:, :, 2] += top * unit[:, :, 1]
-            yield some, slice(top, min(top + rows, size[0])), unit
-
-
 def _put(out: np.ndarray, values: np.ndarray) -> None:
     """Floats (b, C, h, w) into (b, h, w, C) of any type."""
     if out.dtype.kind == "b":
@@ -300,7 +251,7 @@ def warp_image(image: Image, source_from_aligned: np.ndarray, size: Size, sampli
 
 def needs_filter(source_from_output: np.ndarray, size: Size, sampling: Sampling) -> np.ndarray:
     """(B,) whether a picture is so much smaller than its source that it is filtered first, for (B, 3, 3)."""
-    return np.asarray(scale_at_centre(source_from_output, size) > _PREFILTER_FROM[sampling.interpolation])
+    return np.asarray(scale_at_centre(source_from_output, size) > MIN_FILTERED_REDUCTION[sampling.interpolation])
 
 
 def scale_at_centre(source_from_output: np.ndarray, size: Size) -> np.ndarray:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+import math
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
@@ -19,8 +18,9 @@ from congeal.evaluation import looks_like_objects, scales
 from congeal.geometry.matrix import compose, invert, normalise
 from congeal.geometry.orientation import all_upright_from_source, orientation_of, upright_sizes
 from congeal.images.canvas import place, placements
-from congeal.images.decoding import DecodeOptions, fill_store, is_distributed, on_demand_store
+from congeal.images.decoding import DecodeOptions, PixelsOnDemand, fill_store
 from congeal.images.intensity import (
+    CHUNK_VALUES,
     NOT_FINITE,
     AlignOn,
     Channel,
@@ -31,11 +31,11 @@ from congeal.images.intensity import (
     range_name,
     select_channels,
 )
-from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, pyramid_sizes, resolve_initial_poses, shrink
+from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, resolve_initial_poses, shrink
 from congeal.images.sources.arrays import as_slice
-from congeal.images.sources.base import ImageSource, Indices, Skipped
+from congeal.images.sources.base import ImageSource, Indices, SkippedImage
 from congeal.images.sources.views import SourceView
-from congeal.images.store import Store, StorePlace
+from congeal.images.store import Store
 from congeal.memmap import allocate
 from congeal.progress import Progress
 from congeal.rows import evenly_spaced_rows, row_slices
@@ -48,8 +48,6 @@ log = logging.getLogger("congeal")
 
 Size = tuple[int, int]
 NO_INITIAL_POSE = "no starting transform was given for it"
-# Pixel values that are scanned together for their range: 16 to 128 MB.
-SCANNED_VALUES = 16 << 20
 # A larger copy of the set beyond this many pixel values (8 GB at 8 bits) would take too much of the disk.
 MAX_COPY_VALUES = 8 << 30
 # Images from which objects are told from photographs, and the resolution of the originals is estimated.
@@ -79,9 +77,8 @@ class Stack:
             lost = np.flatnonzero(~np.isfinite(plan.initial).all(axis=(1, 2)))
             reasons = {int(i): NO_INITIAL_POSE for i in lost} | reasons
         if len(reasons) == len(source):
-            i = min(reasons)
-            raise nothing_readable(source, f"{source.id(i)}: {reasons[i]}")
-        self.skipped = [Skipped(source.id(i), reasons[i]) for i in sorted(reasons)]
+            raise nothing_readable(source, reasons)
+        self.skipped = [SkippedImage(source.id(i), reasons[i]) for i in sorted(reasons)]
         self.kept = np.setdiff1d(np.arange(len(source)), list(reasons)) if reasons else np.arange(len(source))
         self.source_sizes = sizes[self.kept] if reasons else sizes
         self.stack_from_source = placements(self.source_sizes, self.size)
@@ -162,19 +159,16 @@ class Stack:
             whole, rows = self._part_of
             larger = whole.at(size, enlarge=enlarge, once=once)
             return self if larger is whole else larger.some(rows)
-        if size not in self._larger:
-            if once and self._store is not None and self._store.masks is None and self.source.shape is None:
-                return self._decode_on_demand(size, self._store)
-            self._larger[size] = self._build_at(size)
-        return self._larger[size]
-
-    def _decode_on_demand(self, size: int, known: Store) -> Stack:
-        """Larger pictures that are decoded when they are asked for. known: the store of the same images."""
-        plan = self._plan_at(size)
-        larger = Stack(self.source, plan, reasons=known.reasons, sizes=known.sizes, align_on=self.align_on)
-        larger._store, larger.intensity = on_demand_store(known, self.source, plan.size, self.align_on), self.intensity
-        larger.kind = self.kind
-        return larger
+        if size in self._larger:
+            return self._larger[size]
+        if once and self._store is not None and self._store.masks is None and self.source.shape is None:
+            plan, known = self._plan_at(size), self._store
+            larger = Stack(self.source, plan, reasons=known.reasons, sizes=known.sizes, align_on=self.align_on)
+            pixels = PixelsOnDemand(self.source, plan.size, self.align_on, known.pixels.dtype)
+            larger._store = replace(known, pixels=cast("np.ndarray", pixels), folder=None)
+            larger.intensity, larger.kind = self.intensity, self.kind
+            return larger
+        return self._larger.setdefault(size, self._build_at(size))
 
     def _plan_at(self, size: int) -> Plan:
         frame = shrink(self.aligned_size, size)
@@ -189,8 +183,10 @@ class Stack:
 
     def _build_at(self, size: int) -> Stack:
         plan = self._plan_at(size)
-        place = StorePlace(self.store_folder, self._fingerprint).larger(size)
-        options = DecodeOptions(plan.size, self.align_on, plan.dtypes, place, self.layout.ranges)
+        folder = None if self.store_folder is None else self.store_folder / f"at-{size}"
+        options = DecodeOptions(
+            plan.size, self.align_on, plan.dtypes, self.layout.ranges, plan.image_values, folder, self._fingerprint
+        )
         larger = _build_stack(self.source, plan, options)
         if not np.array_equal(larger.kept, self.kept):
             log.warning("some images of %s cannot be read any more: poses stay as coarse as they are", self.source.name)
@@ -198,20 +194,9 @@ class Stack:
         larger.kind = self.kind
         return larger
 
-    # To other processes: no larger pictures, and rows that are all the same only once.
-
     def __getstate__(self) -> dict[str, Any]:
         _ = self.kind
-        state = {**self.__dict__, "_larger": {}, "_part_of": None}
-        state["_plan"] = replace(self._plan, initial=None)
-        for name in ("start", "stack_from_source", "source_sizes"):
-            rows = state[name]
-            if len(rows) and rows.strides[0] == 0:
-                state[name] = _Same(np.array(rows[0]), len(rows))
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = {k: v.rows() if isinstance(v, _Same) else v for k, v in state.items()}
+        return {**self.__dict__, "_larger": {}, "_part_of": None, "_plan": replace(self._plan, initial=None)}
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -238,8 +223,8 @@ class Stack:
     @property
     def layout(self) -> Layout:
         """What a method fitted on this stack has to remember of it."""
-        ranges = self._ranges if self._store is None else self._store.ranges
-        return Layout(self.size, self.frame, self.aligned_size, self.channels, self.align_on, ranges, self.kind)
+        sizes = self.size, self.frame, self.aligned_size
+        return Layout(*sizes, self.channels, self.align_on, self._ranges, self.kind)
 
     @property
     def store_folder(self) -> Path | None:
@@ -254,20 +239,8 @@ class Stack:
         """(B, C, H, W) float32 in [0, 1] for positions in the stack (not in the source)."""
         black, white = self.black_and_white(indices)
         images = torch.from_numpy(np.array(self.unscaled(indices), dtype=np.float32, order="C"))
-        if len(black) and (black == black[:1]).all() and (white == white[:1]).all():
-            return _unit(images, float(black[0]), float(white[0]))
-        low = torch.from_numpy(black)[:, None, None, None]
-        return images.sub_(low).div_(torch.from_numpy(white - black)[:, None, None, None]).clamp_(0, 1)
-
-    def squares(self, index: int, corner: np.ndarray, side: int) -> torch.Tensor:
-        """(T, C, side, side) of what `images` gives at one position, without the rest of the image being touched.
-
-        corner (T, 2): the pixels (x, y) at the top left of each square, all of which is inside the image.
-        """
-        windows = np.lib.stride_tricks.sliding_window_view(self.unscaled([index])[0], (side, side), axis=(1, 2))
-        black, white = self.black_and_white([index])
-        values = windows[:, corner[:, 1], corner[:, 0]].astype(np.float32, order="C")
-        return _unit(torch.from_numpy(values), float(black[0]), float(white[0])).transpose(0, 1)
+        low, span = (torch.from_numpy(v.astype(np.float32))[:, None, None, None] for v in (black, white - black))
+        return images.sub_(low).div_(span).clamp_(0, 1)
 
     def unscaled(self, indices: Indices | slice) -> np.ndarray:
         """(B, C, H, W) the same images in the values and units of their source; perhaps a view, not to be changed."""
@@ -306,19 +279,11 @@ class Stack:
 
     def source_pixels(self) -> np.ndarray:
         """(n,) how many pixels of its source lie along one pixel of each image of the stack."""
-        one = self.stack_from_source.strides[0] == 0  # all rows are one and the same
-        rows = self.stack_from_source[:1] if one else self.stack_from_source
-        size = 1 / np.sqrt(np.abs(np.linalg.det(rows[:, :2, :2])))
-        return np.broadcast_to(size, (len(self),))
+        return 1 / np.sqrt(np.abs(np.linalg.det(self.stack_from_source[:, :2, :2])))
 
     def aligned_from_source(self, stack_from_frame: np.ndarray) -> np.ndarray:
         """(n, 3, 3) at full resolution from what a method found, (n, 3, 3) stack_from_frame."""
-        aligned_from_frame = self.aligned_from_frame
-        if stack_from_frame is self.start and self.start.strides[0] == self.stack_from_source.strides[0] == 0:
-            found = invert(self.start[0])  # all rows are one and the same
-            one = normalise(compose(aligned_from_frame, found, self.stack_from_source[0]))
-            return np.broadcast_to(one, (len(self), 3, 3))
-        aligned = allocate((len(self), 3, 3), np.float64)
+        aligned_from_frame, aligned = self.aligned_from_frame, allocate((len(self), 3, 3), np.float64)
         for part in row_slices(len(self)):  # products of a million matrices at once would take half a gigabyte
             found = np.asarray(stack_from_frame[part], dtype=np.float64)
             aligned[part] = normalise(compose(aligned_from_frame, invert(found), self.stack_from_source[part]))
@@ -331,17 +296,16 @@ class Stack:
         status: np.ndarray | list[str] | None = None,
         out_of_frame: np.ndarray | None = None,
         uncertainty_px: np.ndarray | None = None,
-        *,
-        group: np.ndarray | None = None,
-        margin: np.ndarray | None = None,
-        group_names: Sequence[str] | None = None,
+        **groups: Any,
     ) -> Transforms:
-        """One row per image of the source; skipped ones have a matrix of NaN and source size 0."""
+        """One row per image of the source; skipped ones have a matrix of NaN and source size 0.
+
+        groups: `group`, `margin` and `group_names` of `Transforms`.
+        """
         from congeal.transforms import Transforms
 
         matrices, ids = self.aligned_from_source(stack_from_frame), self.ids
         columns = (status, score, out_of_frame, uncertainty_px)
-        groups: dict[str, Any] = {"group": group, "margin": margin, "group_names": group_names}
         found = Transforms(ids, matrices, self.source_sizes, self.aligned_size, *columns, **groups, copy=False)
         return found if len(self) == len(self.source) else found.spread(self.kept, self.source.ids())
 
@@ -357,7 +321,6 @@ def prepare(
     limit: int | None = None,
     layout: Layout | None = None,
     fingerprint: str | None = None,
-    finest: int = 0,
     quiet: bool = True,
 ) -> Stack:
     """Make the stack of a source.
@@ -366,8 +329,7 @@ def prepare(
     order of the source or Transforms matched by id; `init_size` is the (height, width) it leads to. folder: where a
     decoded stack is kept, and found again by a resumed run. align_on: channels by number or name, or "grey".
     layout: that of the stack a model was fitted on, for new images. fingerprint: that of the source, if the caller
-    knows it. finest: longer side up to which `Stack.at` will be asked for
-    larger pictures, see `pyramid_sizes`; where images lie as they are and are kept in a folder, they are decoded once.
+    knows it.
     """
     source = _upright(source.limit(limit), init)
     if isinstance(source, SourceView) and source.orientation is not None:
@@ -375,9 +337,8 @@ def prepare(
     channels = find_channels(source, align_on) if layout is None else layout.align_on
     ranges: Ranges = {} if layout is None else layout.ranges
     plan = make_plan(source, size, init, init_size, layout)
-    place = StorePlace(None if folder is None else Path(folder), fingerprint)
-    larger = {} if is_distributed(source, place) else _larger_sizes(plan, finest, len(source))
-    options = DecodeOptions(plan.size, channels, plan.dtypes, place, ranges, quiet, larger)
+    folder = None if folder is None else Path(folder)
+    options = DecodeOptions(plan.size, channels, plan.dtypes, ranges, plan.image_values, folder, fingerprint, quiet)
     stack = _build_stack(source, plan, options)
     stack._fingerprint = fingerprint
     if layout is not None and stack.channels != layout.channels:
@@ -388,15 +349,6 @@ def prepare(
     if layout is not None and layout.kind is not None:
         stack.kind = layout.kind
     return stack
-
-
-def _larger_sizes(plan: Plan, finest: int, n: int) -> dict[int, Size]:
-    """Sizes of larger pictures of n images, by their longer sides: what `Stack.at` makes where nothing is zoomed."""
-    if plan.initial is not None or plan.size != plan.frame:
-        return {}
-    sides = pyramid_sizes(max(plan.frame), min(finest, max(plan.aligned)))
-    sides = sides if len(sides) == 1 else sides[:-1]  # the last ones are large, and looked at once
-    return {side: shrink(plan.aligned, side) for side in sides if _fits(n, side)}
 
 
 def _fits(n: int, side: int) -> bool:
@@ -417,84 +369,51 @@ def _upright(source: ImageSource, init: np.ndarray | Transforms | None) -> Image
 
 def _build_stack(source: ImageSource, plan: Plan, options: DecodeOptions) -> Stack:
     """The stack of a plan: over the source itself if its images have the right size, else over decoded images."""
-    shape, dtype = source.shape, source.dtype
-    if shape is not None and dtype is not None and plan.size == shape[:2]:
-        return _stack_in_place(source, shape, dtype, plan, options)
-    if len(plan.channels) > 1 and options.align_on is None:
-        options = replace(options, align_on="grey")  # the common denominator of grey and colour images
-    store, align_on = fill_store(source, options)
-    stack = Stack(source, plan, reasons=store.reasons, sizes=store.sizes, align_on=align_on)
-    if store.blank:
-        raise _all_blank(source)
-    first = stack.kept[0]
-    stack._store, stack.intensity = store, (float(store.black[first]), float(store.white[first]))
-    return stack
-
-
-class _Same(NamedTuple):
-    """Rows that are all alike, on their way to another process."""
-
-    row: np.ndarray
-    times: int
-
-    def rows(self) -> np.ndarray:
-        """One row so many times, in the memory of one."""
-        return np.lib.stride_tricks.as_strided(self.row, (self.times, *self.row.shape), (0, *self.row.strides))
-
-
-def _all_blank(source: ImageSource) -> CongealError:
-    return CongealError(f"every image in {source.name} is blank (one value everywhere): there is nothing to align")
-
-
-def _unit(images: torch.Tensor, black: float, white: float) -> torch.Tensor:
-    """In place: black → 0, white → 1. Rounding may not leave [0, 1]; the two usual ranges cannot."""
-    if black == 0 and white in (1, 255):
-        return images if white == 1 else images.div_(white)
-    return images.sub_(black).div_(white - black).clamp_(0, 1)
-
-
-def _stack_in_place(
-    source: ImageSource, shape: tuple[int, int, int], dtype: np.dtype, plan: Plan, options: DecodeOptions
-) -> Stack:
-    """A stack over images that already have the right size: nothing is copied, batches are read on demand."""
-    align_on = options.align_on
-    select_channels(np.empty((0, *shape), dtype), align_on)
-    step = max(1, SCANNED_VALUES // int(np.prod(shape)))
-    reasons, low, high, blank = _scan_values(source, dtype, align_on, step, options.quiet)
-    sizes = np.broadcast_to(np.array(shape[:2], dtype=np.int32), (len(source), 2))
+    dtype, align_on, store = source.dtype, options.align_on, None
+    ranges: Ranges
+    if source.shape is not None and dtype is not None and plan.size == source.shape[:2]:
+        sizes = np.broadcast_to(np.array(plan.size, dtype=np.int32), (len(source), 2))
+        reasons, low, high, blank = _scan_values(source, source.shape, dtype, options)
+        intensity = options.ranges.get(range_name(dtype)) or intensity_range(dtype, low, high)
+        ranges = {range_name(dtype): intensity}
+    else:
+        if len(plan.channels) > 1 and align_on is None:
+            options = replace(options, align_on="grey")  # the common denominator of grey and colour images
+        store, align_on = fill_store(source, options)
+        sizes, reasons, blank, ranges = store.sizes, store.reasons, store.blank, store.ranges
     stack = Stack(source, plan, reasons=reasons, sizes=sizes, align_on=align_on)
     if blank:
-        raise _all_blank(source)
-    stack.intensity = source.intensity or options.ranges.get(range_name(dtype)) or intensity_range(dtype, low, high)
-    stack._ranges = {range_name(dtype): stack.intensity}
+        raise CongealError(f"every image in {source.name} is blank (one value everywhere): there is nothing to align")
+    if store is not None:
+        first = stack.kept[0]
+        intensity = float(store.black[first]), float(store.white[first])
+    stack._store, stack._ranges, stack.intensity = store, ranges, intensity
     return stack
 
 
 def _scan_values(
-    source: ImageSource, dtype: np.dtype, align_on: AlignOn, step: int, quiet: bool
+    source: ImageSource, shape: tuple[int, int, int], dtype: np.dtype, options: DecodeOptions
 ) -> tuple[dict[int, str], float, float, bool]:
     """(reasons, smallest value, largest value, all blank) of a source of one shape, in the channels that are used.
 
     Where the range is known in advance the scan ends at the first chunk with an image that is not blank.
     """
-    channels = 1 if source.shape is None else source.shape[2]
-    known = source.intensity is not None or dtype in (np.dtype(np.uint8), np.dtype(bool))
+    select_channels(np.empty((0, *shape), dtype), options.align_on)  # which refuses a channel that does not exist
+    align_on = None if options.align_on == "grey" else options.align_on
+    known = dtype in (np.dtype(np.uint8), np.dtype(bool))
     reasons, low, high, blank = dict(source.unreadable), np.inf, -np.inf, True
-    # A short first chunk: usually its first image already shows that the set is not blank.
-    edges = sorted({0, *range(min(32, len(source)), len(source), step), len(source)})
-    with Progress(len(source), "measuring brightness", quiet=quiet) as progress:
-        for start, stop in pairwise(edges):
-            rows = np.array([i for i in range(start, stop) if i not in reasons], dtype=np.int64)
-            values = source.batch(rows).reshape(len(rows), -1) if len(rows) else np.empty((0, 1))
-            progress.update(stop - start)
-            if not known and values.dtype.kind == "f":
-                usable = finite(values, axis=1)
+    with Progress(len(source), "measuring brightness", quiet=options.quiet) as progress:
+        for part in row_slices(len(source), max(1, CHUNK_VALUES // math.prod(shape))):
+            progress.update(part.stop - part.start)
+            rows = np.array([i for i in range(part.start, part.stop) if i not in reasons], dtype=np.int64)
+            values = source.batch(rows) if len(rows) else np.empty((0, *shape), dtype)
+            if not known and dtype.kind == "f":
+                usable = finite(values.reshape(len(rows), -1), axis=1)
                 reasons |= {int(i): NOT_FINITE for i in rows[~usable]}
                 values = values[usable]
             if not len(values):
                 continue
-            if align_on is not None and align_on != "grey":
-                values = select_channels(values.reshape(len(values), -1, channels), align_on).reshape(len(values), -1)
+            values = select_channels(values, align_on).reshape(len(values), -1)
             smallest, largest = values.min(1), values.max(1)
             low, high = min(low, float(smallest.min())), max(high, float(largest.max()))
             blank = blank and bool((smallest == largest).all())

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from congeal.errors import CongealError
 from congeal.execution.shared_storage import SharedStorage, open_storage
 from congeal.files import DAMAGED, is_plain, replacing
-from congeal.images.intensity import AlignOn, Ranges, intensity_range
+from congeal.images.intensity import Ranges, intensity_range
 from congeal.images.sources.arrays import as_slice
-from congeal.images.sources.base import ImageSource, Indices
+from congeal.images.sources.base import Indices
 from congeal.memmap import PageTracker
 
 Size = tuple[int, int]
 # The file that marks a store as complete.
 MARKER = "stack.npz"
-# Value of `Store.kinds` for an image that could not be read.
-UNREAD = 255
+# Arrays of a store with one row per image, in the order of its fields.
+PER_IMAGE = ("sizes", "black", "white", "kinds")
 
 
 class ShardedRows:
     """Rows of several .npy files one after the other, read on demand; behaves like an array.
 
-    Parameters
-    ----------
-    storage : SharedStorage
-        Where the files are.
-    names : sequence of str or None
-        The files, in order; None for one whose rows all have the value `fill`.
-    edges : (len(names) + 1,) array
-        First row of each file, and the number of all rows.
-    shape, dtype
-        Of one row.
+    storage: where the files are. names: the files, in order; None for one whose rows all have the value `fill`. edges:
+    first row of each file, and the number of all rows. shape, dtype: of one row.
     """
 
     def __init__(
@@ -67,20 +58,9 @@ class ShardedRows:
 
     def exists(self) -> bool:
         """Whether all files exist."""
-        folders: dict[str, set[str]] = {}
-        for name in self.names:
-            if name is not None:
-                folder, _, file = name.rpartition("/")
-                if folder not in folders:
-                    folders[folder] = self.storage.names(folder)
-                if file not in folders[folder]:
-                    return False
-        return True
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
+        files = [name.rpartition("/") for name in self.names if name is not None]
+        present = {folder: self.storage.names(folder) for folder in {folder for folder, _, _ in files}}
+        return all(file in present[folder] for folder, _, file in files)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -103,8 +83,8 @@ class Store:
     """Rows are positions in the source: pixels (N, C, h, w) uint8 or float32, masks (N, h, w) uint8 or None.
 
     black and white (N,) are the stored values that mean 0 and 1, the same for all images of a dtype (`ranges`); kinds
-    (N,) are positions in `names`, the dtypes; sizes (N, 2); reasons say which rows are unusable. `folder` is where the
-    store is kept, None if it ends with the process.
+    (N,) are the names of the dtypes, "" where unread; sizes (N, 2); reasons say which rows are unusable. `folder` is
+    where the store is kept, None if it ends with the process.
     """
 
     pixels: np.ndarray | ShardedRows
@@ -113,7 +93,6 @@ class Store:
     black: np.ndarray
     white: np.ndarray
     kinds: np.ndarray
-    names: list[str] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
     blank: bool = True
     ranges: Ranges = field(default_factory=dict)
@@ -122,11 +101,6 @@ class Store:
 
     def __post_init__(self) -> None:
         self.pages = PageTracker(*(array for array in (self.pixels, self.masks) if isinstance(array, np.ndarray)))
-
-    @classmethod
-    def without_images(cls, n: int, reasons: dict[int, str]) -> Store:
-        """The store of n images of which none can be read."""
-        return cls(np.empty(0), None, np.zeros((n, 2), np.int32), *(np.empty(0),) * 3, reasons=reasons)
 
     # Other processes receive the names of memory-mapped files, not their contents.
 
@@ -153,8 +127,8 @@ class Store:
     def set_ranges(self, known: Ranges) -> None:
         """Replace the smallest and largest value of each image by black and white of all images of its dtype."""
         ranges: dict[str, tuple[float, float]] = {}
-        for kind, name in sorted(enumerate(self.names), key=lambda pair: pair[1]):
-            rows = self.kinds == kind
+        for name in filter(None, np.unique(self.kinds).tolist()):
+            rows = self.kinds == name
             low, high = float(self.black[rows].min()), float(self.white[rows].max())
             ranges[name] = known.get(name) or intensity_range(np.dtype(name), low, high)
             self.black[rows], self.white[rows] = ranges[name]
@@ -167,31 +141,21 @@ class Store:
         self.folder = folder
 
 
-class StorePlace(NamedTuple):
-    """Folder of a store (None: in memory), and fingerprint of its images if known."""
-
-    folder: Path | None = None
-    fingerprint: str | None = None
-
-    def larger(self, side: int) -> StorePlace:
-        """The place of the same images at a larger size."""
-        return self._replace(folder=None if self.folder is None else self.folder / f"at-{side}")
-
-    def key(self, source: ImageSource, size: Size, align_on: AlignOn, ranges: Ranges) -> str:
-        """Identifies the images and how they are stored."""
-        about = f"{self.fingerprint or source.fingerprint()} {size} {align_on} {sorted(ranges.items())}"
-        return hashlib.sha256(about.encode()).hexdigest()
+def empty_store(n: int, reasons: dict[int, str] | None = None) -> Store:
+    """The store of n images before any is decoded, or of which none can be read."""
+    black, white, kinds = np.zeros(n, np.float32), np.ones(n, np.float32), np.zeros(n, "U8")
+    return Store(np.empty(0), None, np.zeros((n, 2), np.int32), black, white, kinds, reasons=reasons or {})
 
 
 def write_description(path: Path, store: Store, about: dict[str, Any]) -> None:
     """The small file beside the large arrays: sizes, ranges and reasons; written when the arrays are on the disk."""
-    facts = {"reasons": store.reasons, "blank": store.blank, "names": store.names, "masks": store.masks is not None}
+    facts = {"reasons": store.reasons, "blank": store.blank, "masks": store.masks is not None}
     if isinstance(store.pixels, ShardedRows):
         sharded = {"pixels": store.pixels, "masks": store.masks}
         facts["sharded"] = {name: rows.as_dict() for name, rows in sharded.items() if isinstance(rows, ShardedRows)}
-    arrays = {"sizes": store.sizes, "black": store.black, "white": store.white, "kinds": store.kinds}
+    arrays: dict[str, Any] = {name: getattr(store, name) for name in PER_IMAGE}
     with replacing(path) as file:
-        np.savez(file, about=json.dumps({**facts, **about}), **arrays)  # type: ignore[arg-type]
+        np.savez(file, about=json.dumps({**facts, **about}), **arrays)
 
 
 def read_description(path: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
@@ -203,29 +167,26 @@ def read_description(path: Path, key: str | None, mode: Any) -> tuple[Store, dic
 
 
 def _read_store(path: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
-    folder = path.parent
     with np.load(path, allow_pickle=False) as saved:
         about = json.loads(str(saved["about"]))
         if key not in (None, about["key"]):
             return None
-        arrays = [saved[name] for name in ("sizes", "black", "white", "kinds")]
-    pixels: Any
+        per_image = [saved[name] for name in PER_IMAGE]
+    found: list[Any]
     if "sharded" in about:
-        sharded = {name: ShardedRows.from_dict(rows) for name, rows in about["sharded"].items()}
-        if not all(rows.exists() for rows in sharded.values()):
-            return None
-        pixels, masks = sharded["pixels"], sharded.get("masks")
+        found = [ShardedRows.from_dict(about["sharded"][name]) for name in ("pixels", "masks")[: 1 + about["masks"]]]
+        complete = all(rows.exists() for rows in found)
     else:
-        files = [folder / "stack.npy", *([folder / "masks.npy"] if about["masks"] else [])]
-        if not all(map(is_plain, files)):
-            return None
-        pixels, masks = [*(np.load(file, mmap_mode=mode) for file in files), None][:2]
-    if any(len(array) != len(pixels) for array in arrays):
+        files = [path.parent / name for name in ("stack.npy", "masks.npy")[: 1 + about["masks"]]]
+        complete = all(map(is_plain, files))
+        found = [np.load(file, mmap_mode=mode) for file in files] if complete else []
+    if not complete or any(len(array) != len(found[0]) for array in per_image):
         return None
+    pixels, masks = [*found, None][:2]
     reasons = {int(i): reason for i, reason in about["reasons"].items()}
     ranges = {name: (low, high) for name, (low, high) in about.get("ranges", {}).items()}
-    sizes, black, white, kinds = arrays
-    store = Store(pixels, masks, sizes, black, white, kinds, about["names"], reasons, about["blank"], ranges, folder)
+    sizes, black, white, kinds = per_image
+    store = Store(pixels, masks, sizes, black, white, kinds, reasons, about["blank"], ranges, path.parent)
     return store, about
 
 

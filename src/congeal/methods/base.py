@@ -351,12 +351,6 @@ class Method:
 
     # ---- what a subclass writes
 
-    @property
-    def looks_up_to(self) -> int:
-        """Longer side of the largest pictures that all images are certain to be looked at in, level by level; 0 where
-        that is not known in advance."""
-        return 0
-
     def _check_parameters(self) -> None:
         """Raise `CongealError` for the subclass's own hyper-parameters."""
 

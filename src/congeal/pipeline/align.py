@@ -112,7 +112,7 @@ def fit_images(
 ) -> FitResult:
     """Prepare the images and fit the method; everything is on the disk when this ends."""
     images, initial = initialise(run, images, model, start, initial, quiet=quiet)
-    settings = {"size": model.size, "align_on": model.align_on, "finest": model.looks_up_to, "quiet": quiet}
+    settings = {"size": model.size, "align_on": model.align_on, "quiet": quiet}
     stack = prepare_stack(run, images, fingerprint, initial, **settings)
     use_stack_position(model, stack)
     log.info("aligning %d images with %s", len(stack), model.name)

@@ -13,7 +13,7 @@ from congeal import __version__
 from congeal.errors import CongealError, raise_as_run_failure
 from congeal.images import ImageSource
 from congeal.images.resample import Sampling
-from congeal.images.sources.remote import without_credentials
+from congeal.images.sources.files import without_credentials
 from congeal.images.sources.views import parse_selection
 from congeal.memmap import memmap_dir
 from congeal.methods.base import Method

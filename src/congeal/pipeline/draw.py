@@ -20,7 +20,7 @@ from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import write_bytes
 from congeal.geometry.frame_coverage import Cover, cover_of, covered
 from congeal.geometry.matrix import invert, rescale
-from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
+from congeal.images import ImageSource, SkippedImage, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
 from congeal.images.formats.writers import takes_parts
 from congeal.images.resample import SOFT, Sampling, is_plain_resize, needs_filter, shrink, warp_masks
 from congeal.pipeline.display import DisplayRange, png
@@ -101,7 +101,7 @@ class DrawnBatch:
     n_rows: int
     after: View | None = None
     before: View | None = None
-    lost: Skipped | None = None
+    lost: SkippedImage | None = None
     n_rotated: int = 0
     write: Callable[[], None] | None = None
     group: np.ndarray | None = None
@@ -137,7 +137,7 @@ class Drawing:
     def _drawn(self, rows: np.ndarray, images: Batch | UnreadableImage) -> DrawnBatch:
         if isinstance(images, UnreadableImage):
             reason = f"it was read once, but not again for writing: {images}"
-            return DrawnBatch(len(rows), lost=Skipped(self.source.id(int(rows[0])), reason))
+            return DrawnBatch(len(rows), lost=SkippedImage(self.source.id(int(rows[0])), reason))
         source_from_aligned = invert(self.found.matrices[rows])
         aligned = images.sample(source_from_aligned, self.size, self.sampling)
         after = self._view(aligned, source_from_aligned, images.size)

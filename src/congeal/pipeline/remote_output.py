@@ -18,7 +18,7 @@ from congeal.errors import CongealError
 from congeal.execution.shared_storage import open_filesystem, storage_error
 from congeal.images import ImageSource
 from congeal.images.formats.writers import chosen_format
-from congeal.images.sources.remote import without_credentials
+from congeal.images.sources.files import without_credentials
 from congeal.pipeline.options import OutputOptions
 
 log = logging.getLogger("congeal")

@@ -24,7 +24,7 @@ from congeal.execution.shards import divide_images
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import DAMAGED, make_folders, replacing, sweep, write_bytes, write_json
 from congeal.geometry.frame_coverage import Cover
-from congeal.images import ImageSource, Skipped, Writer, open_writer
+from congeal.images import ImageSource, SkippedImage, Writer, open_writer
 from congeal.images.formats.shards import ShardWriter
 from congeal.images.formats.writers import GroupedWriter, group_folder, is_whole, set_transforms, takes_parts
 from congeal.images.resample import Sampling
@@ -106,7 +106,7 @@ class RenderState:
     own_after: Picture = field(default_factory=Picture)
     own_before: Picture = field(default_factory=Picture)
     groups: dict[int, Picture] = field(default_factory=dict)
-    lost: list[Skipped] = field(default_factory=list)
+    lost: list[SkippedImage] = field(default_factory=list)
     n_rotated: int = 0
     seconds: float = 0.0
     position: int = 0
@@ -199,7 +199,7 @@ class RenderState:
             own = f"group{number}_"
             state = {key.removeprefix(own): arrays[key] for key in arrays if key.startswith(own)}
             found.groups[number] = Picture(RunningStats.restore(state))
-        found.lost = [Skipped(*one) for one in facts["lost"]]
+        found.lost = [SkippedImage(*one) for one in facts["lost"]]
         found.n_rotated, found.seconds, found.position = facts["n_rotated"], facts["seconds"], facts["position"]
         return found
 

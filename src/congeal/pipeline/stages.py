@@ -30,7 +30,7 @@ from congeal.evaluation import Quality
 from congeal.execution import has_executor
 from congeal.files import plain
 from congeal.geometry.orientation import mirrored, quarter_turns
-from congeal.images import ImageSource, Skipped, Stack, prepare
+from congeal.images import ImageSource, SkippedImage, Stack, prepare
 from congeal.images.formats.writers import VIDEO_FORMATS, chosen_format
 from congeal.methods.base import Method
 from congeal.pipeline.display import choose_display_range, display_range_of
@@ -104,7 +104,7 @@ def record_prepared(run: RunFolder, stack: Stack) -> None:
     run.finish("prepared", highest_memory_mb=highest_memory_mb(run))
 
 
-def add_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
+def add_skipped(run: RunFolder, skipped: Sequence[SkippedImage]) -> None:
     """Put images that could not be used later on into skipped.csv as well."""
     if not skipped:
         return
@@ -117,7 +117,7 @@ def add_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
     warn_of_skipped(run, skipped)
 
 
-def warn_of_skipped(run: RunFolder, skipped: Sequence[Skipped]) -> None:
+def warn_of_skipped(run: RunFolder, skipped: Sequence[SkippedImage]) -> None:
     """Name the first few."""
     for one in skipped[:3]:
         log.warning("skipped %s: %s", *one)

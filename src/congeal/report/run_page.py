@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from congeal.files import write_text
-from congeal.images.sources.remote import without_credentials
+from congeal.images.sources.files import without_credentials
 from congeal.report.advice import images_to_check, next_steps, typical
 from congeal.report.charts import curves, histogram
 from congeal.report.gallery import Confidence, confidence_of, gallery, shown_confidence

@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
 # Marks the JSON file beside an array as written by `pack`.
 PACKED = "congeal-pack-1"
+# Bytes of a compressed file that are unpacked in memory: more would not fit on a common machine.
 MOST_UNPACKED = 8 << 30
-"""Bytes of a compressed file that are unpacked in memory."""
-_FAR_APART = 128  # images that are read together where they do not follow one another
+# Images of a memory map that are read together where they do not follow one another.
+SCATTERED_ROWS = 128
 
 
 class ArraySource(ImageSource):
     """Images of one size in an array (N, H, W) or (N, H, W, C); nothing is copied until it is read."""
-
-    layout = "array"
 
     def __init__(
         self,
@@ -57,32 +56,20 @@ class ArraySource(ImageSource):
     def __len__(self) -> int:
         return len(self.array)
 
-    def id(self, i: int) -> str:
-        """Name of image i: as given, or its number."""
-        return str(range(len(self))[i]) if self._ids is None else self._ids[i]
-
-    def ids(self) -> Ids:
-        """All names."""
-        return super().ids() if self._ids is None else self._ids
-
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of every image."""
         return (*self.array.shape[1:3], 1 if self.grey else self.array.shape[3])
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of the pixels."""
         # float16 and the like are kept; only a foreign byte order is turned into the machine's.
         return self.array.dtype.newbyteorder("=")
 
     @property
     def unreadable(self) -> dict[int, str]:
-        """Position → why that image cannot be used."""
         return self._bad
 
     def read(self, i: int) -> Image:
-        """Image i as pixels (H, W, C), with its mask if there is one."""
         if i in self._bad:
             raise UnreadableImage(self._bad[i])
         pixels = self.batch([i])[0]
@@ -92,7 +79,6 @@ class ArraySource(ImageSource):
         return Image(self.id(i), pixels, mask)
 
     def batch(self, indices: Indices) -> np.ndarray:
-        """(B, H, W, C) pixels of these positions."""
         pixels = self._rows(as_slice(indices))
         if not pixels.dtype.isnative:
             pixels = pixels.astype(self.dtype)
@@ -105,14 +91,15 @@ class ArraySource(ImageSource):
             return pixels
         wanted = np.asarray(rows, dtype=np.int64)
         pixels = np.empty((len(wanted), *self.array.shape[1:]), self.array.dtype)
-        for first in range(0, len(wanted), _FAR_APART):  # a sample of a large file would bring all of it into memory
-            few = wanted[first : first + _FAR_APART]
+        for first in range(
+            0, len(wanted), SCATTERED_ROWS
+        ):  # a sample of a large file would bring all of it into memory
+            few = wanted[first : first + SCATTERED_ROWS]
             pixels[first : first + len(few)] = self.array[few]
             self._pages.touched(len(few) * max(READAHEAD_BYTES, pixels[0].nbytes))
         return pixels
 
     def masks(self, indices: Indices) -> np.ndarray:
-        """(B, H, W) float32 masks of these positions."""
         if self.mask_array is None:
             raise CongealError(f"{self.name} has no masks")
         masks = np.asarray(self.mask_array[as_slice(indices)], dtype=np.float32) / np.float32(255)
@@ -129,12 +116,7 @@ class ListSource(ImageSource):
     def __len__(self) -> int:
         return len(self.items)
 
-    def id(self, i: int) -> str:
-        """Name of image i."""
-        return str(range(len(self))[i])
-
     def read(self, i: int) -> Image:
-        """Image i as pixels (H, W, C)."""
         item = self.items[i]
         if hasattr(item, "getexif"):
             from congeal.images.formats.decode import from_pillow

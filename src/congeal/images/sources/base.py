@@ -7,9 +7,10 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 # Sets of files up to this total size and number are hashed by content, which takes less than a second; larger ones by
 # size and modification time.
 MAX_HASHED_BYTES, MAX_HASHED_FILES = 64 << 20, 5_000
-# Images in files whose pixels are part of the fingerprint.
-FINGERPRINT_IMAGES = 16
+# Images that stand for a set where each has to be opened: for its fingerprint and its number of channels.
+PROBED_IMAGES = 16
 
 # Positions in a source: a list, a range or an integer array.
 Indices = Sequence[int] | np.ndarray
@@ -34,7 +35,7 @@ class UnreadableImage(CongealError):
     """One image cannot be used; the message is the reason that goes into `skipped.csv`."""
 
 
-class Skipped(NamedTuple):
+class SkippedImage(NamedTuple):
     """An image that was left out, and why."""
 
     id: str
@@ -79,8 +80,6 @@ class ImageSource(ABC):
     truth: np.ndarray | None = None
     # Class of each image (N,), if known; only compared with groups that were found without it.
     labels: np.ndarray | None = None
-    # (low, high) pixel values that become 0 and 1, if the source knows them and has no NaN; else they are measured.
-    intensity: tuple[float, float] | None = None
     # The arrays behind the source have no channel axis: (N, H, W).
     grey: bool = False
     has_masks: bool = False
@@ -100,7 +99,7 @@ class ImageSource(ABC):
     orientation: np.ndarray | None = None
     # Ids of images that the user excluded; they count as unreadable.
     excluded: tuple[str, ...] = ()
-    _all_ids: Ids | None = None
+    _ids: Any = None  # names, if they are stored
 
     @property
     def fingerprint_name(self) -> str:
@@ -111,9 +110,9 @@ class ImageSource(ABC):
     def __len__(self) -> int:
         """Number of images, including unreadable ones."""
 
-    @abstractmethod
     def id(self, i: int) -> str:
-        """A name that is unique in the source and stays the same between runs."""
+        """A name that is unique in the source and stays the same between runs; the number of the image by default."""
+        return str(range(len(self))[i] if self._ids is None else self._ids[i])
 
     @abstractmethod
     def read(self, i: int) -> Image:
@@ -126,9 +125,10 @@ class ImageSource(ABC):
 
     def ids(self) -> Ids:
         """All names, in order; collected once."""
-        if self._all_ids is None:
-            self._all_ids = Ids(map(self.id, range(len(self))))
-        return self._all_ids
+        names = self._ids
+        if not isinstance(names, Ids):
+            names = self._ids = Ids(map(self.id, range(len(self))))
+        return names
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
@@ -187,24 +187,12 @@ class ImageSource(ABC):
             digest.update(name.encode("utf-8", "surrogatepass") + b"\n")
         rows = np.arange(len(self))
         digest.update(_digest_of_files(lambda: self.files_behind(rows)))
-        for pixels in self._all_pixels() if self.in_memory else self._some_pixels(FINGERPRINT_IMAGES):
-            digest.update(pixels)
-        return digest.hexdigest()[:64]
-
-    def _all_pixels(self) -> Iterator[bytes]:
-        if self.shape is None:
-            yield from self._some_pixels(len(self))
-            return
-        step = max(1, (4 << 20) // int(np.prod(self.shape)))  # a few megabytes at a time
-        for start in range(0, len(self), step):
-            yield np.ascontiguousarray(self.batch(range(start, min(len(self), start + step)))).tobytes()
-
-    def _some_pixels(self, count: int) -> Iterator[bytes]:
-        for i in evenly_spaced_rows(len(self), count):
+        for i in evenly_spaced_rows(len(self), len(self) if self.in_memory else PROBED_IMAGES):
             try:
-                yield np.ascontiguousarray(self.read(int(i)).pixels).tobytes()
+                digest.update(np.ascontiguousarray(self.read(int(i)).pixels).tobytes())
             except UnreadableImage as error:
-                yield str(error).encode("utf-8", "surrogatepass")
+                digest.update(str(error).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()[:64]
 
     def subset(self, indices: Indices) -> ImageSource:
         """The images at these positions, in this order."""
@@ -229,22 +217,18 @@ def _digest_of_files(paths: Callable[[], Iterator[str]]) -> bytes:
     sizes_and_times, count, total = hashlib.blake2b(), 0, 0
     for path in paths():
         known = _stat_of_file(path)
-        if known is None:
-            sizes_and_times.update(b"no file\n")
-            continue
-        count, total = count + 1, total + known.st_size
-        sizes_and_times.update(b"%d %d\n" % (known.st_size, known.st_mtime_ns))
+        if known is not None:
+            count, total = count + 1, total + known.st_size
+        sizes_and_times.update(b"no file\n" if known is None else b"%d %d\n" % (known.st_size, known.st_mtime_ns))
     if total > MAX_HASHED_BYTES or count > MAX_HASHED_FILES:
         return sizes_and_times.digest()
     content = hashlib.blake2b()
     for path in paths():
-        try:
-            if _stat_of_file(path) is None:
-                raise OSError  # a pipe would never end
-            with open(path, "rb") as file:
-                content.update(hashlib.file_digest(file, "blake2b").digest())
-        except OSError:
-            content.update(b"no file\n")
+        found = b"no file\n"
+        if _stat_of_file(path) is not None:  # a pipe would never end
+            with suppress(OSError), open(path, "rb") as file:
+                found = hashlib.file_digest(file, "blake2b").digest()
+        content.update(found)
     return content.digest()
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,9 +26,8 @@ from congeal.images.sources.views import SourceView
 from congeal.progress import Progress
 
 CASCADE = "haarcascade_frontalface_default.xml"
+# Larger images are reduced to this before the search: a face worth aligning is still dozens of pixels wide.
 LONGER_SIDE = 400
-"""Larger images are reduced to this before the search: a face worth aligning is still dozens of pixels wide."""
-_GROUPED = 0.2  # how far, as a share of their size, hits of one face may be apart: what OpenCV itself takes
 REMARK = "no face found: starts at a box in the centre"
 
 Box = tuple[float, float, float, float]
@@ -65,37 +63,38 @@ class Faces:
         """Positions of readable images without a face."""
         return np.flatnonzero(~self.found & np.isfinite(self.boxes).all(1))
 
-    def grown(self, share: float) -> Faces:
-        """The same with sides longer by this share, about the same centres."""
-        return Faces(grow_boxes(self.boxes, share), self.found)
-
 
 def find_faces(source: ImageSource, search: Search = ANYBODY, *, quiet: bool = True) -> Faces:
     """Look for a face in every image of a source, in several at a time."""
-    cascade()  # what is missing is told here, not by a thread
-    boxes = np.full((len(source), 4), np.nan)
-    sizes = np.full((len(source), 2), np.nan)
+    cascade()  # a missing package is reported here, not by a thread
+    import cv2
+
+    boxes, sizes = np.full((len(source), 4), np.nan), np.full((len(source), 2), np.nan)
     own = threading.local()  # a classifier works on one image at a time
 
     def load_classifier() -> None:
         own.classifier = cascade()
 
-    def look(i: int) -> tuple[Size, Box | None] | None:
+    def find_face(i: int) -> tuple[Size, Box | None] | None:
         try:
             pixels = source.read(i).pixels
         except UnreadableImage:
             return None  # the stack finds that out as well, and says so
         return pixels.shape[:2], _central_face(own.classifier, pixels, search)
 
-    with (
-        Progress(len(source), "finding faces", quiet=quiet) as progress,
-        _one_thread_inside(),
-        closing(map_ordered(look, range(len(source)), usable_cores(), initializer=load_classifier)) as results,
-    ):
-        for i, result in enumerate(results):
-            progress.update()
-            if result is not None:
-                sizes[i], boxes[i] = result[0], result[1] or np.nan
+    threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)  # OpenCV's own threads are of little use on small images, and in the way of ours
+    try:
+        with (
+            Progress(len(source), "finding faces", quiet=quiet) as progress,
+            closing(map_ordered(find_face, range(len(source)), usable_cores(), initializer=load_classifier)) as results,
+        ):
+            for i, result in enumerate(results):
+                progress.update()
+                if result is not None:
+                    sizes[i], boxes[i] = result[0], result[1] or np.nan
+    finally:
+        cv2.setNumThreads(threads)
     found = np.isfinite(boxes).all(1)
     if not found.any():
         raise CongealError(
@@ -116,32 +115,24 @@ def cascade() -> Any:
     return cv2.CascadeClassifier(str(Path(cv2.data.haarcascades) / CASCADE))
 
 
-@contextmanager
-def _one_thread_inside() -> Iterator[None]:
-    """OpenCV's own threads are of little use on small images, and in the way of ours."""
-    import cv2
-
-    usual = cv2.getNumThreads()
-    cv2.setNumThreads(1)
-    try:
-        yield
-    finally:
-        cv2.setNumThreads(usual)
-
-
 def _central_face(classifier: Any, pixels: np.ndarray, search: Search) -> Box | None:
     """The detection nearest the centre, in pixels of the image (H,W,C), or None."""
     height, width = pixels.shape[:2]
     grey = _grey8(_reduced(pixels))
     middle = np.array([grey.shape[1], grey.shape[0]]) / 2
-    face = _nearest(_detect(classifier, grey, search.large, search.neighbours[:1]), middle)
-    if face is None or (np.abs(face[:2] + face[2:] / 2 - middle) > face[2:] / 2).any():
-        face = _nearest(_detect(classifier, grey, search.smallest, search.neighbours), middle)
-    if face is None:
-        return None
-    x, y, w, h = face.tolist()
-    scale_x, scale_y = width / grey.shape[1], height / grey.shape[0]
-    return x * scale_x, y * scale_y, w * scale_x, h * scale_y
+    large, any_size = (search.large, search.neighbours[:1], True), (search.smallest, search.neighbours, False)
+    for smallest, neighbours, holds_centre in (large, any_size):
+        faces = _detect(classifier, grey, smallest, neighbours)
+        distance = np.abs(faces[:, :2] + faces[:, 2:] / 2 - middle)
+        if not len(faces):
+            continue
+        nearest = np.argmin(np.linalg.norm(distance, axis=1))
+        if holds_centre and (distance[nearest] > faces[nearest, 2:] / 2).any():
+            continue
+        x, y, w, h = faces[nearest].tolist()
+        scale_x, scale_y = width / grey.shape[1], height / grey.shape[0]
+        return x * scale_x, y * scale_y, w * scale_x, h * scale_y
+    return None
 
 
 def _detect(classifier: Any, grey: NDArray[np.uint8], smallest: float, neighbours: tuple[int, ...]) -> np.ndarray:
@@ -152,16 +143,11 @@ def _detect(classifier: Any, grey: NDArray[np.uint8], smallest: float, neighbour
     hits = classifier.detectMultiScale(grey, scaleFactor=1.1, minNeighbors=0, minSize=(least, least))
     faces: Any = ()
     for number in neighbours:
-        faces, _ = cv2.groupRectangles(list(map(list, hits)), number, _GROUPED)
+        # 0.2: how far, as a share of their size, hits of one face may be apart, as in OpenCV itself.
+        faces, _ = cv2.groupRectangles(list(map(list, hits)), number, 0.2)
         if len(faces):
             break
     return np.asarray(faces, dtype=np.float64).reshape(-1, 4)
-
-
-def _nearest(faces: np.ndarray, middle: np.ndarray) -> np.ndarray | None:
-    """The one whose centre is nearest."""
-    centres = faces[:, :2] + faces[:, 2:] / 2
-    return faces[np.argmin(np.linalg.norm(centres - middle, axis=1))] if len(faces) else None
 
 
 def _reduced(pixels: np.ndarray) -> np.ndarray:
@@ -206,8 +192,9 @@ class FaceSource(SourceView):
 
     @cached_property
     def faces(self) -> Faces:
-        """The boxes as found, grown."""
-        return find_faces(self.source, self.search, quiet=self.quiet).grown(self.grow)
+        """The boxes as found, with sides longer by the share `grow` about the same centres."""
+        faces = find_faces(self.source, self.search, quiet=self.quiet)
+        return Faces(grow_boxes(faces.boxes, self.grow), faces.found)
 
     @cached_property
     def _start(self) -> tuple[NDArray[np.float64], Size]:

@@ -17,8 +17,8 @@ from congeal.images.sources.arrays import ArraySource
 from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage
 from congeal.transforms.ids import Ids
 
-BLOCK_BYTES = 64 << 20
-"""What is kept of an array that is computed or decoded in chunks: one chunk, if it is no larger."""
+# Size up to which one chunk is kept of an array that is computed or decoded in chunks.
+MAX_KEPT_CHUNK_BYTES = 64 << 20
 
 
 class Reader(Protocol):
@@ -39,12 +39,11 @@ class IndexedReader:
     def __init__(self, array: Any, axes: str, *, chunk: int = 1) -> None:
         self.array, self.axes, self.dtype = array, axes, np.dtype(array.dtype).newbyteorder("=")
         one = int(np.prod([int(n) for n in array.shape[1:]])) * self.dtype.itemsize
-        self._chunk = chunk if chunk > 1 and chunk * one <= BLOCK_BYTES else 1
+        self._chunk = chunk if chunk > 1 and chunk * one <= MAX_KEPT_CHUNK_BYTES else 1
         self._lock = Lock()
         self._kept: tuple[int, np.ndarray] | None = None
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
-        """Index the array."""
         index = tuple(at.get(letter, slice(None)) for letter in self.axes)
         first = index[0] if index else slice(None)
         if self._chunk == 1 or isinstance(first, slice):
@@ -82,20 +81,10 @@ class HyperstackSource(ImageSource):
     def __len__(self) -> int:
         return self._stack.n_images
 
-    def id(self, i: int) -> str:
-        """Name of plane i."""
-        return self._ids[i]
-
-    def ids(self) -> Ids:
-        """All names."""
-        return self._ids
-
     def probe(self, i: int) -> Header:
-        """Size and type, which all planes share."""
         return Header(*self._stack.size, self._stack.n_channels, self.reader.dtype)
 
     def read(self, i: int) -> Image:
-        """Plane i as pixels (H, W, C)."""
         stack = self._stack
         check_size(*stack.size, nbytes=stack.size[0] * stack.size[1] * stack.n_channels * self.reader.dtype.itemsize)
         try:
@@ -117,40 +106,24 @@ class ProjectedSource(ImageSource):
     """
 
     def __init__(self, planes: ImageSource, stack: Hyperstack, how: str) -> None:
-        self.parts, self.n_parts, self.how = planes, stack.length("Z"), how
+        self.parts = self._planes = planes
+        self.n_parts, self.how = stack.length("Z"), how
         self.name, self.layout, self.grey = planes.name, planes.layout, planes.grey
         self.channel_names = stack.channel_names
         self._ids = Ids(stack.ids(stack.image_axes.removesuffix("Z")))
 
     @property
-    def _planes(self) -> ImageSource:
-        if self.parts is None:
-            raise ValueError("a projection is of planes")
-        return self.parts
-
-    @property
     def fingerprint_name(self) -> str:
-        """The projection is part of what the images are."""
         return f"{type(self).__name__} {self.how}"
 
     def __len__(self) -> int:
-        return len(self._ids)
-
-    def id(self, i: int) -> str:
-        """Name of the time point."""
-        return self._ids[i]
-
-    def ids(self) -> Ids:
-        """All names."""
-        return self._ids
+        return len(self.ids())
 
     def probe(self, i: int) -> Header:
-        """Size and type of the projection."""
         plane = self._planes.probe(i * self.n_parts)
         return plane if self.how == "max" else plane._replace(dtype=np.dtype(np.float32))
 
     def read(self, i: int) -> Image:
-        """The planes of time point i put together, one at a time."""
         i = range(len(self))[i]
         first = i * self.n_parts
         together = self._planes.read(first).pixels

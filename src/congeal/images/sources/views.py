@@ -26,38 +26,34 @@ log = logging.getLogger("congeal")
 EXCLUDED = "excluded"
 # Bytes of decoded images that are kept: about 700 photographs of 250 × 250 in colour.
 MAX_CACHE_BYTES = 128 << 20
-# Bytes that a cached image takes besides its pixels and mask: more than the pixels of a digit.
-CACHE_ENTRY_BYTES = 1000
 _SELECTION = re.compile(r"(?P<path>.+)\[(?P<slice>[^\[\]]*)\]", re.DOTALL)
-_NUMBER = re.compile(r"\s*-?\d+\s*")
 
 
 class DecodeCache:
-    """Decoded images, kept as long as all of them fit into a number of bytes.
+    """Decoded images, kept as long as all of them fit into `max_bytes`.
 
     A run reads its originals several times: to find faces, to make the stack, and to sample the result at full
     resolution. Small sets are decoded once for all of that. As soon as a set turns out to be larger the cache is
     dropped, so that memory does not grow with the number of images.
     """
 
-    def __init__(self, budget: int) -> None:
-        self._budget, self._size = budget, 0
-        self._images: dict[int, Image] | None = {}
+    def __init__(self, max_bytes: int) -> None:
+        self._free_bytes, self._images = max_bytes, dict[int, Image]()
         self._lock = threading.Lock()  # several threads decode the stack
 
     def read(self, i: int, decode: Callable[[int], Image]) -> Image:
         """Image i from the cache, or decoded now."""
         with self._lock:
-            image = None if self._images is None else self._images.get(i)
+            image = self._images.get(i)
         if image is not None:
             return image
         image = decode(i)
         with self._lock:
-            if self._images is not None and i not in self._images:
+            if self._free_bytes >= 0 and i not in self._images:
                 self._images[i] = image
-                self._size += CACHE_ENTRY_BYTES + image.pixels.nbytes + (0 if image.mask is None else image.mask.nbytes)
-                if self._size > self._budget:
-                    self._images = None
+                self._free_bytes -= image.pixels.nbytes + (0 if image.mask is None else image.mask.nbytes)
+                if self._free_bytes < 0:
+                    self._images.clear()
         return image
 
 
@@ -101,7 +97,7 @@ class SourceView(ImageSource):
         self.orientation = None if orientation is None else np.asarray(orientation, dtype=np.int64)
         self._excluded = {i for i, id in enumerate(source.ids()) if id in excluded} if excluded else set[int]()
         self.excluded = tuple(source.id(i) for i in sorted(self._excluded)) or source.excluded
-        for name in ("name", "layout", "kind", "grey", "intensity", "has_masks", "in_memory", "frame_rate"):
+        for name in ("name", "layout", "kind", "grey", "has_masks", "in_memory", "frame_rate"):
             setattr(self, name, getattr(source, name))
         self.channel_names, self.n_parts = source.channel_names, source.n_parts
         self.truth = None if source.truth is None else source.truth[rows]
@@ -145,22 +141,18 @@ class SourceView(ImageSource):
 
     @property
     def original(self) -> ImageSource:
-        """The same images in the orientation of their files."""
         return self if self.orientation is None else self.source.original
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def id(self, i: int) -> str:
-        """The name of the image in the source."""
         return self.source.id(int(self.rows[i]))
 
     def ids(self) -> Ids:
-        """All names, in order."""
         return self.source.ids() if self._whole else super().ids()
 
     def read(self, i: int) -> Image:
-        """Image i of the view."""
         if i in self._excluded:
             raise UnreadableImage(EXCLUDED)
         row = int(self.rows[i])
@@ -172,7 +164,6 @@ class SourceView(ImageSource):
         return Image(image.id, np.ascontiguousarray(make_upright(image.pixels, way)), mask, image.orientation)
 
     def probe(self, i: int) -> Header:
-        """Size and type of image i of the view."""
         if i in self._excluded:
             raise UnreadableImage(EXCLUDED)
         if self._cache is not None and type(self.source).probe is ImageSource.probe:
@@ -183,11 +174,9 @@ class SourceView(ImageSource):
         return header._replace(height=header.width, width=header.height)
 
     def batch(self, indices: Indices) -> np.ndarray:
-        """(B, H, W, C) pixels of these images."""
         return self._upright(self.source.batch, np.asarray(indices))
 
     def masks(self, indices: Indices) -> np.ndarray:
-        """(B, H, W) masks of these images."""
         return self._upright(self.source.masks, np.asarray(indices))
 
     def _upright(self, read: Callable[[Any], np.ndarray], indices: np.ndarray) -> np.ndarray:
@@ -202,33 +191,27 @@ class SourceView(ImageSource):
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
-        """That of the source, unless some images are turned by 90 degrees."""
         shape = self.source.shape
         turned = self.orientation is not None and bool((self.orientation % 2).any())
         return None if shape is None or (turned and shape[0] != shape[1]) else shape
 
     @property
     def dtype(self) -> np.dtype | None:
-        """That of the source."""
         return self.source.dtype
 
     @property
     def unreadable(self) -> dict[int, str]:
-        """Positions in the view that are excluded or known to be unreadable."""
         known = self.source.unreadable
         reasons = {k: known[int(i)] for k, i in enumerate(self.rows) if int(i) in known} if known else {}
         return reasons | dict.fromkeys(sorted(self._excluded), EXCLUDED)
 
     def header_of(self, i: int) -> str:
-        """The header of the file of image i."""
         return self.source.header_of(int(self.rows[i]))
 
     def files_behind(self, rows: np.ndarray) -> Iterator[str]:
-        """The local files that hold the images at these positions."""
         return self.source.files_behind(self.rows[rows])
 
     def shard_of(self, i: int) -> tuple[str, str] | None:
-        """(file name of the shard, key of the sample) of image i."""
         return self.source.shard_of(int(self.rows[i]))
 
     def subset(self, indices: Indices) -> ImageSource:
@@ -299,13 +282,15 @@ def parse_selection(text: str) -> Selection | None:
 
 def select_images(source: ImageSource, text: str) -> ImageSource:
     """The images of a source in a slice such as "0:500:5" or "7"."""
-    name, n = source.name, len(source)
-    parts = text.split(":")
-    if not 1 <= len(parts) <= 3 or not all(_NUMBER.fullmatch(part) or not part.strip() for part in parts) or not text:
+    name, n, parts = source.name, len(source), text.split(":")
+    try:
+        numbers = [int(part) if part.strip() else None for part in parts]
+    except ValueError:
+        numbers = []
+    if not text or not 1 <= len(numbers) <= 3:
         raise CongealError(
             f"'[{text}]' behind {name} cannot be understood: write {name}[START:STOP:STEP], such as {name}[0:500:5]"
         )
-    numbers = [int(part) if part.strip() else None for part in parts]
     if len(numbers) == 1 and numbers[0] is not None:
         if not -n <= numbers[0] < n:
             raise CongealError(f"there is no image {numbers[0]} in {name}: it has 0 to {n - 1}")

@@ -6,7 +6,6 @@ each is registered to those near it in time, and all are adjusted jointly (`cong
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,11 +105,6 @@ class SequenceCongealing(Method):
         ):
             words = ", ".join(f"'{word}'" for word in WORDS)
             raise CongealError(f"{self.name}: the reference is {words}, a position or an image file, not {given!r}")
-
-    @property
-    def looks_up_to(self) -> int:
-        """The originals' own size, or `finest`."""
-        return self.finest or sys.maxsize
 
     def _features(self, kind: str) -> ImageFeatures:
         return robust_features(kind)

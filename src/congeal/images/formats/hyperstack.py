@@ -1,4 +1,4 @@
-"""What a scientific stack says about itself: its axes, the size of a pixel, the time step, the names of its channels.
+"""What a scientific stack says about itself: axes, size of a pixel, time step, names of channels; and its OME-XML.
 
 Axes are letters, slowest first, as tifffile writes them: T time, Z depth, C channel, Y, X, S colour sample; any other
 letter, such as I (pages) or R (positions), numbers images as T does. An image of the set is one position along the
@@ -8,13 +8,14 @@ letter, such as I (pages) or R (positions), numbers images as T does. An image o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, first_line
 
 PLANE = "YX"
 CHANNEL = "CS"
@@ -85,15 +86,27 @@ class Hyperstack:
 
     def place(self, i: int) -> dict[str, int]:
         """Where image i lies along the image axes, by letter."""
-        return _unravel(i, self.image_axes, self)
+        index = np.unravel_index(range(self.n_images)[i], tuple(map(self.length, self.image_axes)))
+        return dict(zip(self.image_axes, map(int, index), strict=True))
 
     def number(self, at: Mapping[str, int]) -> int:
         """Which image lies there; letters of other axes are ignored."""
-        return _ravel(at, self.image_axes, self)
+        return self._ravel(at, self.image_axes)
 
     def channel(self, at: Mapping[str, int]) -> int:
         """Which channel of its image lies there; letters of other axes are ignored."""
-        return _ravel(at, self.channel_axes, self)
+        return self._ravel(at, self.channel_axes)
+
+    def _ravel(self, at: Mapping[str, int], letters: str) -> int:
+        number = 0
+        for letter in letters:
+            number = number * self.length(letter) + at.get(letter, 0)
+        return number
+
+    def plane(self, images: np.ndarray, at: Mapping[str, int]) -> np.ndarray:
+        """The plane (H, W) that lies there, of images (N, H, W) or (N, H, W, C) of this stack."""
+        image = images[self.number(at)]
+        return np.asarray(image if image.ndim == 2 else image[..., self.channel(at)])
 
     def places(self, letters: str) -> Iterator[dict[str, int]]:
         """Every position along these axes, the last one fastest."""
@@ -158,6 +171,18 @@ class Hyperstack:
         return replace(self, shape=shape, steps=steps, chosen={**self.chosen, letter: chosen})
 
 
+class ReaderChain:
+    """Readers of equal blocks, numbered along an axis of their own."""
+
+    def __init__(self, readers: Sequence[Any], letter: str) -> None:
+        self.readers, self.letter, self.dtype = readers, letter, readers[0].dtype
+
+    def take(self, at: Mapping[str, int]) -> np.ndarray:
+        """What the reader that is meant gives."""
+        block: np.ndarray = self.readers[at[self.letter]].take({key: n for key, n in at.items() if key != self.letter})
+        return block
+
+
 def projects(stack: Hyperstack, z: str | None, name: str) -> str | None:
     """How the planes of an image are put together for aligning, "max" or "mean"; None if every plane is an image.
 
@@ -177,15 +202,133 @@ def projects(stack: Hyperstack, z: str | None, name: str) -> str | None:
     return "max" if z == "project" else "mean"
 
 
-def _unravel(i: int, letters: str, stack: Hyperstack) -> dict[str, int]:
-    if not letters:
-        return {}
-    index = np.unravel_index(range(stack.n_images)[i], tuple(map(stack.length, letters)))
-    return dict(zip(letters, map(int, index), strict=True))
+# ---- OME-XML
+
+OME_MARK = "openmicroscopy.org/Schemas/OME"
+"""Text that looks like OME-XML has this in it."""
+OME_AXES = "TZCYXSR"
+"""Axes that OME-TIFF has; R numbers the images of one file."""
+OME_TYPES = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64")
 
 
-def _ravel(at: Mapping[str, int], letters: str, stack: Hyperstack) -> int:
-    number = 0
-    for letter in letters:
-        number = number * stack.length(letter) + at.get(letter, 0)
-    return number
+class BrokenOme(CongealError):
+    """The text is no OME-XML; the message says what is wrong with it."""
+
+
+def parse_ome(xml: str) -> ET.Element:
+    """The root of an OME-XML text that has at least one image in it."""
+    try:
+        root = ET.fromstring(xml)
+    except (ET.ParseError, ValueError) as error:
+        raise BrokenOme(first_line(error)) from error
+    if not root.tag.endswith("}OME") or not any(True for _ in _pixels(root)):
+        raise BrokenOme("it describes no image")
+    return root
+
+
+def read_ome(xml: str) -> tuple[dict[str, Step], tuple[str, ...]]:
+    """Pixel sizes and time step, and the names of the channels, of the first image of a text."""
+    pixels = next(_pixels(parse_ome(xml)))
+    steps: dict[str, Step] = {}
+    for letter, key, unit in (*((a, f"PhysicalSize{a}", "µm") for a in "XYZ"), ("T", "TimeIncrement", "s")):
+        try:
+            value = float(pixels.get(key, "nan"))
+        except ValueError:
+            continue
+        if np.isfinite(value) and value > 0:
+            steps[letter] = Step(value, pixels.get(f"{key}Unit", unit))
+    names: list[str] = []
+    for channel in _children(pixels, "Channel"):
+        samples = channel.get("SamplesPerPixel", "1")
+        names += [channel.get("Name", "")] * (int(samples) if samples.isdecimal() else 1)
+    return steps, tuple(names) if any(names) else ()
+
+
+def write_ome(xml: str, stack: Hyperstack, dtype: np.dtype) -> str:
+    """The same text for the aligned stack: sizes and order of its planes anew, regions of interest left out.
+
+    Everything else is kept: instrument, objective, colours of channels, times and stage positions of planes, notes. A
+    short text takes the place of none, and of one that has not one image for each of the stack's.
+    """
+    root = parse_ome(xml) if xml else None
+    if root is None or len([*_pixels(root)]) != stack.length("R"):
+        root = parse_ome(_new_ome(stack, dtype))
+    namespace = root.tag[1:].partition("}")[0]
+    ET.register_namespace("", namespace)
+    ET.register_namespace("xsi", "http://www.w3.org/2001/XMLSchema-instance")
+    root.attrib.pop("UUID", None)
+    for region in _children(root, "ROI"):
+        root.remove(region)
+    n_pages = math.prod(map(stack.length, "TZC"))  # of one image of the file
+    for k, pixels in enumerate(_pixels(root)):
+        for gone in ("BigEndian", "Interleaved"):
+            pixels.attrib.pop(gone, None)
+        for name, value in _sizes(stack).items():
+            pixels.set(name, value)
+        for name in ("TiffData", "BinData", "MetadataOnly"):
+            for child in _children(pixels, name):
+                pixels.remove(child)
+        place = len(_children(pixels, "Channel"))
+        data = {"IFD": str(k * n_pages), "PlaneCount": str(n_pages)}
+        pixels.insert(place, ET.Element(f"{{{namespace}}}TiffData", data))
+        _renumber_planes(pixels, stack)
+        if "T" not in stack.steps:
+            for name in ("TimeIncrement", "TimeIncrementUnit"):
+                pixels.attrib.pop(name, None)
+    for image in _children(root, "Image"):
+        for reference in _children(image, "ROIRef"):
+            image.remove(reference)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _new_ome(stack: Hyperstack, dtype: np.dtype) -> str:
+    """OME-XML with what is known of a stack that came without; sizes are for the caller."""
+    facts: dict[str, Any] = {}
+    for letter, step in stack.steps.items():
+        key = "TimeIncrement" if letter == "T" else f"PhysicalSize{letter}"
+        facts |= {key: step.size} | ({f"{key}Unit": step.unit} if step.unit else {})
+    channels, samples = stack.length("C"), stack.length("S")
+    if stack.channel_names:
+        facts["Channel"] = {"Name": stack.channel_names[::samples]}
+    shape, axes = (channels, *stack.size), "CYX"
+    if samples > 1:
+        shape, axes = (*shape, samples), "CYXS"
+    from tifffile import OmeXml
+
+    xml = OmeXml(Creator="congeal")
+    for _ in range(stack.length("R")):
+        xml.addimage(dtype, shape, (channels, 1, 1, *stack.size, samples), axes=axes, **facts)
+    return xml.tostring()
+
+
+def _sizes(stack: Hyperstack) -> dict[str, str]:
+    sizes = {f"Size{letter}": str(stack.length(letter)) for letter in "XYZT"}
+    order = [letter for letter in stack.axes if letter in "TZC"]
+    order = [letter for letter in "TZC" if letter not in order] + order
+    return {**sizes, "SizeC": str(stack.n_channels), "DimensionOrder": "XY" + "".join(reversed(order))}
+
+
+def _renumber_planes(pixels: ET.Element, stack: Hyperstack) -> None:
+    """Keep what is said of the planes that are left, under their new numbers."""
+    for plane in _children(pixels, "Plane"):
+        if stack.ragged:
+            pixels.remove(plane)
+            continue
+        for letter, positions in stack.chosen.items():
+            old = plane.get(f"The{letter}")
+            if old is None:
+                continue
+            if not old.isdecimal() or int(old) not in positions:
+                pixels.remove(plane)
+                break
+            plane.set(f"The{letter}", str(positions.index(int(old))))
+
+
+def _children(element: ET.Element, name: str) -> list[ET.Element]:
+    return [child for child in element if child.tag.rpartition("}")[2] == name]
+
+
+def _pixels(root: ET.Element) -> Iterator[ET.Element]:
+    """The Pixels of every image, in order."""
+    for image in _children(root, "Image"):
+        yield from _children(image, "Pixels")

@@ -230,7 +230,7 @@ def open_path(path: Path, z: str | None = None) -> ImageSource:
 
         return _held_by(open_fits(path, z), path)
     if suffix == ".mat":
-        from congeal.images.formats.matlab import open_mat
+        from congeal.images.formats.array_files import open_mat
 
         return _held_by(open_mat(path), path)
     if suffix in VIDEO:
@@ -241,7 +241,7 @@ def open_path(path: Path, z: str | None = None) -> ImageSource:
             return _held_by(animation, path)
     if suffix in EXTENSIONS:
         return open_paths([path], name=path.name)
-    from congeal.images.formats.idx import is_idx, open_idx
+    from congeal.images.formats.array_files import is_idx, open_idx
 
     if is_idx(path):
         return _held_by(open_idx(path), path)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.images.formats.matlab import read_affnist
+from congeal.images.formats.array_files import read_affnist
 from congeal.images.sources.arrays import ArraySource
 from congeal.images.sources.files import natural_key
 

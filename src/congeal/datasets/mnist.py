@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from congeal.errors import CongealError
-from congeal.images.formats.idx import read_idx
+from congeal.images.formats.array_files import read_idx
 from congeal.images.sources.arrays import ArraySource
 
 PER_DIGIT = 6000

@@ -408,20 +408,10 @@ class TiffWriter(NpyWriter):
         return is_whole_tiff(self.path, pages, self.size)
 
     def _finish(self, array: np.ndarray) -> None:
+        grey = array.ndim == 3 or array.shape[3] == 1
+        pages = Hyperstack("IYX" if grey else "IYXS", array.shape[:3] if grey else array.shape)
         with replacing(self.path) as whole:
-            if self.stack is None:
-                self._write_pages(whole, array)
-            else:
-                self._write_stack(whole, array, self.stack)
-
-    def _write_pages(self, whole: Any, array: np.ndarray) -> None:
-        channels = array.shape[3] if array.ndim == 4 else 1
-        options: dict[str, Any] = tiff_options(channels, alpha=False)
-        with tifffile.TiffWriter(whole, bigtiff=array.nbytes > MOST_CLASSIC) as file:
-            for page in array:
-                self._pages.touched(page.nbytes)
-                pixels = page[..., 0] if array.ndim == 4 and channels == 1 else page
-                file.write(np.ascontiguousarray(pixels), contiguous=False, metadata=None, **options)
+            self._write_stack(whole, array, self.stack or pages)
 
     def _write_stack(self, whole: Any, array: np.ndarray, stack: Hyperstack) -> None:
         # The writer knows source and size; what the file is called like depends on the type of its numbers, too.

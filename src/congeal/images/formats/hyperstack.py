@@ -206,9 +206,6 @@ def projects(stack: Hyperstack, z: str | None, name: str) -> str | None:
 
 OME_MARK = "openmicroscopy.org/Schemas/OME"
 """Text that looks like OME-XML has this in it."""
-OME_AXES = "TZCYXSR"
-"""Axes that OME-TIFF has; R numbers the images of one file."""
-OME_TYPES = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64")
 
 
 class BrokenOme(CongealError):

@@ -20,6 +20,7 @@ from PIL import Image as Pillow
 
 from congeal.errors import CongealError
 from congeal.files import is_plain, replacing
+from congeal.images.formats import hyperstack
 from congeal.images.formats.decode import (
     ORIENTATION_TAG,
     as_unopenable,
@@ -28,18 +29,7 @@ from congeal.images.formats.decode import (
     from_pillow,
     make_image,
 )
-from congeal.images.formats.hyperstack import (
-    OME_AXES,
-    OME_MARK,
-    OME_TYPES,
-    BrokenOme,
-    Hyperstack,
-    ReaderChain,
-    Step,
-    parse_ome,
-    read_ome,
-    write_ome,
-)
+from congeal.images.formats.hyperstack import Hyperstack, ReaderChain, Step
 from congeal.images.formats.output_files import tiff_options
 from congeal.images.formats.writers import NpyWriter
 from congeal.images.sources.arrays import MOST_UNPACKED
@@ -58,6 +48,8 @@ MOST_CLASSIC = 3 << 30
 """Bytes of pixels in a TIFF with offsets of 32 bits; beyond, those of 64 bits are used."""
 _LOSSLESS = {5: "lzw", 8: "zlib", 32946: "zlib", 50000: "zstd", 34925: "lzma"}
 _NEEDS_CODECS = ("lzw", "zstd")
+_OME_AXES = "TZCYXSR"  # R numbers the images of one file
+_OME_TYPES = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64")
 _IMAGEJ_TYPES = ("uint8", "uint16", "float32")
 _BIG = 43  # number of BigTIFF, whose offsets have 8 bytes
 _WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR, _LAB = 0, 3, 5, 6, 8
@@ -223,14 +215,17 @@ def _alpha(page: Any) -> bool:
 class TiffOrigin:
     """What a TIFF has besides pixels: "imagej", "ome", "shaped" (tifffile's own) or "plain"; for a TIFF writer.
 
-    text: the OME-XML. imagej: ImageJ's own facts. resolution: (x, y, unit) of the tags. storage: compression and tiles.
+    text: the OME-XML. imagej: ImageJ's own facts. resolution: (x, y, unit) of the tags. compression, predictor: as the
+    tags number them. tile: (height, width), if there are tiles.
     """
 
     kind: str
     text: str = ""
     imagej: Mapping[str, Any] = field(default_factory=dict)
     resolution: tuple[float, float, int] | None = None
-    storage: Mapping[str, Any] = field(default_factory=dict)
+    compression: int = 1
+    predictor: int = 1
+    tile: Size | None = None
 
 
 def _open_series(path: Path, file: tifffile.TiffFile, z: str | None) -> ImageSource | None:
@@ -243,17 +238,13 @@ def _open_series(path: Path, file: tifffile.TiffFile, z: str | None) -> ImageSou
     first = series[0]
     if len(set(first.axes)) != len(first.axes) or "Y" not in first.axes or "X" not in first.axes:
         return None
-    mapped: np.ndarray | None = None
-    reader: Reader | None
-    if len(series) == 1 and first.dataoffset is not None:
-        mapped = tifffile.memmap(path, series=0, mode="r")
-        reader = IndexedReader(mapped, first.axes)
-    else:
-        reader = _reader(series)
+    mapped = tifffile.memmap(path, series=0, mode="r") if len(series) == 1 and first.dataoffset is not None else None
+    reader = _reader(series) if mapped is None else IndexedReader(mapped, first.axes)
     if reader is None:
         return None
-    axes = ("R" if len(series) > 1 else "") + first.axes
-    shape = (*((len(series),) if len(series) > 1 else ()), *first.shape)
+    axes, shape = first.axes, first.shape
+    if len(series) > 1:
+        axes, shape = f"R{axes}", (len(series), *shape)
     stack = _described(file, first, axes, shape, ome_text)
     source = open_stack(stack, reader, name=path.name, layout="tiff", z=z, mapped=mapped)
     if mapped is not None:
@@ -262,20 +253,20 @@ def _open_series(path: Path, file: tifffile.TiffFile, z: str | None) -> ImageSou
 
 
 def _ome_text(path: Path, file: tifffile.TiffFile) -> str:
-    """The OME-XML of a file; empty if there is none. A broken one is said, and the pages speak for themselves."""
+    """The OME-XML of a file; empty if there is none, or a broken one."""
     text = file.pages.first.description or ""
-    if OME_MARK not in text:
+    if hyperstack.OME_MARK not in text:
         return ""
     try:
-        parse_ome(text)
+        hyperstack.parse_ome(text)
         if file.series[0].kind != "ome":
-            raise BrokenOme("it does not fit the pages")
-    except BrokenOme as error:
+            raise hyperstack.BrokenOme("it does not fit the pages")
+        return text
+    except hyperstack.BrokenOme as error:
         log.warning(
             "the OME-XML of %s is broken (%s): its pages are taken as they are, without names and sizes", path, error
         )
         return ""
-    return text
 
 
 def _reader(series: Sequence[Any]) -> Reader | None:
@@ -298,21 +289,17 @@ class PagedReader:
     def __init__(self, series: Any) -> None:
         self.dtype, self._pages, self._lock = np.dtype(series.dtype).newbyteorder("="), series.pages, Lock()
         split = len(series.axes) - len(series.keyframe.shape)
-        self._outer, self._lengths, self._inner = series.axes[:split], series.shape[:split], series.axes[split:]
+        self._outer, self._inner = series.axes[:split], series.axes[split:]
+        self._numbers = np.arange(len(series.pages)).reshape(series.shape[:split])
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
         """Decode the pages of the block and put them together."""
-        left = [n for letter, n in zip(self._outer, self._lengths, strict=True) if letter not in at]
+        numbers = np.asarray(self._numbers[tuple(at.get(letter, slice(None)) for letter in self._outer)])
         index = tuple(at.get(letter, slice(None)) for letter in self._inner)
-        planes = [self._page(at, free)[index] for free in np.ndindex(*left)]
-        if not left:
-            return planes[0]
-        return np.stack(planes).reshape(*left, *planes[0].shape)
+        planes = [self._page(number)[index] for number in numbers.reshape(-1).tolist()]
+        return np.stack(planes).reshape(*numbers.shape, *planes[0].shape)
 
-    def _page(self, at: Mapping[str, int], free: tuple[int, ...]) -> np.ndarray:
-        rest, number = iter(free), 0
-        for letter, n in zip(self._outer, self._lengths, strict=True):
-            number = number * n + (at[letter] if letter in at else next(rest))
+    def _page(self, number: int) -> np.ndarray:
         with self._lock, as_unreadable("page", str(number)):
             page = self._pages[number]
             if page is None:
@@ -329,7 +316,7 @@ def _described(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_te
     steps: dict[str, Step] = {}
     names: tuple[str, ...] = ()
     if ome_text:
-        steps, names = read_ome(ome_text)
+        steps, names = hyperstack.read_ome(ome_text)
     elif resolution is not None:
         steps = _steps(imagej, resolution)
         names = _label_names(imagej.get("Labels"), axes, shape)
@@ -338,7 +325,8 @@ def _described(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_te
     if told:
         log.warning("%s of the ImageJ stack are drawn on the originals and are left out", " and ".join(told))
     kept = {key: value for key, value in imagej.items() if key not in _COUNTS | _DRAWN}
-    origin = TiffOrigin(kind, ome_text, kept, resolution, _storage(page))
+    tile = (int(page.tilelength), int(page.tilewidth)) if page.is_tiled else None
+    origin = TiffOrigin(kind, ome_text, kept, resolution, int(page.compression), int(page.predictor), tile)
     return Hyperstack(axes, shape, steps, names if len(names) == channels else (), origin=origin)
 
 
@@ -381,14 +369,6 @@ def _label_names(labels: Any, axes: str, shape: tuple[int, ...]) -> tuple[str, .
     return rows[0] if len(set(rows)) == 1 and len(set(rows[0])) == channels else ()
 
 
-def _storage(page: Any) -> dict[str, Any]:
-    """Compression, predictor and tiles."""
-    found: dict[str, Any] = {"compression": int(page.compression), "predictor": int(page.predictor)}
-    if page.is_tiled and page.tilelength and page.tilewidth:
-        found["tile"] = (int(page.tilelength), int(page.tilewidth))
-    return found
-
-
 class TiffWriter(NpyWriter):
     """`aligned.tif`, one page per image; gathered in a memory map first because pages can arrive in any order.
 
@@ -414,17 +394,19 @@ class TiffWriter(NpyWriter):
             self._write_stack(whole, array, self.stack or pages)
 
     def _write_stack(self, whole: Any, array: np.ndarray, stack: Hyperstack) -> None:
-        # The writer knows source and size; what the file is called like depends on the type of its numbers, too.
-        origin = stack.origin if isinstance(stack.origin, TiffOrigin) else _origin_for(stack)
-        if origin.kind == "ome" and (set(stack.axes) - set(OME_AXES) or array.dtype.name not in OME_TYPES):
+        told = stack.steps or stack.channel_names or set(stack.axes) & set("TZC")  # what OME-TIFF has room for
+        origin = stack.origin if isinstance(stack.origin, TiffOrigin) else TiffOrigin("ome" if told else "plain")
+        if origin.kind == "ome" and (set(stack.axes) - set(_OME_AXES) or array.dtype.name not in _OME_TYPES):
             origin = replace(origin, kind="shaped")
         imagej = origin.kind == "imagej" and array.dtype.name in _IMAGEJ_TYPES and not set(stack.axes) - set("TZCYXS")
         large = array.nbytes > MOST_CLASSIC
-        options = _sample_options(stack) | _storage_options(origin) | _resolution_options(origin)
+        options = tiff_options(stack.length("S"), alpha=False) | _storage_options(origin)
+        if _planar(stack):
+            options["planarconfig"] = "separate"
         if imagej:
             options["metadata"] = {**_imagej(origin, stack), "axes": stack.axes}
         elif origin.kind == "ome":
-            options |= {"description": write_ome(origin.text, stack, array.dtype).encode(), "metadata": None}
+            options |= {"description": hyperstack.write_ome(origin.text, stack, array.dtype).encode(), "metadata": None}
         else:
             options["metadata"] = {"axes": stack.axes} if origin.kind == "shaped" else None
         with tifffile.TiffWriter(whole, bigtiff=large and not imagej, imagej=imagej) as file:
@@ -478,11 +460,6 @@ def _outer(stack: Hyperstack) -> str:
     return "".join(letter for letter in stack.axes if letter not in "YXS")
 
 
-def _origin_for(stack: Hyperstack) -> TiffOrigin:
-    """For a stack from another format: OME-TIFF if it has anything to say."""
-    return TiffOrigin("ome" if stack.steps or stack.channel_names or set(stack.axes) & set("TZC") else "plain")
-
-
 def _tiles(page: np.ndarray, tile: Size, stack: Hyperstack) -> Iterator[np.ndarray]:
     """A page in the tiles that tifffile wants it in: by rows, samples that come first one after the other."""
     for plane in page if _planar(stack) else (page,):
@@ -491,35 +468,20 @@ def _tiles(page: np.ndarray, tile: Size, stack: Hyperstack) -> Iterator[np.ndarr
                 yield np.ascontiguousarray(plane[top : top + tile[0], left : left + tile[1]])
 
 
-def _sample_options(stack: Hyperstack) -> dict[str, Any]:
-    if "S" not in stack.axes:
-        return {"photometric": "minisblack"}
-    options = tiff_options(stack.length("S"), alpha=False)
-    if _planar(stack):
-        options["planarconfig"] = "separate"
-    return options
-
-
 def _storage_options(origin: TiffOrigin) -> dict[str, Any]:
-    """Compression and tiles as they were, where that loses nothing and can be written here."""
-    code, codecs = origin.storage.get("compression", 1), importlib.util.find_spec("imagecodecs") is not None
+    """Compression, tiles and resolution as they were, where that loses nothing and can be written here."""
+    codecs = importlib.util.find_spec("imagecodecs") is not None
     options: dict[str, Any] = {}
-    if code != 1:
-        name = _LOSSLESS.get(code, "zlib")  # what was lossy once is not made worse
+    if origin.compression != 1:
+        name = _LOSSLESS.get(origin.compression, "zlib")  # what was lossy once is not made worse
         options["compression"] = "zlib" if name in _NEEDS_CODECS and not codecs else name
-        if origin.storage.get("predictor", 1) != 1 and code in _LOSSLESS and codecs:
-            options["predictor"] = origin.storage["predictor"]
-    tile = origin.storage.get("tile")
-    if tile and all(side % 16 == 0 for side in tile):
-        options["tile"] = tile
+        if origin.predictor != 1 and origin.compression in _LOSSLESS and codecs:
+            options["predictor"] = origin.predictor
+    if origin.tile and all(side and side % 16 == 0 for side in origin.tile):
+        options["tile"] = origin.tile
+    if origin.resolution is not None:
+        options |= {"resolution": origin.resolution[:2], "resolutionunit": origin.resolution[2]}
     return options
-
-
-def _resolution_options(origin: TiffOrigin) -> dict[str, Any]:
-    if origin.resolution is None:
-        return {}
-    x, y, unit = origin.resolution
-    return {"resolution": (x, y), "resolutionunit": unit}
 
 
 def _imagej(origin: TiffOrigin, stack: Hyperstack) -> dict[str, Any]:

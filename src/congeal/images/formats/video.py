@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import io
 import logging
+import struct
 from abc import abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from PIL import Image as Pillow
@@ -61,11 +62,6 @@ _CODECS = {
 _GIF_LOOP = b"!\xff\x0bNETSCAPE2.0\x03\x01\x00\x00\x00"
 
 
-def frame_name(name: str, i: int) -> str:
-    """The id of a frame, which also selects it: clip.mp4[00005]."""
-    return f"{name}[{i:05d}]"
-
-
 @dataclass(frozen=True)
 class _Index:
     """The frames of a video in presentation order."""
@@ -92,7 +88,7 @@ class VideoFrames(ImageSource):
         return self._index.frames + self._index.missing
 
     def id(self, i: int) -> str:
-        return frame_name(self.name, range(len(self))[i])
+        return f"{self.name}[{range(len(self))[i]:05d}]"  # which also selects it
 
     def probe(self, i: int) -> Header:
         if i >= self._index.frames:
@@ -277,7 +273,7 @@ class Animation(ImageSource):
         return self._n_frames
 
     def id(self, i: int) -> str:
-        return frame_name(self.name, range(len(self))[i])
+        return f"{self.name}[{range(len(self))[i]:05d}]"  # which also selects it
 
     def probe(self, i: int) -> Header:
         """All frames have the size of the picture, and colours."""
@@ -331,6 +327,13 @@ def _check_kind(id: str, channels: int, dtype: np.dtype, format: str) -> None:
         )
 
 
+class FrameSteps(NamedTuple):
+    """How an open file takes a frame, and how it ends."""
+
+    add: Callable[[Any], Any]
+    finish: Callable[[], Any]
+
+
 class VideoWriter(Writer):
     """Base of the MP4 and GIF writers: frames are encoded in any thread and added in order to one file."""
 
@@ -342,7 +345,7 @@ class VideoWriter(Writer):
         self.rate = Fraction(source.frame_rate or DEFAULT_FRAMES_PER_SECOND).limit_denominator(1001)
         self._complete = is_plain(self.path) and self._is_whole()
         self._open = ExitStack()
-        self._begun = False
+        self._steps: FrameSteps | None = None  # of the open file
 
     def done(self, index: int) -> bool:
         return self._complete
@@ -353,18 +356,16 @@ class VideoWriter(Writer):
 
     def _put(self, index: int, encoded: Any) -> None:
         with writing(self.path):
-            if not self._begun:
-                self._begin(self._open.enter_context(replacing(self.path)))
-                self._begun = True
-            self._add(encoded)
+            if self._steps is None:
+                self._steps = self._begin(self._open.enter_context(replacing(self.path)))
+            self._steps.add(encoded)
 
     def close(self) -> None:
-        if not self._begun:
-            return
-        with writing(self.path):
-            self._end()
-        self._open.close()
-        self._begun, self._complete = False, True
+        if self._steps is not None:
+            with writing(self.path):
+                self._steps.finish()
+                self._open.close()
+            self._steps, self._complete = None, True
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
@@ -381,16 +382,8 @@ class VideoWriter(Writer):
         """8-bit pixels (h, w, 1 or 3) → a frame of the file."""
 
     @abstractmethod
-    def _begin(self, file: IO[bytes]) -> None:
+    def _begin(self, file: IO[bytes]) -> FrameSteps:
         """Begin the file."""
-
-    @abstractmethod
-    def _add(self, frame: Any) -> None:
-        """Write the next frame."""
-
-    @abstractmethod
-    def _end(self) -> None:
-        """Write what follows the last frame."""
 
 
 class Mp4Writer(VideoWriter):
@@ -399,19 +392,14 @@ class Mp4Writer(VideoWriter):
     format = "mp4"
 
     def _is_whole(self) -> bool:
-        """Whether its boxes fill the file and one of them is the index (moov)."""
-        names, place, size = set(), 0, self.path.stat().st_size
+        """Whether its boxes fill the file and the last of them is the index (moov)."""
+        name, place, size = b"", 0, self.path.stat().st_size
         with self.path.open("rb") as file:
             while place + 8 <= size:
                 file.seek(place)
-                head = file.read(16)
-                length = int.from_bytes(head[:4], "big")
-                length = int.from_bytes(head[8:16], "big") if length == 1 else length
-                names.add(head[4:8])
-                if length < 8:
-                    return False
-                place += length
-        return place == size and b"moov" in names
+                length, name, longer = struct.unpack(">I4sQ", file.read(16).ljust(16))
+                place += max(8, longer if length == 1 else length)
+        return place == size and name == b"moov"
 
     def _frame(self, index: int, pixels: np.ndarray) -> Any:
         av = require("av", "video")
@@ -423,23 +411,17 @@ class Mp4Writer(VideoWriter):
         frame.pts, frame.time_base = index, 1 / self.rate
         return frame
 
-    def _begin(self, file: IO[bytes]) -> None:
+    def _begin(self, file: IO[bytes]) -> FrameSteps:
         av = require("av", "video")
         codec = next((name for name in _CODECS if _has_encoder(name)), None)
         if codec is None:
             raise CongealError("the installed PyAV cannot write H.264 or MPEG-4: use --output-format gif or files")
-        self._file = self._open.enter_context(av.open(file, "w", format="mp4"))
-        self._stream = self._file.add_stream(codec, rate=self.rate)
-        self._stream.height, self._stream.width = (side + side % 2 for side in self.size)
-        self._stream.pix_fmt, self._stream.options = "yuv420p", dict(_CODECS[codec])
-        self._stream.codec_context.thread_count = ENCODER_THREADS
-
-    def _add(self, frame: Any) -> None:
-        self._file.mux(self._stream.encode(frame))
-
-    def _end(self) -> None:
-        self._file.mux(self._stream.encode())
-        self._file.close()
+        container = self._open.enter_context(av.open(file, "w", format="mp4"))
+        stream = container.add_stream(codec, rate=self.rate)
+        stream.height, stream.width = (side + side % 2 for side in self.size)
+        stream.pix_fmt, stream.options = "yuv420p", dict(_CODECS[codec])
+        stream.codec_context.thread_count = ENCODER_THREADS
+        return FrameSteps(lambda frame: container.mux(stream.encode(frame)), lambda: container.mux(stream.encode()))
 
 
 class GifWriter(VideoWriter):
@@ -461,16 +443,10 @@ class GifWriter(VideoWriter):
         picture = picture if grey else picture.quantize(256)
         return b"".join(getdata(picture, duration=duration, disposal=1, include_color_table=True))
 
-    def _begin(self, file: IO[bytes]) -> None:
-        self._file = file
+    def _begin(self, file: IO[bytes]) -> FrameSteps:
         height, width = self.size
         file.write(b"GIF89a" + width.to_bytes(2, "little") + height.to_bytes(2, "little") + bytes(3) + _GIF_LOOP)
-
-    def _add(self, frame: bytes) -> None:
-        self._file.write(frame)
-
-    def _end(self) -> None:
-        self._file.write(b";")
+        return FrameSteps(file.write, lambda: file.write(b";"))
 
 
 def _has_encoder(codec: str) -> bool:

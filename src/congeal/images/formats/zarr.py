@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,22 +27,8 @@ _WORDS = {"time": "T", "channel": "C", "depth": "Z", "row": "Y", "column": "X", 
 _SPARE = "IQPRABDEFGHJKLMNOUVW"
 # What decodes numbers. Pickle would run whatever a stranger put there, and the rest of such codecs hold no numbers.
 _CODECS = {
-    *(
-        "blosc",
-        "zlib",
-        "gzip",
-        "zstd",
-        "lz4",
-        "bz2",
-        "lzma",
-        "zfpy",
-        "pcodec",
-        "packbits",
-        "shuffle",
-        "delta",
-        "astype",
-    ),
-    *("fixedscaleoffset", "quantize", "bitround", "bytes", "transpose", "sharding_indexed"),
+    *("blosc", "zlib", "gzip", "zstd", "lz4", "bz2", "lzma", "zfpy", "pcodec", "packbits", "sharding_indexed"),
+    *("shuffle", "delta", "astype", "fixedscaleoffset", "quantize", "bitround", "bytes", "transpose"),
     *("crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"),
 }
 # NGFF's word for a unit → its sign.
@@ -74,15 +61,12 @@ class ZarrReader(IndexedReader):
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
         """Index the array; says so where a chunk is damaged."""
-        cut = next((name for name, path in self._blosc_chunks(at) if not _is_whole_blosc(path)), None)
-        if cut is not None:
-            raise UnreadableImage(f"the chunk {cut} of the Zarr array was cut short")
         with as_unreadable("chunk of the Zarr array, perhaps cut short", "the Zarr array"):
+            self._check_blosc_chunks(at)
             return super().take(at)
 
-    def _blosc_chunks(self, at: Mapping[str, int]) -> Iterator[tuple[str, Path]]:
-        """Chunks, by name and file, that what is asked for lies in, where they are compressed by Blosc: it decodes some
-        of those that were cut short to something else."""
+    def _check_blosc_chunks(self, at: Mapping[str, int]) -> None:
+        """Refuse chunks that are shorter than their Blosc header says: Blosc decodes some of them to something else."""
         array = self.array
         if getattr(array, "shards", None) is not None or "blosc" not in str(array.compressors[-1:]).lower():
             return
@@ -90,16 +74,12 @@ class ZarrReader(IndexedReader):
         sides = zip(self.axes, array.shape, array.chunks, strict=True)
         places = [[at[axis] // step] if axis in at else range(-(-length // step)) for axis, length, step in sides]
         for place in product(*places):
-            name = array.metadata.encode_chunk_key(place)
-            if (folder / name).is_file():
-                yield name, folder / name
-
-
-def _is_whole_blosc(path: Path) -> bool:
-    """Whether a file is as long as its Blosc header says."""
-    with path.open("rb") as file:
-        header = file.read(16)
-    return len(header) == 16 and int.from_bytes(header[12:], "little") == path.stat().st_size
+            path = folder / array.metadata.encode_chunk_key(place)
+            if path.is_file():
+                with path.open("rb") as file:
+                    header = file.read(16)
+                if len(header) < 16 or int.from_bytes(header[12:], "little") != path.stat().st_size:
+                    raise UnreadableImage(f"the chunk {path.relative_to(folder)} of the Zarr array was cut short")
 
 
 def is_zarr(folder: Path) -> bool:
@@ -266,14 +246,14 @@ class ZarrWriter(NpyWriter):
 
     def _fill(self, out: Any, array: np.ndarray, stack: Hyperstack) -> None:
         """Write block by block, each of whole chunks, so that no chunk is written twice."""
+        letters = [letter for letter in stack.axes if letter not in "YX"]
+        upright = stack.axes.index("Y") < stack.axes.index("X")
         for block in _blocks(stack, out.chunks):
             values = np.empty(tuple(len(block[letter]) for letter in stack.axes), array.dtype)
-            letters = [letter for letter in stack.axes if letter not in "YX"]
             for index in np.ndindex(*(len(block[letter]) for letter in letters)):
                 place = dict(zip(letters, index, strict=True))
                 plane = stack.plane(array, {letter: block[letter][k] for letter, k in place.items()})
                 self._pages.touched(plane.nbytes)
-                upright = stack.axes.index("Y") < stack.axes.index("X")
                 values[tuple(place.get(letter, slice(None)) for letter in stack.axes)] = plane if upright else plane.T
             out[tuple(slice(block[letter].start, block[letter].stop) for letter in stack.axes)] = values
 
@@ -289,26 +269,19 @@ def _blocks(stack: Hyperstack, chunks: tuple[int, ...]) -> Iterator[dict[str, ra
 
 def _in_ngff_order(stack: Hyperstack) -> Hyperstack:
     """A stack from another format as OME-Zarr wants it: time, channel, depth, rows, columns."""
-    others = [letter for letter in stack.image_axes if letter != "Z"]
-    if len(others) > 1:  # one axis for time, positions and what else there is
-        lengths = int(np.prod([stack.length(letter) for letter in others]))
-        steps = {letter: step for letter, step in stack.steps.items() if letter != "T"}
-        kept = [(a, n) for a, n in zip(stack.axes, stack.shape, strict=True) if a not in others]
-        axes, shape = "".join(["T", *(a for a, _ in kept)]), (lengths, *(n for _, n in kept))
-        stack = replace(stack, axes=axes, shape=shape, steps=steps, chosen={}, ragged=True)
-    elif others and others[0] != "T":
-        stack = replace(stack, axes=stack.axes.replace(others[0], "T"))
+    others = [letter for letter in stack.image_axes if letter != "Z"]  # become one axis: time, positions and so on
+    lengths = {letter: stack.length(letter) for letter in "ZYX" if letter in stack.axes}
     if stack.channel_axes:
-        rest = [(a, n) for a, n in zip(stack.axes, stack.shape, strict=True) if a not in "CS"]
-        axes = "".join(["C", *(a for a, _ in rest)])
-        stack = replace(stack, axes=axes, shape=(stack.n_channels, *(n for _, n in rest)))
-    ordered = "".join(letter for letter in "TCZYX" if letter in stack.axes)
+        lengths = {"C": stack.n_channels, **lengths}
+    if others:
+        lengths = {"T": math.prod(map(stack.length, others)), **lengths}
+    steps = {letter: step for letter, step in stack.steps.items() if letter != "T" or others == ["T"]}
     about: dict[str, Any] = {"multiscales": [{"name": "aligned", "version": "0.4"}]}
     if stack.channel_names:
         shown = [{"label": name, "color": "FFFFFF", "active": True} for name in stack.channel_names]
         about["omero"] = {"version": "0.4", "channels": shown}
-    shape = tuple(map(stack.length, ordered))
-    return replace(stack, axes=ordered, shape=shape, origin=ZarrOrigin(2, "0.4", about))
+    origin = ZarrOrigin(2, "0.4", about)
+    return Hyperstack("".join(lengths), tuple(lengths.values()), steps, stack.channel_names, origin=origin)
 
 
 def _created(path: Path, stack: Hyperstack, dtype: np.dtype) -> Any:
@@ -354,7 +327,9 @@ def _attributes(stack: Hyperstack, origin: ZarrOrigin, names: list[str]) -> dict
     about = attributes.get("ome", attributes)
     image = about["multiscales"][0]
     old = {_name(axis): axis for axis in image.get("axes", ())}
-    image["axes"] = [_axis(name, letter, stack, old) for name, letter in zip(names, stack.axes, strict=True)]
+    image["axes"] = [
+        old.get(name) or _new_axis(name, letter, stack) for name, letter in zip(names, stack.axes, strict=True)
+    ]
     before = [_name(axis) for axis in old.values()]
     own = image["datasets"][0] if image.get("datasets") else {}
     changes = [*own.get("coordinateTransformations", ()), *image.pop("coordinateTransformations", ())]
@@ -373,11 +348,7 @@ def _name(axis: Any) -> str:
     return str(axis["name"]) if isinstance(axis, Mapping) else str(axis)
 
 
-def _axis(name: str, letter: str, stack: Hyperstack, old: Mapping[str, Any]) -> Any:
-    if name in old:
-        return old[name]
+def _new_axis(name: str, letter: str, stack: Hyperstack) -> dict[str, str]:
     axis = {"name": name, "type": _AXIS_TYPES.get(letter, "space")}
-    if letter in stack.steps and stack.steps[letter].unit:
-        unit = stack.steps[letter].unit
-        axis["unit"] = _UNIT_WORDS.get(unit, unit)
-    return axis
+    unit = stack.steps[letter].unit if letter in stack.steps else ""
+    return {**axis, "unit": _UNIT_WORDS.get(unit, unit)} if unit else axis

@@ -134,30 +134,22 @@ class Hyperstack:
         """The stack of some of its images.
 
         Whole positions of the slowest image axis leave a shorter axis; anything else is one sequence along it. The time
-        step stays while what is left is evenly spaced.
+        step stays while the rest is evenly spaced.
         """
         rows = np.asarray(rows, dtype=np.int64)
         if np.array_equal(rows, np.arange(self.n_images)):
             return self
         if not self.image_axes:
-            letter, whole = "I", replace(self, axes="I" + self.axes, shape=(1, *self.shape))
-            return whole._shortened(letter, rows)
+            return replace(self, axes="I" + self.axes, shape=(1, *self.shape))._shortened("I", rows)
         slowest, inner = self.image_axes[0], self.image_axes[1:]
         block = math.prod(map(self.length, inner))
-        first = rows[::block] // block
-        if len(rows) == len(first) * block and np.array_equal(
-            rows, (first[:, None] * block + np.arange(block)).reshape(-1)
-        ):
-            return self._shortened(slowest, first)
-        flat = self._without(inner)
-        lost = {key: step for key, step in flat.steps.items() if key != slowest}
-        flat = replace(flat, steps=lost, ragged=True)
+        whole = rows[::block] // block
+        if np.array_equal(rows, (whole[:, None] * block + np.arange(block)).reshape(-1)):
+            return self._shortened(slowest, whole)
+        kept = {letter: n for letter, n in zip(self.axes, self.shape, strict=True) if letter not in inner}
+        steps = {letter: step for letter, step in self.steps.items() if letter in kept and letter != slowest}
+        flat = replace(self, axes="".join(kept), shape=tuple(kept.values()), steps=steps, ragged=True)
         return flat._shortened(slowest, rows)
-
-    def _without(self, letters: str) -> Hyperstack:
-        kept = [(a, n) for a, n in zip(self.axes, self.shape, strict=True) if a not in letters]
-        steps = {key: step for key, step in self.steps.items() if key not in letters}
-        return replace(self, axes="".join(a for a, _ in kept), shape=tuple(n for _, n in kept), steps=steps)
 
     def _shortened(self, letter: str, positions: np.ndarray) -> Hyperstack:
         shape = tuple(len(positions) if a == letter else n for a, n in zip(self.axes, self.shape, strict=True))
@@ -257,21 +249,16 @@ def write_ome(xml: str, stack: Hyperstack, dtype: np.dtype) -> str:
     for region in _children(root, "ROI"):
         root.remove(region)
     n_pages = math.prod(map(stack.length, "TZC"))  # of one image of the file
+    gone = ["BigEndian", "Interleaved"] + (["TimeIncrement", "TimeIncrementUnit"] if "T" not in stack.steps else [])
     for k, pixels in enumerate(_pixels(root)):
-        for gone in ("BigEndian", "Interleaved"):
-            pixels.attrib.pop(gone, None)
-        for name, value in _sizes(stack).items():
-            pixels.set(name, value)
-        for name in ("TiffData", "BinData", "MetadataOnly"):
-            for child in _children(pixels, name):
-                pixels.remove(child)
-        place = len(_children(pixels, "Channel"))
+        for name in gone:
+            pixels.attrib.pop(name, None)
+        pixels.attrib.update(_sizes(stack))
+        for child in [child for name in ("TiffData", "BinData", "MetadataOnly") for child in _children(pixels, name)]:
+            pixels.remove(child)
         data = {"IFD": str(k * n_pages), "PlaneCount": str(n_pages)}
-        pixels.insert(place, ET.Element(f"{{{namespace}}}TiffData", data))
+        pixels.insert(len(_children(pixels, "Channel")), ET.Element(f"{{{namespace}}}TiffData", data))
         _renumber_planes(pixels, stack)
-        if "T" not in stack.steps:
-            for name in ("TimeIncrement", "TimeIncrementUnit"):
-                pixels.attrib.pop(name, None)
     for image in _children(root, "Image"):
         for reference in _children(image, "ROIRef"):
             image.remove(reference)
@@ -300,8 +287,7 @@ def _new_ome(stack: Hyperstack, dtype: np.dtype) -> str:
 
 def _sizes(stack: Hyperstack) -> dict[str, str]:
     sizes = {f"Size{letter}": str(stack.length(letter)) for letter in "XYZT"}
-    order = [letter for letter in stack.axes if letter in "TZC"]
-    order = [letter for letter in "TZC" if letter not in order] + order
+    order = sorted("TZC", key=stack.axes.find)  # axes that are not there come first
     return {**sizes, "SizeC": str(stack.n_channels), "DimensionOrder": "XY" + "".join(reversed(order))}
 
 

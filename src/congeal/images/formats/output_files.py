@@ -23,8 +23,6 @@ from congeal.images.sources.base import ImageSource
 from congeal.transforms.ids import Ids
 
 _PNG_COLOUR = {1: 0, 2: 4, 3: 2, 4: 6}  # channels → PNG's number for grey, grey and alpha, colour, colour and alpha
-# Bytes of a picture that are filtered at a time: a quarter of a megabyte stays in the second-level cache.
-_BYTES_AT_ONCE = 1 << 18
 WRITTEN = (".png", ".tif", ".fits")  # what is put behind a stem
 _LONGEST_STEM = LONGEST_NAME - max(map(len, WRITTEN))
 # Bytes of a path below the output folder: systems allow 4096 with everything above it.
@@ -181,7 +179,13 @@ def encode(pixels: np.ndarray, mask: np.ndarray | None = None, *, tiff: bool = F
     whole = join_alpha(pixels, mask)
     if not tiff and suits_png(whole):
         return png_bytes(whole), ".png"
-    return _tiff(whole, alpha=mask is not None), ".tif"
+    from tifffile import imwrite
+
+    if whole.dtype.kind not in "uif":
+        raise CongealError(f"TIFF holds no images of type {whole.dtype}")
+    buffer, channels = io.BytesIO(), whole.shape[-1]
+    imwrite(buffer, whole[..., 0] if channels == 1 else whole, **tiff_options(channels, alpha=mask is not None))
+    return buffer.getvalue(), ".tif"
 
 
 def png_bytes(pixels: np.ndarray) -> bytes:
@@ -201,22 +205,13 @@ def png_bytes(pixels: np.ndarray) -> bytes:
 
 def _filtered(rows: np.ndarray, step: int) -> np.ndarray:
     """Rows as PNG stores them, each behind the number of its filter; a pixel is `step` bytes."""
-    out = np.empty((len(rows), rows.shape[1] + 1), np.uint8)
-    out[:, 0] = 3  # the average of left and above, rounded down
-    at_once = max(1, _BYTES_AT_ONCE // rows.shape[1])
-    for first in range(0, len(rows), at_once):
-        here = rows[first : first + at_once]
-        above, left = out[first : first + at_once, 1:], np.empty_like(here)
-        above[0] = rows[first - 1] if first else 0
-        above[1:] = here[:-1]
-        left[:, :step], left[:, step:] = 0, here[:, :-step]
-        # (a + b) // 2 without leaving 8 bits: what both share, and half of what they do not.
-        shared = above & left
-        np.bitwise_xor(above, left, out=left)
-        left >>= 1
-        left += shared
-        np.subtract(here, left, out=above)
-    return out
+    above, left = np.zeros_like(rows), np.zeros_like(rows)
+    above[1:], left[:, step:] = rows[:-1], rows[:, :-step]
+    # (a + b) // 2 without leaving 8 bits: what both share, and half of what they do not.
+    average = (above & left) + ((above ^ left) >> 1)
+    filtered = np.full((len(rows), rows.shape[1] + 1), 3, np.uint8)  # 3 is the average of left and above, rounded down
+    np.subtract(rows, average, out=filtered[:, 1:])
+    return filtered
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
@@ -224,25 +219,9 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", deflate.crc32(data, deflate.crc32(kind)))
 
 
-def _tiff(pixels: np.ndarray, *, alpha: bool) -> bytes:
-    import tifffile
-
-    if pixels.dtype.kind not in "uif":
-        raise CongealError(f"TIFF holds no images of type {pixels.dtype}")
-    channels = pixels.shape[-1]
-    buffer = io.BytesIO()
-    tifffile.imwrite(buffer, pixels[..., 0] if channels == 1 else pixels, **tiff_options(channels, alpha=alpha))
-    return buffer.getvalue()
-
-
 def tiff_options(channels: int, *, alpha: bool) -> dict[str, Any]:
     """How tifffile stores (…, H, W, C) so that it reads back as the same channels."""
-    colour = channels - alpha
-    photometric = "rgb" if colour == 3 else "minisblack"
-    options: dict[str, Any] = {"photometric": photometric}
-    if channels > 1:
-        options["planarconfig"] = "contig"
-        spare = channels - (3 if photometric == "rgb" else 1)
-        if spare:
-            options["extrasamples"] = ["unspecified"] * (spare - alpha) + ["unassalpha"] * alpha
-    return options
+    photometric, own = ("rgb", 3) if channels - alpha == 3 else ("minisblack", 1)
+    spare = ["unspecified"] * (channels - own - alpha) + ["unassalpha"] * alpha
+    options = {"photometric": photometric, "planarconfig": "contig" if channels > 1 else None}
+    return {**options, "extrasamples": spare} if spare else options

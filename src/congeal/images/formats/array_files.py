@@ -66,7 +66,7 @@ def read_idx(path: Path) -> np.ndarray:
             raise CongealError(f"{path} is an empty file (0 bytes): copy or download it again")
         with path.open("rb") as file:
             packed = file.read(2) == _GZIP_MAGIC
-        data = np.frombuffer(_unpacked(path), np.uint8) if packed else np.memmap(path, np.uint8, "r")
+        data = np.frombuffer(_unpack(path), np.uint8) if packed else np.memmap(path, np.uint8, "r")
     except (OSError, EOFError, zlib.error) as error:
         raise CongealError(f"{path} cannot be read: {error}") from error
     head = data[: 4 + 4 * MAX_AXES].tobytes()
@@ -85,7 +85,7 @@ def read_idx(path: Path) -> np.ndarray:
     return data[offset:expected].view(dtype).reshape(shape)
 
 
-def _unpacked(path: Path) -> bytearray:
+def _unpack(path: Path) -> bytearray:
     data = bytearray()
     with gzip.open(path) as packed:
         while part := packed.read(_UNPACKED_AT_ONCE):
@@ -116,7 +116,7 @@ def read_variable(path: Path, name: str) -> np.ndarray | dict[str, np.ndarray]:
         raise UnreadableImage("it is of version 7.3: save it again with '-v7'")
     for kind, content in _elements(data[_HEADER_BYTES:], order):
         if kind == _COMPRESSED:
-            kind, content = next(_elements(_inflated(content), order), (0, content))
+            kind, content = next(_elements(_inflate(content), order), (0, content))
         found = _matrix(content, order, name) if kind == _MATRIX else None
         if found is not None:
             return found
@@ -141,7 +141,7 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
         at += step
 
 
-def _inflated(data: memoryview) -> memoryview:
+def _inflate(data: memoryview) -> memoryview:
     unpack = zlib.decompressobj()
     try:
         whole = unpack.decompress(data, MOST_BYTES)

@@ -24,26 +24,17 @@ EXTENSIONS = FITS.union(
     (".ppm", ".pgm", ".pbm", ".pnm"),
 )
 MOST_BYTES = 1 << 30
-"""Of one image file: larger ones are skipped unread."""
+"""Bytes of one image file; larger ones are skipped unread. Chosen by judgement: the largest scans are smaller."""
 MOST_PIXELS = 178_956_970
-"""Of one image, in any format: where Pillow suspects an attack, and as much as a large poster scanned at 300 dpi."""
+"""Pixels of one image: where Pillow suspects an attack, and as much as a large poster scanned at 300 dpi."""
 MOST_DECODED = 16 * MOST_PIXELS
-"""Bytes of the pixels of one image."""
+"""Bytes of the pixels of one image: the largest one with four channels of 32 bits."""
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 FITS_MAGIC = b"SIMPLE  ="
 ORIENTATION_TAG = 0x0112
-# Pillow modes that need no conversion, and what the others become.
+# Pillow modes that need no conversion, and what others become; the rest becomes RGB.
 _PLAIN = {"L", "LA", "RGB", "RGBA", "F", "I", "I;16", "I;16L", "I;16B", "I;16N"}
-_CONVERT = {
-    "1": "L",
-    "CMYK": "RGB",
-    "YCbCr": "RGB",
-    "LAB": "RGB",
-    "HSV": "RGB",
-    "La": "LA",
-    "RGBa": "RGBA",
-    "PA": "RGBA",
-}
+_CONVERT = {"1": "L", "La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 
 
 @contextmanager
@@ -157,7 +148,7 @@ def orient(pixels: np.ndarray, orientation: int) -> np.ndarray:
 def read_regular(path: str | os.PathLike[str], count: int = -1) -> bytes:
     """The bytes of a file, or its first `count`; UnreadableImage if it is something else or too large.
 
-    Anything but a regular file could keep us waiting, or never end.
+    Reading a pipe or a device could block, or never end.
     """
     try:
         check_regular(path)
@@ -172,12 +163,11 @@ def read_regular(path: str | os.PathLike[str], count: int = -1) -> bytes:
 
 def check_regular(path: str | os.PathLike[str]) -> None:
     """Raise UnreadableImage for a path to something that is not a file; nothing is opened."""
-    mode = os.stat(path).st_mode
-    if stat.S_ISREG(mode):
-        check_bytes(os.stat(path).st_size)
-        return
-    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
-    raise UnreadableImage(f"is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a file")
+    known = os.stat(path)
+    if not stat.S_ISREG(known.st_mode):
+        kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+        raise UnreadableImage(f"is {kinds.get(stat.S_IFMT(known.st_mode), 'a device')}, not a file")
+    check_bytes(known.st_size)
 
 
 def check_bytes(size: int) -> None:

@@ -210,7 +210,7 @@ def _write_hdu(
         if values.dtype.name in ("bool", "float16"):
             values = values.astype(np.uint8 if values.dtype.kind == "b" else np.float32)
         if not count:
-            file.write(_header_bytes(_moved_header(text, pose), shape, values.dtype, primary=primary))
+            file.write(_header_bytes(_move_header(text, pose), shape, values.dtype, primary=primary))
         file.write(_stored_bytes(values))
         count += values.nbytes
     file.write(bytes(-count % BLOCK_BYTES))
@@ -240,7 +240,7 @@ def _header_bytes(header: Any, shape: tuple[int, ...], dtype: np.dtype, *, prima
     return bytes(hdu.header.tostring(padding=True).encode("ascii"))
 
 
-def _moved_header(text: str, pose: np.ndarray | None) -> Any:
+def _move_header(text: str, pose: np.ndarray | None) -> Any:
     """The header of an image that was moved by a matrix; None if that is unknown or differs between planes."""
     header = _parse_header(text)
     if not any(_WCS.fullmatch(key) for key in header):

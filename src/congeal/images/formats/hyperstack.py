@@ -1,4 +1,4 @@
-"""What a scientific stack says about itself: axes, size of a pixel, time step, names of channels; and its OME-XML.
+"""Metadata of a scientific stack: axes, size of a pixel, time step, names of channels; and its OME-XML.
 
 Axes are letters, slowest first, as tifffile writes them: T time, Z depth, C channel, Y, X, S colour sample; any other
 letter, such as I (pages) or R (positions), numbers images as T does. An image of the set is one position along the
@@ -32,12 +32,12 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Hyperstack:
-    """Axes and shape of a stack as it is in its file, and what is known of it.
+    """Axes and shape of a stack as it is in its file, and its metadata.
 
     steps: pixel size (X, Y), distance of planes (Z) and time step (T), by letter. channel_names: one for each position
-    along C and S together, or empty. chosen: of an image axis that lost some of its positions, those that are left.
-    ragged: what is left is no grid any more but one sequence, and nobody knows what was where. origin: what only a
-    writer of the same format understands, see `congeal.images.formats.tiff` and its like.
+    along C and S together, or empty. chosen: the positions that were kept, for each image axis that lost some. ragged:
+    the images are no grid any more but one sequence, so that their positions are unknown. origin: metadata that only a
+    writer of the same format understands, such as `TiffOrigin`.
     """
 
     axes: str
@@ -274,9 +274,8 @@ def _new_ome(stack: Hyperstack, dtype: np.dtype) -> str:
     channels, samples = stack.length("C"), stack.length("S")
     if stack.channel_names:
         facts["Channel"] = {"Name": stack.channel_names[::samples]}
-    shape, axes = (channels, *stack.size), "CYX"
-    if samples > 1:
-        shape, axes = (*shape, samples), "CYXS"
+    axes = "CYXS" if samples > 1 else "CYX"
+    shape = (channels, *stack.size, samples)[: len(axes)]
     from tifffile import OmeXml
 
     xml = OmeXml(Creator="congeal")
@@ -292,7 +291,7 @@ def _sizes(stack: Hyperstack) -> dict[str, str]:
 
 
 def _renumber_planes(pixels: ET.Element, stack: Hyperstack) -> None:
-    """Keep what is said of the planes that are left, under their new numbers."""
+    """Keep the elements of the planes that were kept, under their new numbers."""
     for plane in _children(pixels, "Plane"):
         if stack.ragged:
             pixels.remove(plane)

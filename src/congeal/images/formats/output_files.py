@@ -199,11 +199,11 @@ def png_bytes(pixels: np.ndarray) -> bytes:
     rows = np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder(">")).view(np.uint8).reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, depth, _PNG_COLOUR[channels], 0, 0, 0)
     # libdeflate takes half of zlib's time; isal took less, but files of the same pixels once had other bytes.
-    data = bytes(deflate.zlib_compress(_filtered(rows, channels * pixels.dtype.itemsize), 1))
+    data = bytes(deflate.zlib_compress(_filter_rows(rows, channels * pixels.dtype.itemsize), 1))
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, (b"IHDR", b"IDAT", b"IEND"), (header, data, b"")))
 
 
-def _filtered(rows: np.ndarray, step: int) -> np.ndarray:
+def _filter_rows(rows: np.ndarray, step: int) -> np.ndarray:
     """Rows as PNG stores them, each behind the number of its filter; a pixel is `step` bytes."""
     above, left = np.zeros_like(rows), np.zeros_like(rows)
     above[1:], left[:, step:] = rows[:-1], rows[:, :-step]

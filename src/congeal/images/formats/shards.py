@@ -52,15 +52,11 @@ class ShardSource(ImageSource):
         if max(names.values()) > 1:
             twice = names.most_common(1)[0][0]
             raise CongealError(f"two shards are called {twice}: give them different names")
-        self._keys = Ids(key for part in keys for key in part)
-        self._ids = self._keys if self._keys.unique else self._with_shards()
-
-    def _with_shards(self) -> Ids:
-        """Keys that occur in several shards get the shard's name in front."""
-        counts = Counter(self._keys)
-        stems = [path.stem for path in self.paths]
-        pairs = zip(self._keys, self._shards, strict=True)
-        return unique_ids(key if counts[key] == 1 else f"{stems[shard]}/{key}" for key, shard in pairs)
+        self._ids = self._keys = Ids(key for part in keys for key in part)
+        if not self._keys.unique:  # keys that occur in several shards get the shard's name in front
+            counts, pairs = Counter(self._keys), zip(self._keys, self._shards, strict=True)
+            stems = [path.stem for path in self.paths]
+            self._ids = unique_ids(key if counts[key] == 1 else f"{stems[shard]}/{key}" for key, shard in pairs)
 
     def _file(self, number: int) -> Path:
         """Where a shard can be read."""
@@ -163,10 +159,9 @@ class ShardWriter(Writer):
     def __init__(self, folder: Path, source: ImageSource, size: Size, *, alone: bool = True) -> None:
         super().__init__(folder, source, size, alone=alone)
         self._numbered = source.shard_of(0) is None and not Ids(map(_key, source.ids())).unique
-        self._current: str | None = None
-        self._tar: tarfile.TarFile | None = None
+        self._current: tuple[str, tarfile.TarFile] | None = None  # the shard at hand
         self._members: tuple[str, dict[str, str]] = ("", {})  # a shard, and the member of each key in it
-        self._open = ExitStack()  # the file of the shard at hand
+        self._open = ExitStack()  # its file
         self._written: set[str] = {path.name for path in folder.glob("*.tar") if is_whole(path)}
 
     def _place(self, index: int) -> tuple[str, str]:
@@ -196,22 +191,19 @@ class ShardWriter(Writer):
         """Put one file into the shard of image `index`, which ends the shard before it."""
         data, extension = encoded
         shard, _ = self._place(index)
-        if shard != self._current:
+        if self._current is None or shard != self._current[0]:
             if shard in self._written:
                 raise CongealError(
                     f"{self.folder / shard} is already complete: shards are written in the order of the source"
                 )
             self.end_shard()
             file = self._open.enter_context(replacing(self.folder / shard))
-            self._tar = self._open.enter_context(tarfile.TarFile(fileobj=file, mode="w"))
-            self._current = shard
-        member = tarfile.TarInfo(self._member(index) + extension)
+            self._current = shard, self._open.enter_context(tarfile.TarFile(fileobj=file, mode="w"))
+        member, tar = tarfile.TarInfo(self._member(index) + extension), self._current[1]
         member.size = len(data)
-        if self._tar is None:
-            raise CongealError(f"the shard {shard} is closed")
         with writing(self.folder / shard):
-            self._tar.addfile(member, io.BytesIO(data))
-        self._tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header
+            tar.addfile(member, io.BytesIO(data))
+        tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header
 
     def done(self, index: int) -> bool:
         return self._place(index)[0] in self._written
@@ -224,11 +216,10 @@ class ShardWriter(Writer):
 
     def end_shard(self) -> None:
         """Complete the shard at hand."""
-        if self._tar is None or self._current is None:
-            return
-        self._open.close()
-        self._written.add(self._current)
-        self._tar = self._current = None
+        if self._current is not None:
+            self._open.close()
+            self._written.add(self._current[0])
+            self._current = None
 
     def close(self) -> None:
         """Complete the last shard, and list the members that are not called after their keys."""

@@ -37,7 +37,7 @@ from congeal.images.sources.base import Header, Image, ImageSource, UnreadableIm
 from congeal.images.sources.hyperstack import HyperstackSource, IndexedReader, Reader, open_stack
 
 log = logging.getLogger("congeal")
-# It writes to stderr where nobody listens; what matters of a file is said in our own words.
+# tifffile would write to stderr; problems of a file that matter are reported by this module.
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 _PER_UNIT = {2: "inch", 3: "cm"}
@@ -64,7 +64,7 @@ class TiffPages(ImageSource):
         self.name, self.path, self.pages, self._file, self._lock = path.name, path, pages, file, Lock()
         kinds = {(page.shape[2:], page.dtype, page.photometric) for page in pages}
         self.grey = all(len(page.shape) == 2 and page.photometric != _PALETTE for page in pages)
-        if len(kinds) > 1 or _alpha(pages[0]):
+        if len(kinds) > 1 or _has_alpha(pages[0]):
             self.layout = "files"  # one TIFF stack cannot give back pages of several kinds
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ def open_tiff(path: Path, z: str | None = None) -> ImageSource:
         _check_chain(file)
         series = file.series
         _check_whole(path, file)
-        if all(not _alpha(one.keyframe) and _plain(one.keyframe) for one in series):
+        if all(not _has_alpha(one.keyframe) and _is_plain_page(one.keyframe) for one in series):
             found = _open_series(path, file, z)
             if found is not None:
                 return found
@@ -124,13 +124,10 @@ def _check_chain(file: tifffile.TiffFile) -> None:
 def _check_whole(path: Path, file: tifffile.TiffFile) -> None:
     """Refuse a stack whose own description promises more than the file still holds: it was cut short."""
     there = sum(one.size for one in file.series)
-    for one in file.series:
-        described = one.keyframe.description
-        if not described.startswith('{"shape":'):  # what tifffile writes
-            continue
-        promised = math.prod(json.loads(described)["shape"])
-        if promised > there:
-            raise CongealError(f"{path} is cut short: it holds {there} of the {promised} values it promises")
+    described = [one.keyframe.description for one in file.series]
+    promised = max([math.prod(json.loads(text)["shape"]) for text in described if text.startswith('{"shape":')] or [0])
+    if promised > there:
+        raise CongealError(f"{path} is cut short: it holds {there} of the {promised} values it promises")
 
 
 def decode_tiff(data: bytes, id: str) -> Image:
@@ -159,7 +156,7 @@ def probe_tiff(path: Path) -> Header | None:
         with tifffile.TiffFile(path) as file:
             _check_chain(file)
             page = file.pages.first
-            if len(file.pages) > 1 or "C" in file.series[0].axes or _alpha(page) or not _plain(page):
+            if len(file.pages) > 1 or "C" in file.series[0].axes or _has_alpha(page) or not _is_plain_page(page):
                 return None
             return Header(page.imagelength, page.imagewidth, int(page.samplesperpixel), np.dtype(page.dtype))
     except Exception:  # whatever is wrong with the file, reading it says so with a reason
@@ -186,7 +183,7 @@ def _page_image(page: Any, id: str) -> Image:
         pixels = np.iinfo(pixels.dtype).max - pixels
     if pixels.dtype.kind not in "uif":
         raise UnreadableImage(f"pixels of type {pixels.dtype} are not an image")
-    return make_image(id, pixels, has_alpha=_alpha(page), orientation=_orientation(page))
+    return make_image(id, pixels, has_alpha=_has_alpha(page), orientation=_orientation(page))
 
 
 def _orientation(page: Any) -> int:
@@ -194,7 +191,7 @@ def _orientation(page: Any) -> int:
     return int(tag.value) if tag is not None and 1 <= int(tag.value) <= 8 else 1
 
 
-def _plain(page: Any) -> bool:
+def _is_plain_page(page: Any) -> bool:
     """Stored values are the pixels: no palette, no inversion, no turning."""
     special = page.photometric in (_WHITE_IS_ZERO, _PALETTE) or _needs_pillow(page) or _orientation(page) > 1
     return not special and page.dtype is not None and page.dtype.kind in "uif"
@@ -206,7 +203,7 @@ def _needs_pillow(page: Any) -> bool:
     return page.photometric in (_CMYK, _LAB) or (page.photometric == _YCBCR and not jpeg)
 
 
-def _alpha(page: Any) -> bool:
+def _has_alpha(page: Any) -> bool:
     # 1 and 2 are the two kinds of alpha; 0 is a channel that means something else.
     return bool(page.extrasamples) and int(page.extrasamples[-1]) in (1, 2)
 
@@ -215,8 +212,8 @@ def _alpha(page: Any) -> bool:
 class TiffOrigin:
     """What a TIFF has besides pixels: "imagej", "ome", "shaped" (tifffile's own) or "plain"; for a TIFF writer.
 
-    text: the OME-XML. imagej: ImageJ's own facts. resolution: (x, y, unit) of the tags. compression, predictor: as the
-    tags number them. tile: (height, width), if there are tiles.
+    text: the OME-XML. imagej: ImageJ's own metadata. resolution: (x, y, unit) of the tags. compression, predictor: the
+    numbers of the tags. tile: (height, width), if there are tiles.
     """
 
     kind: str
@@ -245,7 +242,7 @@ def _open_series(path: Path, file: tifffile.TiffFile, z: str | None) -> ImageSou
     axes, shape = first.axes, first.shape
     if len(series) > 1:
         axes, shape = f"R{axes}", (len(series), *shape)
-    stack = _described(file, first, axes, shape, ome_text)
+    stack = _describe(file, first, axes, shape, ome_text)
     source = open_stack(stack, reader, name=path.name, layout="tiff", z=z, mapped=mapped)
     if mapped is not None:
         file.close()
@@ -307,7 +304,7 @@ class PagedReader:
             return np.asarray(page.asarray())
 
 
-def _described(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_text: str) -> Hyperstack:
+def _describe(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_text: str) -> Hyperstack:
     """Axes, sizes and names of a series, and what a writer of TIFF needs besides."""
     page = file.pages.first
     kind = "ome" if ome_text else series.kind if series.kind in ("imagej", "shaped") else "plain"
@@ -380,7 +377,7 @@ class TiffWriter(NpyWriter):
 
     def _arranged(self, stack: Hyperstack) -> Hyperstack:
         """Pages of Y and X, with colour samples on the side on which they were."""
-        axes = _outer(stack) + ("SYX" if _planar(stack) else "YXS" if "S" in stack.axes else "YX")
+        axes = _outer(stack) + ("SYX" if _is_planar(stack) else "YXS" if "S" in stack.axes else "YX")
         return replace(stack, axes=axes, shape=tuple(map(stack.length, axes)))
 
     def _is_whole(self) -> bool:
@@ -401,7 +398,7 @@ class TiffWriter(NpyWriter):
         imagej = origin.kind == "imagej" and array.dtype.name in _IMAGEJ_TYPES and not set(stack.axes) - set("TZCYXS")
         large = array.nbytes > MOST_CLASSIC
         options = tiff_options(stack.length("S"), alpha=False) | _storage_options(origin)
-        if _planar(stack):
+        if _is_planar(stack):
             options["planarconfig"] = "separate"
         if imagej:
             options["metadata"] = {**_imagej(origin, stack), "axes": stack.axes}
@@ -426,7 +423,7 @@ class TiffWriter(NpyWriter):
             if "S" in stack.axes:
                 start = stack.channel(at)  # S is the last of the channel axes
                 page = image[..., start : start + stack.length("S")]
-                page = np.moveaxis(page, -1, 0) if _planar(stack) else page
+                page = np.moveaxis(page, -1, 0) if _is_planar(stack) else page
             else:
                 page = stack.plane(array, at)
             yield np.ascontiguousarray(page)
@@ -451,7 +448,7 @@ def is_whole_tiff(path: Path, pages: int = 1, size: Size | None = None) -> bool:
         return False
 
 
-def _planar(stack: Hyperstack) -> bool:
+def _is_planar(stack: Hyperstack) -> bool:
     """Whether there are colour samples, each of which is a plane of its own."""
     return "S" in stack.axes and stack.axes.index("S") < stack.axes.index("Y")
 
@@ -462,7 +459,7 @@ def _outer(stack: Hyperstack) -> str:
 
 def _tiles(page: np.ndarray, tile: Size, stack: Hyperstack) -> Iterator[np.ndarray]:
     """A page in the tiles that tifffile wants it in: by rows, samples that come first one after the other."""
-    for plane in page if _planar(stack) else (page,):
+    for plane in page if _is_planar(stack) else (page,):
         for top in range(0, plane.shape[0], tile[0]):
             for left in range(0, plane.shape[1], tile[1]):
                 yield np.ascontiguousarray(plane[top : top + tile[0], left : left + tile[1]])
@@ -485,7 +482,7 @@ def _storage_options(origin: TiffOrigin) -> dict[str, Any]:
 
 
 def _imagej(origin: TiffOrigin, stack: Hyperstack) -> dict[str, Any]:
-    """ImageJ's own facts, of the slices that are left."""
+    """ImageJ's own metadata, of the slices that were kept."""
     facts = dict(origin.imagej)
     labels = facts.pop("Labels", None)
     if not isinstance(labels, list | tuple) or stack.ragged:

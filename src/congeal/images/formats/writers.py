@@ -212,9 +212,7 @@ class NpyWriter(Writer):
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
         """Nothing: rows are copied together in the second step."""
         missing = self.missing(indices)
-        return partial(
-            self._put_rows, missing, pixels if len(missing) == len(indices) else pixels[np.isin(indices, missing)]
-        )
+        return partial(self._put_rows, missing, pixels[as_slice(np.isin(indices, missing))])
 
     def _put_rows(self, indices: np.ndarray, pixels: np.ndarray) -> None:
         if not len(indices):
@@ -288,7 +286,7 @@ class RowWriter:
             for rows, images in runs:
                 self._file.seek(self._offset + int(rows[0]) * self._row.nbytes)
                 self._file.write(images.data)
-        return list  # nothing is left to do
+        return _nothing
 
     def close(self) -> None:
         """Bring the rows to the disk."""
@@ -296,6 +294,10 @@ class RowWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
+
+
+def _nothing() -> None:
+    """The second step of writing where the first does all."""
 
 
 def _check_kind(id: str, pixels: np.ndarray, row: np.ndarray) -> None:

@@ -25,7 +25,7 @@ MARKS = ("zarr.json", ".zarray", ".zgroup")
 _DEFAULT_AXES = {2: "YX", 3: "IYX", 4: "IYXC", 5: "TCZYX"}
 _WORDS = {"time": "T", "channel": "C", "depth": "Z", "row": "Y", "column": "X", "height": "Y", "width": "X"}
 _SPARE = "IQPRABDEFGHJKLMNOUVW"
-# What decodes numbers. Pickle would run whatever a stranger put there, and the rest of such codecs hold no numbers.
+# Codecs that decode to numbers and run no code, unlike pickle.
 _CODECS = {
     *("blosc", "zlib", "gzip", "zstd", "lz4", "bz2", "lzma", "zfpy", "pcodec", "packbits", "sharding_indexed"),
     *("shuffle", "delta", "astype", "fixedscaleoffset", "quantize", "bitround", "bytes", "transpose"),
@@ -42,7 +42,7 @@ MOST_BLOCK = 256 << 20
 
 @dataclass(frozen=True)
 class ZarrOrigin:
-    """What a Zarr has besides numbers, for a writer of Zarr.
+    """Metadata of a Zarr, for a writer of Zarr.
 
     format: 2 or 3. ngff: version of the OME metadata, empty for a plain array. attributes: of the array or group.
     path: of the array in its group. names: of the axes, as they are written there. storage: chunks and compressors.
@@ -94,7 +94,7 @@ def open_zarr(path: Path, z: str | None = None) -> ImageSource:
         found = zarr.open(str(path), mode="r")
         array, image = (found, {}) if isinstance(found, zarr.Array) else _array_of(path, found)
         _refuse_codecs(path, array)
-        stack = _described(path, array, dict(found.attrs), image)
+        stack = _describe(path, array, dict(found.attrs), image)
     reader = ZarrReader(array, stack.axes, chunk=int(array.chunks[0]) if stack.axes[0] not in "YX" else 1)
     source = open_stack(stack, reader, name=path.name, layout="zarr", z=z)
     source.files = tuple(sorted(file for file in path.rglob("*") if file.is_file()))
@@ -145,7 +145,7 @@ def _codec_names(value: Any) -> Iterator[str]:
             yield from _codec_names(inner)
 
 
-def _described(path: Path, array: Any, attributes: Mapping[str, Any], image: Mapping[str, Any]) -> Hyperstack:
+def _describe(path: Path, array: Any, attributes: Mapping[str, Any], image: Mapping[str, Any]) -> Hyperstack:
     """Axes, scales and channel names; those of OME, or the names of dimensions, or the usual order."""
     if image:
         names = tuple(map(_name, image.get("axes", ())))
@@ -174,7 +174,7 @@ def _described(path: Path, array: Any, attributes: Mapping[str, Any], image: Map
 
 
 def _letters(names: Sequence[str]) -> str:
-    """One letter for each name: its own if it is one, that of a word everybody knows, else a spare one."""
+    """One letter for each name: its own if it is one, that of a common word, else a spare one."""
     known = [name.upper() if len(name) == 1 and name.isascii() else _WORDS.get(name.lower(), "") for name in names]
     spare = (letter for letter in _SPARE if letter not in known)
     letters = ""
@@ -241,7 +241,7 @@ class ZarrWriter(NpyWriter):
                     old.unlink()
                 shutil.rmtree(old, ignore_errors=True)
             stack = self.stack or Hyperstack("IYXC"[: array.ndim], array.shape, origin=ZarrOrigin(2))
-            self._fill(_created(partial, stack, array.dtype), array, stack)
+            self._fill(_create_array(partial, stack, array.dtype), array, stack)
         put_in_place(partial, self.path)
 
     def _fill(self, out: Any, array: np.ndarray, stack: Hyperstack) -> None:
@@ -284,7 +284,7 @@ def _in_ngff_order(stack: Hyperstack) -> Hyperstack:
     return Hyperstack("".join(lengths), tuple(lengths.values()), steps, stack.channel_names, origin=origin)
 
 
-def _created(path: Path, stack: Hyperstack, dtype: np.dtype) -> Any:
+def _create_array(path: Path, stack: Hyperstack, dtype: np.dtype) -> Any:
     """The empty array in its place, with all metadata around it."""
     zarr, origin = require("zarr", "zarr"), stack.origin
     # The axes in the words of the file they came from; an axis may be gone.

@@ -27,10 +27,8 @@ from congeal.images.sources.arrays import MOST_UNPACKED, ArraySource
 from congeal.images.sources.base import UnreadableImage
 from congeal.rows import evenly_spaced_rows
 
-MAX_AXES = 32  # of an array, as in NumPy
-# Bytes that are unpacked in one go: a single read of the largest size would reserve that much memory first.
-_UNPACKED_AT_ONCE = 16 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
+# Axes of an array in a file, which bounds what is read of a damaged header: the limit of NumPy 1.
+MAX_AXES = 32
 # Third byte of an idx file → big-endian numpy type.
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -41,17 +39,13 @@ _STORED = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8
 CLASSES = dict(zip(range(6, 16), ("f8", "f4", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"), strict=True))
 _COMPLEX = 0x0800
 _SIDE = 40  # pixels of an affNIST image along either axis
-_ORDER_SAMPLE = 500  # images the pixel order is decided on
 
 
 def is_idx(path: Path) -> bool:
     """Whether the file starts like idx, looking through gzip."""
     try:
-        with path.open("rb") as file:
+        with gzip.open(path) if _is_gzip(path) else path.open("rb") as file:
             start = file.read(4)
-        if start[:2] == _GZIP_MAGIC:
-            with gzip.open(path) as packed:
-                start = packed.read(4)
     except (gzip.BadGzipFile, EOFError, zlib.error):
         return False
     except OSError as error:
@@ -64,9 +58,7 @@ def read_idx(path: Path) -> np.ndarray:
     try:
         if path.stat().st_size == 0:
             raise CongealError(f"{path} is an empty file (0 bytes): copy or download it again")
-        with path.open("rb") as file:
-            packed = file.read(2) == _GZIP_MAGIC
-        data = np.frombuffer(_unpack(path), np.uint8) if packed else np.memmap(path, np.uint8, "r")
+        data = np.frombuffer(_unpack(path), np.uint8) if _is_gzip(path) else np.memmap(path, np.uint8, "r")
     except (OSError, EOFError, zlib.error) as error:
         raise CongealError(f"{path} cannot be read: {error}") from error
     head = data[: 4 + 4 * MAX_AXES].tobytes()
@@ -85,10 +77,15 @@ def read_idx(path: Path) -> np.ndarray:
     return data[offset:expected].view(dtype).reshape(shape)
 
 
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
 def _unpack(path: Path) -> bytearray:
     data = bytearray()
     with gzip.open(path) as packed:
-        while part := packed.read(_UNPACKED_AT_ONCE):
+        while part := packed.read(1 << 24):  # one read of the largest size would reserve that much memory first
             data += part
             if len(data) > MOST_UNPACKED:
                 raise CongealError(f"{path} holds more than {MOST_UNPACKED / 1e9:.1f} GB: unpack it with gunzip")
@@ -226,7 +223,7 @@ def open_mat(path: Path) -> ArraySource:
 
 def _are_taller(images: NDArray[np.uint8]) -> bool:
     """Whether ink spreads further down than across, over a sample: as ratios, so that no image outweighs the others."""
-    sample = images[evenly_spaced_rows(len(images), _ORDER_SAMPLE)].astype(np.float64)
+    sample = images[evenly_spaced_rows(len(images), 500)].astype(np.float64)
     place, variances = np.arange(_SIDE), []
     for axis in (2, 1):  # ink per row, then per column
         ink = sample.sum(axis)

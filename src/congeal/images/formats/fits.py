@@ -34,7 +34,8 @@ BLOCK_BYTES = 2880
 MOVED = "congeal: aligned; the WCS was moved with the image"
 DROPPED = "congeal: aligned; the WCS no longer holds and was removed"
 ALIGNED = "congeal: aligned"
-# Largest entry of the last row of an affine matrix, per pixel: rounding.
+# Largest entry of the last row of a matrix that counts as affine, per pixel: beyond rounding, and a displacement of a
+# thousandth of a pixel in images of a thousand pixels.
 AFFINE_TOLERANCE = 1e-9
 # Letters of the axes beyond Y and X; a cube has the last one.
 _EXTRA_AXES = "PRQI"
@@ -265,19 +266,17 @@ def _move_wcs(header: Any, aligned_from_source: np.ndarray) -> None:
     header["CRPIX1"], header["CRPIX2"] = (linear @ reference + shift + 1).tolist()
     if np.array_equal(linear, np.eye(2)):
         return
+    name, scale = "PC", np.array([header.get("CDELT1", 1.0), header.get("CDELT2", 1.0)])
     if any(f"CD{i}_{j}" in header for i in (1, 2) for j in (1, 2)):
-        before = np.array([[header.get(f"CD{i}_{j}", 0.0) for j in (1, 2)] for i in (1, 2)])
         name, scale = "CD", np.ones(2)
-    else:
-        name, scale = "PC", np.array([header.get("CDELT1", 1.0), header.get("CDELT2", 1.0)])
-        before = np.array([[header.get(f"PC{i}_{j}", float(i == j)) for j in (1, 2)] for i in (1, 2)])
-        if "CROTA2" in header:
-            turn = np.radians(header["CROTA2"])
-            ratio = scale[1] / scale[0]
-            before = np.array([[np.cos(turn), -np.sin(turn) * ratio], [np.sin(turn) / ratio, np.cos(turn)]])
+    missing = np.eye(2) if name == "PC" else np.zeros((2, 2))
+    before = np.array([[header.get(f"{name}{i}_{j}", missing[i - 1, j - 1]) for j in (1, 2)] for i in (1, 2)])
+    if name == "PC" and "CROTA2" in header:
+        turn, ratio = np.radians(header["CROTA2"]), scale[1] / scale[0]
+        before = np.array([[np.cos(turn), -np.sin(turn) * ratio], [np.sin(turn) / ratio, np.cos(turn)]])
+    if name == "PC":
         for key in ("CROTA1", "CROTA2"):
-            if key in header:
-                del header[key]
+            header.remove(key, ignore_missing=True)
     after = (scale[:, None] * before) @ np.linalg.inv(linear) / scale[:, None]
     for i in (1, 2):
         for j in (1, 2):

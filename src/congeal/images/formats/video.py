@@ -41,17 +41,18 @@ log = logging.getLogger("congeal")
 VIDEO = frozenset([".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm"])
 ANIMATION = frozenset([".gif", ".webp"])
 CUT_SHORT = "the video ends before this frame: the file was cut short"
-# A keyframe at most this many frames ahead is reached by decoding, which is faster than a seek.
+# A keyframe at most this many frames ahead is reached by decoding instead of by a seek, which opens the file again.
+# Chosen by judgement: no result depends on it.
 MAX_DECODED_AHEAD = 8
-# Frames whose decoded times are compared with those of the packets.
+# Frames whose decoded times are compared with those of the packets. Chosen by judgement: about one second.
 CHECKED_FRAMES = 24
-# A header that claims more missing frames than this is damaged.
+# A header that claims more missing frames than this is damaged. Chosen by judgement: about an hour of video.
 MAX_MISSING_FRAMES = 100_000
-# Frame rate of a video whose images have none of their own.
+# Frame rate of a video whose images have none of their own. Chosen by judgement: a common rate.
 DEFAULT_FRAMES_PER_SECOND = 25.0
 # Threads of the encoder, on any machine: another number would give other bytes.
 ENCODER_THREADS = 4
-# Shortest duration of a GIF frame: browsers slow down faster changes.
+# Shortest duration of a GIF frame, in hundredths of a second: browsers slow down faster changes.
 MIN_GIF_HUNDREDTHS = 2
 _GREY = {"gray": "gray", "gray16le": "gray16le", "gray16be": "gray16le"}
 # The first encoder that is installed. Without cpu-independent, x264 writes other bytes on other processors.
@@ -440,7 +441,7 @@ class GifWriter(VideoWriter):
         duration = 10 * max(MIN_GIF_HUNDREDTHS, end - begin)
         grey = pixels.shape[-1] == 1
         picture = Pillow.fromarray(pixels[..., 0] if grey else np.ascontiguousarray(pixels))
-        picture = picture if grey else picture.quantize(256)
+        picture = picture.convert("P") if grey else picture.quantize(256)  # only these have a palette to be written
         return b"".join(getdata(picture, duration=duration, disposal=1, include_color_table=True))
 
     def _begin(self, file: IO[bytes]) -> FrameSteps:

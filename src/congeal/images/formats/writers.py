@@ -24,7 +24,7 @@ from congeal.memmap import PageTracker
 Size = tuple[int, int]
 # Folder of the images that are in no group.
 OUTLIERS = "outliers"
-# Characters of the name of a group, which is also the name of a folder.
+# Characters of the name of a group, which is also the name of a folder. Chosen by judgement: names are for reading.
 MAX_GROUP_NAME_LENGTH = 100
 # Format of the output → module and class of its writer.
 _WRITERS = {

@@ -37,7 +37,8 @@ _UNITS |= {"millisecond": "ms", "hour": "h", "meter": "m", "centimeter": "cm", "
 _UNIT_WORDS = {sign: word for word, sign in _UNITS.items()}
 _AXIS_TYPES = {"T": "time", "C": "channel"}
 MOST_BLOCK = 256 << 20
-"""Bytes that are put together before they are written; larger chunks are cut to single planes."""
+"""Bytes that are put together before they are written; larger chunks are cut to single planes. Chosen by judgement: a
+small part of the memory of any machine."""
 
 
 @dataclass(frozen=True)

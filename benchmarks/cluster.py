@@ -500,7 +500,7 @@ def make_tars(options: argparse.Namespace, folder: Path) -> Path:
     import numpy as np
 
     from congeal import open_images
-    from congeal.images.formats.encode import png_bytes
+    from congeal.images.formats.output_files import png_bytes
 
     if folder.exists():
         return folder

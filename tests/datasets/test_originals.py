@@ -11,7 +11,7 @@ from congeal import CongealError, open_images
 from congeal.datasets import open_named
 from congeal.datasets.mnist import load
 from congeal.datasets.originals import TANGENT_FILE, moved_by_one
-from congeal.images.formats.matlab import CLASSES, read_variable
+from congeal.images.formats.array_files import CLASSES, read_variable
 from made_data import write_infimnist
 
 io = pytest.importorskip("scipy.io", reason="writes the MATLAB files")
@@ -97,7 +97,7 @@ def test_matlab_files_are_read_as_scipy_reads_them(tmp_path: Path) -> None:
 
 def test_a_matlab_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     io.savemat(tmp_path / "bomb.mat", {"affNISTdata": {"image": np.zeros((1600, 300), np.uint8)}}, do_compression=True)
-    monkeypatch.setattr("congeal.images.formats.matlab.MOST_BYTES", 100_000)
+    monkeypatch.setattr("congeal.images.formats.array_files.MOST_BYTES", 100_000)
     with pytest.raises(CongealError, match="too large unpacked"):
         open_images(tmp_path / "bomb.mat")
 

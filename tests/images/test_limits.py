@@ -158,7 +158,7 @@ def test_linked_folders_are_named(tmp_path: Path) -> None:
 
 def test_what_is_packed_is_unpacked_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("congeal.images.sources.arrays.MOST_UNPACKED", 10_000)
-    monkeypatch.setattr("congeal.images.formats.idx.MOST_UNPACKED", 10_000)
+    monkeypatch.setattr("congeal.images.formats.array_files.MOST_UNPACKED", 10_000)
     images = np.zeros((30, 28, 28), np.uint8)
     np.savez_compressed(tmp_path / "a.npz", images)
     with pytest.raises(CongealError, match=r"a.npz.*save it as \.npy"):

@@ -16,7 +16,7 @@ from PIL import Image
 from blobs import blob
 from congeal import Transforms, align
 from congeal.images import open_writer
-from congeal.images.formats.output_names import WRITTEN, OutputNames
+from congeal.images.formats.output_files import WRITTEN, OutputNames
 from congeal.opening import open_images
 from congeal.propagate import propagate_mask, propagate_overlay
 

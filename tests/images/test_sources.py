@@ -20,7 +20,7 @@ from PIL import Image as Pillow
 
 from congeal.errors import CongealError
 from congeal.images import UnreadableImage
-from congeal.images.formats.idx import read_idx
+from congeal.images.formats.array_files import read_idx
 from congeal.images.sources.base import ImageSource
 from congeal.images.sources.files import expand_braces, natural_key
 from congeal.opening import open_images

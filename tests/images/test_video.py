@@ -231,6 +231,9 @@ def test_a_gif_keeps_grey_exactly(tmp_path: Path) -> None:
     assert len(back) == 5
     assert back.frame_rate == 25
     assert all(np.array_equal(back.read(i).pixels[..., 0], grey[i]) for i in range(5))
+    data = (tmp_path / "out" / "aligned.gif").read_bytes()
+    with_palette = b"," + bytes(4) + bytes([64, 0, 48, 0]) + b"\x87"  # of 256 entries
+    assert data.count(with_palette) == 5
     with open_writer(tmp_path / "colour", source, (48, 64), "gif") as writer:
         for i, frame in enumerate(FRAMES[:5]):
             writer.write(i, frame)

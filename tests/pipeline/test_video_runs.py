@@ -21,13 +21,13 @@ KILLED = """
 import os, signal, sys
 import congeal
 from congeal.images.formats import video
-added, left = video.VideoWriter._add, [3]
+added, left = video.VideoWriter._put, [3]
 def add(self, index, frame):
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
     left[0] -= 1
     added(self, index, frame)
-video.VideoWriter._add = add
+video.VideoWriter._put = add
 congeal.align(sys.argv[1], sys.argv[2], output_format=sys.argv[3], **eval(sys.argv[4]))
 """
 

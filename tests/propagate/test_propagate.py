@@ -22,7 +22,7 @@ from congeal import (
     propagate_points,
 )
 from congeal.cli import main
-from congeal.images.formats.output_names import OutputNames
+from congeal.images.formats.output_files import OutputNames
 
 ALIGNED = (40, 50)
 

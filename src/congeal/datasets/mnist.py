@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from congeal.datasets import find_data, not_a_data_set
 from congeal.errors import CongealError
-from congeal.images.formats.idx import read_idx
+from congeal.images.formats.array_files import read_idx
 from congeal.images.sources.arrays import ArraySource
 
 PER_DIGIT = 6000

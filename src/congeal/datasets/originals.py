@@ -21,7 +21,7 @@ from congeal.datasets import find_data, parse_count
 from congeal.datasets.mnist import TRAIN_IMAGES, load
 from congeal.datasets.synthetic import AFFNIST_COUNT, AFFNIST_SIDE, FIELDS, INFIMNIST_COUNT, SIDE, Infimnist
 from congeal.errors import CongealError
-from congeal.images.formats.matlab import read_affnist
+from congeal.images.formats.array_files import read_affnist
 from congeal.images.sources.arrays import ArraySource
 from congeal.images.sources.files import natural_key
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from congeal.datasets import find_data
 from congeal.errors import CongealError
-from congeal.images.formats.matlab import read_variable
+from congeal.images.formats.array_files import read_variable
 from congeal.images.sources.base import Header, Image, ImageSource
 from congeal.images.sources.files import open_folder
 from congeal.images.sources.views import SourceView

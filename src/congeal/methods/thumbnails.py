@@ -8,7 +8,7 @@ import torch
 from congeal.evaluation.preview import Preview, Thumbnail
 from congeal.geometry import warp
 from congeal.images import Stack
-from congeal.images.formats.encode import png_bytes
+from congeal.images.formats.output_files import png_bytes
 from congeal.rows import row_slices
 from congeal.transforms import STATUSES
 

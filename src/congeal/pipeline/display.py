@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from congeal.images import Stack
-from congeal.images.formats.encode import png_bytes
+from congeal.images.formats.output_files import png_bytes
 from congeal.images.intensity import range_name
 from congeal.images.resample import shrink
 from congeal.rows import evenly_spaced_rows

@@ -16,8 +16,7 @@ from congeal.files import OutputFolders, write_bytes
 from congeal.geometry.matrix import rescale
 from congeal.geometry.warping import coverage
 from congeal.images import ImageSource, UnreadableImage, warp_pixels
-from congeal.images.formats.encode import encode
-from congeal.images.formats.output_names import OutputNames, write_names
+from congeal.images.formats.output_files import OutputNames, encode, write_names
 from congeal.images.resample import SOFT
 from congeal.pipeline.display import DisplayRange, display_range_of
 from congeal.progress import Progress

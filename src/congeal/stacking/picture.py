@@ -10,7 +10,7 @@ import numpy as np
 
 from congeal.errors import CongealError, require
 from congeal.files import write_bytes, writing
-from congeal.images.formats.encode import encode, png_bytes
+from congeal.images.formats.output_files import encode, png_bytes
 
 TIFF, FITS, PNG = (".tif", ".tiff"), (".fits", ".fit", ".fts"), (".png",)
 ENDINGS = (*TIFF, *FITS, *PNG)

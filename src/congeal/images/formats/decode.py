@@ -5,66 +5,75 @@ from __future__ import annotations
 import io
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image as Pillow
 from PIL import UnidentifiedImageError
 
-from congeal.errors import MissingExtra, first_line, require
+from congeal.errors import CongealError, MissingExtra, first_line, require
 from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.sources.base import Header, Image, UnreadableImage
 
 FITS = frozenset((".fits", ".fit", ".fts"))
-EXTENSIONS = frozenset(
-    [
-        ".png",
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".bmp",
-        ".gif",
-        ".tif",
-        ".tiff",
-        ".webp",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".pnm",
-        ".tga",
-        ".jp2",
-        ".avif",
-        *FITS,
-    ]
+EXTENSIONS = FITS.union(
+    (".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".jp2", ".avif", ".tga"),
+    (".ppm", ".pgm", ".pbm", ".pnm"),
 )
 MOST_BYTES = 1 << 30
-"""Of one image file: larger ones are skipped unread."""
+"""Bytes of one image file; larger ones are skipped unread. Chosen by judgement: the largest scans are smaller."""
 MOST_PIXELS = 178_956_970
-"""Of one image, in any format: where Pillow suspects an attack, and as much as a large poster scanned at 300 dpi."""
+"""Pixels of one image: where Pillow suspects an attack, and as much as a large poster scanned at 300 dpi."""
 MOST_DECODED = 16 * MOST_PIXELS
-"""Bytes of the pixels of one image."""
+"""Bytes of the pixels of one image: the largest one with four channels of 32 bits."""
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 FITS_MAGIC = b"SIMPLE  ="
 ORIENTATION_TAG = 0x0112
-# Pillow modes that need no conversion, and what the others become.
+# Pillow modes that need no conversion, and what others become; the rest becomes RGB.
 _PLAIN = {"L", "LA", "RGB", "RGBA", "F", "I", "I;16", "I;16L", "I;16B", "I;16N"}
-_CONVERT = {
-    "1": "L",
-    "CMYK": "RGB",
-    "YCbCr": "RGB",
-    "LAB": "RGB",
-    "HSV": "RGB",
-    "La": "LA",
-    "RGBa": "RGBA",
-    "PA": "RGBA",
-}
+_CONVERT = {"1": "L", "La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
+
+
+@contextmanager
+def as_unreadable(what: str, id: str) -> Iterator[None]:
+    """Decoders raise nearly anything on damaged data: every case is a reason for `skipped.csv`, none a crash."""
+    try:
+        yield
+    except UnreadableImage:
+        raise
+    except MemoryError as error:  # the image is not too large for others: the run ends, and can be resumed
+        raise MemoryError(f"{id} needs more than there is") from error
+    except Exception as error:
+        text = first_line(error)
+        reason = f"damaged {what} ({text})"
+        if isinstance(error, UnidentifiedImageError):
+            reason = "not an image, or a format that cannot be read"
+        elif isinstance(error, Pillow.DecompressionBombError):
+            reason = f"the image is too large ({text})"
+        elif "imagecodecs" in text:
+            reason = f"{text}: pip install 'congeal[formats]'"
+        raise UnreadableImage(reason) from error
+
+
+@contextmanager
+def as_unopenable(path: Path, kind: str) -> Iterator[None]:
+    """Say in one sentence that a file that holds a whole set is damaged, whatever its reader raises."""
+    try:
+        yield
+    except CongealError:
+        raise
+    except Exception as error:
+        raise CongealError(f"{path} is not a readable {kind} ({first_line(error)})") from error
 
 
 def decode(data: bytes, id: str) -> Image:
     """The whole image, upright, or UnreadableImage with the reason."""
     if not data:
         raise UnreadableImage("the file is empty (0 bytes)")
-    try:
+    with as_unreadable("image", id):
         if data[:4] in TIFF_MAGIC:
             from congeal.images.formats.tiff import decode_tiff
 
@@ -77,12 +86,6 @@ def decode(data: bytes, id: str) -> Image:
             return _decode_deep_png(data, id)
         with Pillow.open(io.BytesIO(data)) as picture:
             return from_pillow(picture, id)
-    except UnreadableImage:
-        raise
-    except MemoryError as error:  # the image is not too large for others: the run ends, and can be resumed
-        raise MemoryError(f"{id} needs more than there is") from error
-    except Exception as error:  # decoders raise nearly anything on damaged data; every case is a reason, none a crash
-        raise UnreadableImage(_reason(error)) from error
 
 
 def probe(data: bytes, id: str) -> Header | None:
@@ -109,15 +112,15 @@ def from_pillow(picture: Pillow.Image, id: str) -> Image:
     mode = _target_mode(picture)
     pixels = np.array(picture if picture.mode == mode else picture.convert(mode))
     if pixels.dtype == np.int32 and picture.format in ("PNG", "PPM"):
-        pixels = pixels.astype(np.uint16)  # older Pillow widens 16-bit grey to 32 bits
+        pixels = pixels.astype(np.uint16)  # Pillow widens 16-bit grey to 32 bits
     pixels = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
-    if not finite(pixels):
-        raise UnreadableImage(NOT_FINITE)
     return make_image(id, pixels, has_alpha=mode in ("LA", "RGBA"), orientation=orientation)
 
 
-def make_image(id: str, pixels: np.ndarray, *, has_alpha: bool, orientation: int = 1) -> Image:
+def make_image(id: str, pixels: np.ndarray, *, has_alpha: bool = False, orientation: int = 1) -> Image:
     """An Image from (H, W) or (H, W, C) file pixels whose last channel may be alpha."""
+    if not finite(pixels):
+        raise UnreadableImage(NOT_FINITE)
     pixels = orient(pixels if pixels.ndim == 3 else pixels[..., None], orientation)
     if not has_alpha:
         return Image(id, np.ascontiguousarray(pixels), None, orientation)
@@ -145,11 +148,11 @@ def orient(pixels: np.ndarray, orientation: int) -> np.ndarray:
 def read_regular(path: str | os.PathLike[str], count: int = -1) -> bytes:
     """The bytes of a file, or its first `count`; UnreadableImage if it is something else or too large.
 
-    Anything but a regular file could keep us waiting, or never end.
+    Reading a pipe or a device could block, or never end.
     """
     try:
         check_regular(path)
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
             data = file.read(MOST_BYTES + 1 if count < 0 else count)
     except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
         raise UnreadableImage(f"cannot be opened ({getattr(error, 'strerror', None) or error})") from error
@@ -160,12 +163,11 @@ def read_regular(path: str | os.PathLike[str], count: int = -1) -> bytes:
 
 def check_regular(path: str | os.PathLike[str]) -> None:
     """Raise UnreadableImage for a path to something that is not a file; nothing is opened."""
-    mode = os.stat(path).st_mode
-    if stat.S_ISREG(mode):
-        check_bytes(os.stat(path).st_size)
-        return
-    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
-    raise UnreadableImage(f"is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a file")
+    known = os.stat(path)
+    if not stat.S_ISREG(known.st_mode):
+        kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+        raise UnreadableImage(f"is {kinds.get(stat.S_IFMT(known.st_mode), 'a device')}, not a file")
+    check_bytes(known.st_size)
 
 
 def check_bytes(size: int) -> None:
@@ -180,10 +182,6 @@ def check_size(height: int, width: int, nbytes: int = 0) -> None:
         raise UnreadableImage(f"the image is too large ({height} × {width} pixels; {MOST_PIXELS:,} at most)")
     if nbytes > MOST_DECODED:
         raise UnreadableImage(f"the image is too large ({nbytes / 1e9:.1f} GB; {MOST_DECODED / 1e9:.1f} GB at most)")
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def deep_colour_png(data: bytes) -> bool:
@@ -216,14 +214,3 @@ def _target_mode(picture: Pillow.Image) -> str:
     if transparent and picture.mode == "RGB":
         return "RGBA"
     return picture.mode if picture.mode in _PLAIN else _CONVERT.get(picture.mode, "RGB")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image, or a format that cannot be read"
-    text = first_line(error)
-    if isinstance(error, Pillow.DecompressionBombError):
-        return f"the image is too large ({text})"
-    if "imagecodecs" in text:
-        return f"{text}: pip install 'congeal[formats]'"
-    return f"damaged image ({text})"

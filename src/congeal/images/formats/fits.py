@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -18,12 +18,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from congeal.errors import CongealError, first_line, require
+from congeal.errors import CongealError, require
 from congeal.files import is_plain, replacing
-from congeal.images.formats.decode import check_size, make_image
-from congeal.images.formats.hyperstack import Hyperstack
+from congeal.images.formats.decode import as_unopenable, check_size, make_image
+from congeal.images.formats.hyperstack import Hyperstack, ReaderChain
 from congeal.images.formats.writers import NpyWriter
-from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.sources.base import Image, ImageSource, UnreadableImage
 from congeal.images.sources.hyperstack import open_stack
 
@@ -35,7 +34,8 @@ BLOCK_BYTES = 2880
 MOVED = "congeal: aligned; the WCS was moved with the image"
 DROPPED = "congeal: aligned; the WCS no longer holds and was removed"
 ALIGNED = "congeal: aligned"
-# Largest entry of the last row of an affine matrix, per pixel: rounding.
+# Largest entry of the last row of a matrix that counts as affine, per pixel: beyond rounding, and a displacement of a
+# thousandth of a pixel in images of a thousand pixels.
 AFFINE_TOLERANCE = 1e-9
 # Letters of the axes beyond Y and X; a cube has the last one.
 _EXTRA_AXES = "PRQI"
@@ -59,31 +59,24 @@ class FitsOrigin:
 def open_fits(path: Path, z: str | None = None) -> ImageSource:
     """Every plane of a cube, or every extension with an image, is one image."""
     fits = require("astropy.io.fits", "fits")
-    try:
+    with as_unopenable(path, "FITS file"):
         hdus = fits.open(path, memmap=False)  # a section is read by itself, and scaled
         images = [hdu for hdu in hdus if _is_image(hdu)]
         if not images:
             raise CongealError(f"{path} has no image data: its {len(hdus)} parts are empty or tables")
         chosen = _matching_extensions(path, images)
-        lock = Lock()
-        readers = [_HduReader(hdu, lock) for hdu in chosen]
         extra = chosen[0].header["NAXIS"] - 2
         if extra > 3:
             raise CongealError(f"{path} has {extra + 2} dimensions; a stack has 2 to 5")
-        letters = _EXTRA_AXES[len(_EXTRA_AXES) - extra :] + "YX"
-        shape = tuple(map(int, chosen[0].shape))
-        primary = _header_text(hdus[0].header)
+        axes, shape, lock = _EXTRA_AXES[len(_EXTRA_AXES) - extra :] + "YX", tuple(map(int, chosen[0].shape)), Lock()
+        readers = [_HduReader(hdu, axes, lock) for hdu in chosen]
+        headers = tuple(_header_text(hdu.header) for hdu in chosen)
         if len(chosen) == 1:
-            origin = FitsOrigin(_header_text(chosen[0].header))
-            stack = Hyperstack(letters, shape, origin=origin)
+            stack = Hyperstack(axes, shape, origin=FitsOrigin(headers[0]))
             return open_stack(stack, readers[0], name=path.name, layout="fits", z=z)
-        origin = FitsOrigin(primary, tuple(_header_text(hdu.header) for hdu in chosen))
-        stack = Hyperstack("T" + letters, (len(chosen), *shape), origin=origin)
-        return open_stack(stack, _ExtensionReader(readers), name=path.name, layout="fits", z=z)
-    except CongealError:
-        raise
-    except Exception as error:  # damaged files raise nearly anything
-        raise CongealError(f"{path} is not a readable FITS file ({first_line(error)})") from error
+        origin = FitsOrigin(_header_text(hdus[0].header), headers)
+        stack = Hyperstack("T" + axes, (len(chosen), *shape), origin=origin)
+        return open_stack(stack, ReaderChain(readers, "T"), name=path.name, layout="fits", z=z)
 
 
 def decode_fits(data: bytes, id: str) -> Image:
@@ -98,9 +91,7 @@ def decode_fits(data: bytes, id: str) -> Image:
             raise UnreadableImage(f"a FITS image of shape {images[0].shape} is a stack: open it by itself")
         check_size(shape[-2], shape[-1])
         pixels = _native(np.asarray(images[0].data)).reshape(shape)
-    if not finite(pixels):
-        raise UnreadableImage(NOT_FINITE)
-    return make_image(id, pixels if len(shape) == 2 else np.moveaxis(pixels, 0, -1), has_alpha=False)
+    return make_image(id, pixels if len(shape) == 2 else np.moveaxis(pixels, 0, -1))
 
 
 def header_text(path: Path) -> str:
@@ -135,9 +126,8 @@ def _native(values: np.ndarray) -> np.ndarray:
 class _HduReader:
     """The data of one HDU, one plane at a time, scaled as stated in its header."""
 
-    def __init__(self, hdu: Any, lock: Lock) -> None:
-        self._hdu, self._lock = hdu, lock  # all HDUs of a file share its position
-        self._axes = _EXTRA_AXES[len(_EXTRA_AXES) - (len(hdu.shape) - 2) :] + "YX"
+    def __init__(self, hdu: Any, axes: str, lock: Lock) -> None:
+        self._hdu, self._axes, self._lock = hdu, axes, lock  # all HDUs of a file share its position
         self.dtype = _native(np.asarray(hdu.section[tuple(slice(0, 1) for _ in hdu.shape)])).dtype
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
@@ -146,42 +136,37 @@ class _HduReader:
             return _native(np.asarray(self._hdu.section[index]))
 
 
-class _ExtensionReader:
-    """HDUs of one shape, one after the other."""
-
-    def __init__(self, readers: Sequence[_HduReader]) -> None:
-        self.readers, self.dtype = readers, readers[0].dtype
-
-    def take(self, at: Mapping[str, int]) -> np.ndarray:
-        return self.readers[at["T"]].take(at)
-
-
 class FitsWriter(NpyWriter):
     """`aligned.fits`: one cube, or one extension per image where the images came from extensions."""
 
-    def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
-        self._fits = folder / "aligned.fits"
-        super().__init__(folder, source, size)
+    file_name = "aligned.fits"
 
-    def _final_exists(self) -> bool:
-        return is_whole_fits(self._fits, len(self.source), self.size)
+    def _is_whole(self) -> bool:
+        return is_whole_fits(self.path, len(self.source), self.size)
 
     def _finish(self, array: np.ndarray) -> None:
-        stack = self.source.hyperstack
-        origin = stack.origin if stack is not None and isinstance(stack.origin, FitsOrigin) else None
-        with replacing(self._fits) as file:
-            if origin is not None and stack is not None and origin.extensions and stack.axes == "TYX":
-                positions = stack.chosen.get("T", tuple(range(len(array))))
+        grey = array.ndim == 3 or array.shape[3] == 1
+        stack = self.stack or Hyperstack("IYX" if grey else "IYXC", array.shape[:3] if grey else array.shape)
+        origin = stack.origin if isinstance(stack.origin, FitsOrigin) else FitsOrigin("")
+        with replacing(self.path) as file:
+            if origin.extensions and stack.axes == "TYX":
                 file.write(_header_bytes(_parse_header(origin.primary), (), np.dtype(np.uint8), primary=True))
-                for i, position in enumerate(positions):
+                for i, position in enumerate(stack.chosen.get("T", range(len(array)))):
                     pose = None if self.poses is None else self.poses[i]
-                    _write_hdu(
-                        file, array[i][None], array[i].shape[:2], origin.extensions[position], pose, primary=False
-                    )
+                    _write_hdu(file, [array[i]], array[i].shape, origin.extensions[position], pose, primary=False)
                 return
-            shape, planes = _cube_planes(array, stack)
-            text = "" if origin is None else origin.primary
-            _write_hdu(file, planes, shape, text, _common_pose(self.poses), primary=True)
+            letters = "".join(letter for letter in stack.axes if letter not in "YX")
+            shape = (*map(stack.length, letters), *array.shape[1:3])
+            common = self.poses is not None and np.allclose(self.poses, self.poses[:1], rtol=0, atol=1e-12)
+            pose = self.poses[0] if common and self.poses is not None else None
+            _write_hdu(file, self._planes(array, stack, letters), shape, origin.primary, pose, primary=True)
+
+    def _planes(self, array: np.ndarray, stack: Hyperstack, letters: str) -> Iterator[np.ndarray]:
+        """The planes of a cube, slowest axis first."""
+        for at in stack.places(letters):
+            plane = stack.plane(array, at)
+            self._pages.touched(plane.nbytes)
+            yield plane
 
 
 def fits_bytes(pixels: np.ndarray, text: str, pose: np.ndarray | None) -> bytes:
@@ -209,45 +194,24 @@ def is_whole_fits(path: Path, images: int = 1, size: Size | None = None) -> bool
         return False
 
 
-def _cube_planes(array: np.ndarray, stack: Hyperstack | None) -> tuple[tuple[int, ...], Any]:
-    """The shape of the data of one HDU, slowest axis first, and its planes in that order."""
-    if stack is None:
-        channels = array.shape[3:] if array.ndim == 4 and array.shape[3] > 1 else ()
-        shape = (len(array), *channels, *array.shape[1:3])
-        return shape, (
-            plane for image in array for plane in (np.moveaxis(image, -1, 0) if image.ndim == 3 else [image])
-        )
-    letters = "".join(letter for letter in stack.axes if letter not in "YX")
-    shape = (*map(stack.length, letters), *array.shape[1:3])
-
-    def planes() -> Any:
-        for at in stack.places(letters):
-            image = array[stack.number(at)]
-            yield image if image.ndim == 2 else image[..., stack.channel(at)]
-
-    return shape, planes()
-
-
-def _common_pose(poses: np.ndarray | None) -> np.ndarray | None:
-    """The matrix that all images share; None if they differ."""
-    if poses is None or not np.allclose(poses, poses[:1], rtol=0, atol=1e-12):
-        return None
-    return np.asarray(poses[0])
-
-
 def _write_hdu(
-    file: IO[bytes], planes: Any, shape: tuple[int, ...], text: str, pose: np.ndarray | None, *, primary: bool
+    file: IO[bytes],
+    planes: Iterable[np.ndarray],
+    shape: tuple[int, ...],
+    text: str,
+    pose: np.ndarray | None,
+    *,
+    primary: bool,
 ) -> None:
     """A header and its data, plane by plane, in the byte order of FITS: no copy of a cube is made."""
     count = 0
-    for plane in planes:
-        values = plane[..., 0] if plane.ndim == 3 else plane
+    for values in planes:
         if values.dtype.kind not in "buif":
             raise CongealError(f"FITS holds no images of type {values.dtype}")
         if values.dtype.name in ("bool", "float16"):
             values = values.astype(np.uint8 if values.dtype.kind == "b" else np.float32)
         if not count:
-            file.write(_header_bytes(_moved_header(text, pose), shape, values.dtype, primary=primary))
+            file.write(_header_bytes(_move_header(text, pose), shape, values.dtype, primary=primary))
         file.write(_stored_bytes(values))
         count += values.nbytes
     file.write(bytes(-count % BLOCK_BYTES))
@@ -277,7 +241,7 @@ def _header_bytes(header: Any, shape: tuple[int, ...], dtype: np.dtype, *, prima
     return bytes(hdu.header.tostring(padding=True).encode("ascii"))
 
 
-def _moved_header(text: str, pose: np.ndarray | None) -> Any:
+def _move_header(text: str, pose: np.ndarray | None) -> Any:
     """The header of an image that was moved by a matrix; None if that is unknown or differs between planes."""
     header = _parse_header(text)
     if not any(_WCS.fullmatch(key) for key in header):
@@ -302,19 +266,17 @@ def _move_wcs(header: Any, aligned_from_source: np.ndarray) -> None:
     header["CRPIX1"], header["CRPIX2"] = (linear @ reference + shift + 1).tolist()
     if np.array_equal(linear, np.eye(2)):
         return
+    name, scale = "PC", np.array([header.get("CDELT1", 1.0), header.get("CDELT2", 1.0)])
     if any(f"CD{i}_{j}" in header for i in (1, 2) for j in (1, 2)):
-        before = np.array([[header.get(f"CD{i}_{j}", 0.0) for j in (1, 2)] for i in (1, 2)])
         name, scale = "CD", np.ones(2)
-    else:
-        name, scale = "PC", np.array([header.get("CDELT1", 1.0), header.get("CDELT2", 1.0)])
-        before = np.array([[header.get(f"PC{i}_{j}", float(i == j)) for j in (1, 2)] for i in (1, 2)])
-        if "CROTA2" in header:
-            turn = np.radians(header["CROTA2"])
-            ratio = scale[1] / scale[0]
-            before = np.array([[np.cos(turn), -np.sin(turn) * ratio], [np.sin(turn) / ratio, np.cos(turn)]])
+    missing = np.eye(2) if name == "PC" else np.zeros((2, 2))
+    before = np.array([[header.get(f"{name}{i}_{j}", missing[i - 1, j - 1]) for j in (1, 2)] for i in (1, 2)])
+    if name == "PC" and "CROTA2" in header:
+        turn, ratio = np.radians(header["CROTA2"]), scale[1] / scale[0]
+        before = np.array([[np.cos(turn), -np.sin(turn) * ratio], [np.sin(turn) / ratio, np.cos(turn)]])
+    if name == "PC":
         for key in ("CROTA1", "CROTA2"):
-            if key in header:
-                del header[key]
+            header.remove(key, ignore_missing=True)
     after = (scale[:, None] * before) @ np.linalg.inv(linear) / scale[:, None]
     for i in (1, 2):
         for j in (1, 2):

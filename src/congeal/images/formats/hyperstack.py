@@ -1,4 +1,4 @@
-"""What a scientific stack says about itself: its axes, the size of a pixel, the time step, the names of its channels.
+"""Metadata of a scientific stack: axes, size of a pixel, time step, names of channels; and its OME-XML.
 
 Axes are letters, slowest first, as tifffile writes them: T time, Z depth, C channel, Y, X, S colour sample; any other
 letter, such as I (pages) or R (positions), numbers images as T does. An image of the set is one position along the
@@ -8,13 +8,14 @@ letter, such as I (pages) or R (positions), numbers images as T does. An image o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, first_line
 
 PLANE = "YX"
 CHANNEL = "CS"
@@ -31,12 +32,12 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Hyperstack:
-    """Axes and shape of a stack as it is in its file, and what is known of it.
+    """Axes and shape of a stack as it is in its file, and its metadata.
 
     steps: pixel size (X, Y), distance of planes (Z) and time step (T), by letter. channel_names: one for each position
-    along C and S together, or empty. chosen: of an image axis that lost some of its positions, those that are left.
-    ragged: what is left is no grid any more but one sequence, and nobody knows what was where. origin: what only a
-    writer of the same format understands, see `congeal.images.formats.tiff` and its like.
+    along C and S together, or empty. chosen: the positions that were kept, for each image axis that lost some. ragged:
+    the images are no grid any more but one sequence, so that their positions are unknown. origin: metadata that only a
+    writer of the same format understands, such as `TiffOrigin`.
     """
 
     axes: str
@@ -85,15 +86,27 @@ class Hyperstack:
 
     def place(self, i: int) -> dict[str, int]:
         """Where image i lies along the image axes, by letter."""
-        return _unravel(i, self.image_axes, self)
+        index = np.unravel_index(range(self.n_images)[i], tuple(map(self.length, self.image_axes)))
+        return dict(zip(self.image_axes, map(int, index), strict=True))
 
     def number(self, at: Mapping[str, int]) -> int:
         """Which image lies there; letters of other axes are ignored."""
-        return _ravel(at, self.image_axes, self)
+        return self._ravel(at, self.image_axes)
 
     def channel(self, at: Mapping[str, int]) -> int:
         """Which channel of its image lies there; letters of other axes are ignored."""
-        return _ravel(at, self.channel_axes, self)
+        return self._ravel(at, self.channel_axes)
+
+    def _ravel(self, at: Mapping[str, int], letters: str) -> int:
+        number = 0
+        for letter in letters:
+            number = number * self.length(letter) + at.get(letter, 0)
+        return number
+
+    def plane(self, images: np.ndarray, at: Mapping[str, int]) -> np.ndarray:
+        """The plane (H, W) that lies there, of images (N, H, W) or (N, H, W, C) of this stack."""
+        image = images[self.number(at)]
+        return np.asarray(image if image.ndim == 2 else image[..., self.channel(at)])
 
     def places(self, letters: str) -> Iterator[dict[str, int]]:
         """Every position along these axes, the last one fastest."""
@@ -121,30 +134,22 @@ class Hyperstack:
         """The stack of some of its images.
 
         Whole positions of the slowest image axis leave a shorter axis; anything else is one sequence along it. The time
-        step stays while what is left is evenly spaced.
+        step stays while the rest is evenly spaced.
         """
         rows = np.asarray(rows, dtype=np.int64)
         if np.array_equal(rows, np.arange(self.n_images)):
             return self
         if not self.image_axes:
-            letter, whole = "I", replace(self, axes="I" + self.axes, shape=(1, *self.shape))
-            return whole._shortened(letter, rows)
+            return replace(self, axes="I" + self.axes, shape=(1, *self.shape))._shortened("I", rows)
         slowest, inner = self.image_axes[0], self.image_axes[1:]
         block = math.prod(map(self.length, inner))
-        first = rows[::block] // block
-        if len(rows) == len(first) * block and np.array_equal(
-            rows, (first[:, None] * block + np.arange(block)).reshape(-1)
-        ):
-            return self._shortened(slowest, first)
-        flat = self._without(inner)
-        lost = {key: step for key, step in flat.steps.items() if key != slowest}
-        flat = replace(flat, steps=lost, ragged=True)
+        whole = rows[::block] // block
+        if np.array_equal(rows, (whole[:, None] * block + np.arange(block)).reshape(-1)):
+            return self._shortened(slowest, whole)
+        kept = {letter: n for letter, n in zip(self.axes, self.shape, strict=True) if letter not in inner}
+        steps = {letter: step for letter, step in self.steps.items() if letter in kept and letter != slowest}
+        flat = replace(self, axes="".join(kept), shape=tuple(kept.values()), steps=steps, ragged=True)
         return flat._shortened(slowest, rows)
-
-    def _without(self, letters: str) -> Hyperstack:
-        kept = [(a, n) for a, n in zip(self.axes, self.shape, strict=True) if a not in letters]
-        steps = {key: step for key, step in self.steps.items() if key not in letters}
-        return replace(self, axes="".join(a for a, _ in kept), shape=tuple(n for _, n in kept), steps=steps)
 
     def _shortened(self, letter: str, positions: np.ndarray) -> Hyperstack:
         shape = tuple(len(positions) if a == letter else n for a, n in zip(self.axes, self.shape, strict=True))
@@ -156,6 +161,18 @@ class Hyperstack:
         elif letter in steps and len(positions) > 1:
             del steps[letter]
         return replace(self, shape=shape, steps=steps, chosen={**self.chosen, letter: chosen})
+
+
+class ReaderChain:
+    """Readers of equal blocks, numbered along an axis of their own."""
+
+    def __init__(self, readers: Sequence[Any], letter: str) -> None:
+        self.readers, self.letter, self.dtype = readers, letter, readers[0].dtype
+
+    def take(self, at: Mapping[str, int]) -> np.ndarray:
+        """What the reader that is meant gives."""
+        block: np.ndarray = self.readers[at[self.letter]].take({key: n for key, n in at.items() if key != self.letter})
+        return block
 
 
 def projects(stack: Hyperstack, z: str | None, name: str) -> str | None:
@@ -177,15 +194,123 @@ def projects(stack: Hyperstack, z: str | None, name: str) -> str | None:
     return "max" if z == "project" else "mean"
 
 
-def _unravel(i: int, letters: str, stack: Hyperstack) -> dict[str, int]:
-    if not letters:
-        return {}
-    index = np.unravel_index(range(stack.n_images)[i], tuple(map(stack.length, letters)))
-    return dict(zip(letters, map(int, index), strict=True))
+# ---- OME-XML
+
+OME_MARK = "openmicroscopy.org/Schemas/OME"
+"""Text that looks like OME-XML has this in it."""
 
 
-def _ravel(at: Mapping[str, int], letters: str, stack: Hyperstack) -> int:
-    number = 0
-    for letter in letters:
-        number = number * stack.length(letter) + at.get(letter, 0)
-    return number
+class BrokenOme(CongealError):
+    """The text is no OME-XML; the message says what is wrong with it."""
+
+
+def parse_ome(xml: str) -> ET.Element:
+    """The root of an OME-XML text that has at least one image in it."""
+    try:
+        root = ET.fromstring(xml)
+    except (ET.ParseError, ValueError) as error:
+        raise BrokenOme(first_line(error)) from error
+    if not root.tag.endswith("}OME") or not any(True for _ in _pixels(root)):
+        raise BrokenOme("it describes no image")
+    return root
+
+
+def read_ome(xml: str) -> tuple[dict[str, Step], tuple[str, ...]]:
+    """Pixel sizes and time step, and the names of the channels, of the first image of a text."""
+    pixels = next(_pixels(parse_ome(xml)))
+    steps: dict[str, Step] = {}
+    for letter, key, unit in (*((a, f"PhysicalSize{a}", "µm") for a in "XYZ"), ("T", "TimeIncrement", "s")):
+        try:
+            value = float(pixels.get(key, "nan"))
+        except ValueError:
+            continue
+        if np.isfinite(value) and value > 0:
+            steps[letter] = Step(value, pixels.get(f"{key}Unit", unit))
+    names: list[str] = []
+    for channel in _children(pixels, "Channel"):
+        samples = channel.get("SamplesPerPixel", "1")
+        names += [channel.get("Name", "")] * (int(samples) if samples.isdecimal() else 1)
+    return steps, tuple(names) if any(names) else ()
+
+
+def write_ome(xml: str, stack: Hyperstack, dtype: np.dtype) -> str:
+    """The same text for the aligned stack: sizes and order of its planes anew, regions of interest left out.
+
+    Everything else is kept: instrument, objective, colours of channels, times and stage positions of planes, notes. A
+    short text takes the place of none, and of one that has not one image for each of the stack's.
+    """
+    root = parse_ome(xml) if xml else None
+    if root is None or len([*_pixels(root)]) != stack.length("R"):
+        root = parse_ome(_new_ome(stack, dtype))
+    namespace = root.tag[1:].partition("}")[0]
+    ET.register_namespace("", namespace)
+    ET.register_namespace("xsi", "http://www.w3.org/2001/XMLSchema-instance")
+    root.attrib.pop("UUID", None)
+    for region in _children(root, "ROI"):
+        root.remove(region)
+    n_pages = math.prod(map(stack.length, "TZC"))  # of one image of the file
+    gone = ["BigEndian", "Interleaved"] + (["TimeIncrement", "TimeIncrementUnit"] if "T" not in stack.steps else [])
+    for k, pixels in enumerate(_pixels(root)):
+        for name in gone:
+            pixels.attrib.pop(name, None)
+        pixels.attrib.update(_sizes(stack))
+        for child in [child for name in ("TiffData", "BinData", "MetadataOnly") for child in _children(pixels, name)]:
+            pixels.remove(child)
+        data = {"IFD": str(k * n_pages), "PlaneCount": str(n_pages)}
+        pixels.insert(len(_children(pixels, "Channel")), ET.Element(f"{{{namespace}}}TiffData", data))
+        _renumber_planes(pixels, stack)
+    for image in _children(root, "Image"):
+        for reference in _children(image, "ROIRef"):
+            image.remove(reference)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _new_ome(stack: Hyperstack, dtype: np.dtype) -> str:
+    """OME-XML with what is known of a stack that came without; sizes are for the caller."""
+    facts: dict[str, Any] = {}
+    for letter, step in stack.steps.items():
+        key = "TimeIncrement" if letter == "T" else f"PhysicalSize{letter}"
+        facts |= {key: step.size} | ({f"{key}Unit": step.unit} if step.unit else {})
+    channels, samples = stack.length("C"), stack.length("S")
+    if stack.channel_names:
+        facts["Channel"] = {"Name": stack.channel_names[::samples]}
+    axes = "CYXS" if samples > 1 else "CYX"
+    shape = (channels, *stack.size, samples)[: len(axes)]
+    from tifffile import OmeXml
+
+    xml = OmeXml(Creator="congeal")
+    for _ in range(stack.length("R")):
+        xml.addimage(dtype, shape, (channels, 1, 1, *stack.size, samples), axes=axes, **facts)
+    return xml.tostring()
+
+
+def _sizes(stack: Hyperstack) -> dict[str, str]:
+    sizes = {f"Size{letter}": str(stack.length(letter)) for letter in "XYZT"}
+    order = sorted("TZC", key=stack.axes.find)  # axes that are not there come first
+    return {**sizes, "SizeC": str(stack.n_channels), "DimensionOrder": "XY" + "".join(reversed(order))}
+
+
+def _renumber_planes(pixels: ET.Element, stack: Hyperstack) -> None:
+    """Keep the elements of the planes that were kept, under their new numbers."""
+    for plane in _children(pixels, "Plane"):
+        if stack.ragged:
+            pixels.remove(plane)
+            continue
+        for letter, positions in stack.chosen.items():
+            old = plane.get(f"The{letter}")
+            if old is None:
+                continue
+            if not old.isdecimal() or int(old) not in positions:
+                pixels.remove(plane)
+                break
+            plane.set(f"The{letter}", str(positions.index(int(old))))
+
+
+def _children(element: ET.Element, name: str) -> list[ET.Element]:
+    return [child for child in element if child.tag.rpartition("}")[2] == name]
+
+
+def _pixels(root: ET.Element) -> Iterator[ET.Element]:
+    """The Pixels of every image, in order."""
+    for image in _children(root, "Image"):
+        yield from _children(image, "Pixels")

@@ -11,16 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from congeal.errors import CongealError, first_line, require
-from congeal.images.formats.decode import decode
-from congeal.images.intensity import NOT_FINITE, finite
+from congeal.errors import CongealError, require
+from congeal.images.formats.decode import as_unopenable, as_unreadable, decode, make_image
 from congeal.images.sources.base import Image, ImageSource, UnreadableImage, unique_ids
 from congeal.transforms.ids import Ids
 
 _IMAGE_NAMES = ("image", "img", "images", "picture", "bytes", "png", "jpg", "jpeg", "pixels")
 _ID_NAMES = ("id", "key", "name", "file_name", "filename", "path", "__key__")
-
-
 _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}  # where Arrow says it differently
 
 
@@ -30,7 +27,6 @@ class ParquetSource(ImageSource):
     def __init__(self, paths: Sequence[Path], *, name: str) -> None:
         self._parquet = require("pyarrow.parquet", "parquet")
         self._types = require("pyarrow.types", "parquet")
-        self._errors = require("pyarrow", "parquet").ArrowException
         self.name, self.paths, self._lock = name, list(paths), Lock()
         self._files = [self._open(path) for path in self.paths]
         self._groups = [(f, g) for f, file in enumerate(self._files) for g in range(file.metadata.num_row_groups)]
@@ -44,10 +40,8 @@ class ParquetSource(ImageSource):
         self._held: tuple[int, Any] = (-1, None)
 
     def _open(self, path: Path) -> Any:
-        try:
+        with as_unopenable(path, "Parquet file"):
             return self._parquet.ParquetFile(path)
-        except Exception as error:
-            raise CongealError(f"{path} is not a readable Parquet file ({error})") from error
 
     def _image_column(self, schema: Any) -> str:
         usable = [field.name for field in schema if self._holds_images(field.type)]
@@ -74,11 +68,9 @@ class ParquetSource(ImageSource):
         if column is None:
             return Ids(str(i) for i in range(len(self)))
         names: list[Any] = []
-        for file in self._files:
-            try:
+        for path, file in zip(self.paths, self._files, strict=True):
+            with as_unopenable(path, "Parquet file"):
                 values = file.read(columns=[column]).column(0).to_pylist()
-            except (self._errors, OSError, ValueError) as error:
-                raise CongealError(f"{self.name} is not a readable Parquet file ({first_line(error)})") from error
             names += [value.get("path") if isinstance(value, dict) else value for value in values]
         if len(names) != len(self):
             raise CongealError(f"{self.name} is damaged: it announces {len(self)} rows and holds {len(names)}")
@@ -88,20 +80,16 @@ class ParquetSource(ImageSource):
         return int(self._starts[-1])
 
     def id(self, i: int) -> str:
-        """Name of row i."""
         return self._ids[i]
 
     def read(self, i: int) -> Image:
-        """Decode row i."""
         i = range(len(self))[i]
         group = bisect_right(self._starts, i) - 1
         with self._lock:
             if self._held[0] != group:
                 file, row_group = self._groups[group]
-                try:
+                with as_unreadable("row group", self.id(i)):
                     table = self._files[file].read_row_group(row_group, columns=[self._column])
-                except (self._errors, OSError, ValueError) as error:
-                    raise UnreadableImage(f"row group {row_group} is damaged ({first_line(error)})") from error
                 self._held = (group, table.column(0).combine_chunks())
             row = i - self._starts[group]
             if row >= len(self._held[1]):
@@ -123,9 +111,7 @@ class ParquetSource(ImageSource):
             raise UnreadableImage(f"the nested list is not an array ({error})") from error
         if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "buif" or 0 in pixels.shape:
             raise UnreadableImage(f"shape {pixels.shape} of {pixels.dtype} is not an image (H, W) or (H, W, C)")
-        if not finite(pixels):
-            raise UnreadableImage(NOT_FINITE)
-        return Image(id, pixels if pixels.ndim == 3 else pixels[..., None])
+        return make_image(id, pixels)
 
 
 def open_parquet(paths: Sequence[Path], *, name: str) -> ParquetSource:

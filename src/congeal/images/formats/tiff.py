@@ -18,18 +18,39 @@ import numpy as np
 import tifffile
 from PIL import Image as Pillow
 
-from congeal.errors import CongealError, first_line
+from congeal.errors import CongealError
 from congeal.files import is_plain, replacing
-from congeal.images.formats import ome
-from congeal.images.formats.decode import check_size, from_pillow, make_image
-from congeal.images.formats.encode import tiff_options
-from congeal.images.formats.hyperstack import Hyperstack, Step
+from congeal.images.formats import hyperstack
+from congeal.images.formats.decode import (
+    ORIENTATION_TAG,
+    as_unopenable,
+    as_unreadable,
+    check_size,
+    from_pillow,
+    make_image,
+)
+from congeal.images.formats.hyperstack import Hyperstack, ReaderChain, Step
+from congeal.images.formats.output_files import tiff_options
 from congeal.images.formats.writers import NpyWriter
-from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.sources.arrays import MOST_UNPACKED
 from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage
-from congeal.images.sources.hyperstack import IndexedReader, Reader, open_stack
+from congeal.images.sources.hyperstack import HyperstackSource, IndexedReader, Reader, open_stack
 
+log = logging.getLogger("congeal")
+# tifffile would write to stderr; problems of a file that matter are reported by this module.
+logging.getLogger("tifffile").addHandler(logging.NullHandler())
+
+_PER_UNIT = {2: "inch", 3: "cm"}
+_COUNTS = frozenset(("ImageJ", "images", "channels", "slices", "frames", "hyperstack", "axes"))
+_DRAWN = frozenset(("ROI", "Overlays"))
+Size = tuple[int, int]
+MOST_CLASSIC = 3 << 30
+"""Bytes of pixels in a TIFF with offsets of 32 bits; beyond, those of 64 bits are used."""
+_LOSSLESS = {5: "lzw", 8: "zlib", 32946: "zlib", 50000: "zstd", 34925: "lzma"}
+_NEEDS_CODECS = ("lzw", "zstd")
+_OME_AXES = "TZCYXSR"  # R numbers the images of one file
+_OME_TYPES = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64")
+_IMAGEJ_TYPES = ("uint8", "uint16", "float32")
 _BIG = 43  # number of BigTIFF, whose offsets have 8 bytes
 _WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR, _LAB = 0, 3, 5, 6, 8
 
@@ -43,25 +64,18 @@ class TiffPages(ImageSource):
         self.name, self.path, self.pages, self._file, self._lock = path.name, path, pages, file, Lock()
         kinds = {(page.shape[2:], page.dtype, page.photometric) for page in pages}
         self.grey = all(len(page.shape) == 2 and page.photometric != _PALETTE for page in pages)
-        if len(kinds) > 1 or _alpha(pages[0]):
+        if len(kinds) > 1 or _has_alpha(pages[0]):
             self.layout = "files"  # one TIFF stack cannot give back pages of several kinds
 
     def __len__(self) -> int:
         return len(self.pages)
 
     def id(self, i: int) -> str:
-        """Name of page i."""
         return f"page-{range(len(self))[i]:05d}"
 
     def read(self, i: int) -> Image:
-        """Page i as pixels (H, W, C)."""
-        try:
-            with self._lock:
-                return _page_image(self.pages[i], self.id(i))
-        except UnreadableImage:
-            raise
-        except Exception as error:  # damaged pages raise nearly anything; each is a reason in skipped.csv
-            raise UnreadableImage(page_reason(error)) from error
+        with as_unreadable("page", self.id(i)), self._lock:
+            return _page_image(self.pages[i], self.id(i))
 
 
 def open_tiff(path: Path, z: str | None = None) -> ImageSource:
@@ -69,29 +83,26 @@ def open_tiff(path: Path, z: str | None = None) -> ImageSource:
 
     z: what a stack with depth is, see `congeal.images.formats.hyperstack.Z_MODES`.
     """
-    try:
-        return _open_stack(path, z)
-    except CongealError:
-        raise
-    except Exception as error:  # damaged files raise nearly anything
-        raise CongealError(f"{path} is not a readable TIFF file ({first_line(error)})") from error
+    with as_unopenable(path, "TIFF file"):
+        file = tifffile.TiffFile(path)
+        _check_chain(file)
+        series = file.series
+        _check_whole(path, file)
+        if all(not _has_alpha(one.keyframe) and _is_plain_page(one.keyframe) for one in series):
+            found = _open_series(path, file, z)
+            if found is not None:
+                return found
+        if z not in (None, "auto", "planes"):
+            raise CongealError(f"{path} has no Z axis to project: leave out --z {z}")
+        pages = _pages(file)
+        if not pages:
+            raise CongealError(f"{path} has no pages")
+        return TiffPages(path, file, pages)
 
 
-def _open_stack(path: Path, z: str | None) -> ImageSource:
-    file = tifffile.TiffFile(path)
-    _check_chain(file)
-    series = file.series
-    _check_whole(path, file)
-    if all(not _alpha(one.keyframe) and _plain(one.keyframe) for one in series):
-        found = open_series(path, file, z)
-        if found is not None:
-            return found
-    if z not in (None, "auto", "planes"):
-        raise CongealError(f"{path} has no Z axis to project: leave out --z {z}")
-    pages = [page.aspage() for page in file.pages if not _is_thumbnail(page.aspage())]
-    if not pages:
-        raise CongealError(f"{path} has no pages")
-    return TiffPages(path, file, pages)
+def _pages(file: tifffile.TiffFile) -> list[Any]:
+    """All pages but thumbnails."""
+    return [page for one in file.pages if not (page := one.aspage()).is_reduced]
 
 
 def _check_chain(file: tifffile.TiffFile) -> None:
@@ -113,33 +124,30 @@ def _check_chain(file: tifffile.TiffFile) -> None:
 def _check_whole(path: Path, file: tifffile.TiffFile) -> None:
     """Refuse a stack whose own description promises more than the file still holds: it was cut short."""
     there = sum(one.size for one in file.series)
-    for one in file.series:
-        described = one.keyframe.description
-        if not described.startswith('{"shape":'):  # what tifffile writes
-            continue
-        promised = math.prod(json.loads(described)["shape"])
-        if promised > there:
-            raise CongealError(f"{path} is cut short: it holds {there} of the {promised} values it promises")
+    described = [one.keyframe.description for one in file.series]
+    promised = max([math.prod(json.loads(text)["shape"]) for text in described if text.startswith('{"shape":')] or [0])
+    if promised > there:
+        raise CongealError(f"{path} is cut short: it holds {there} of the {promised} values it promises")
 
 
 def decode_tiff(data: bytes, id: str) -> Image:
     """One TIFF file that is one image, such as a member of a folder."""
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         _check_chain(file)
-        pages = [page.aspage() for page in file.pages if not _is_thumbnail(page.aspage())]
+        pages = _pages(file)
         if len(pages) == 1 and file.series[0].ndim <= 3 and "C" not in file.series[0].axes:
             if _needs_pillow(pages[0]):
                 with Pillow.open(io.BytesIO(data)) as picture:
                     return from_pillow(picture, id)
             return _page_image(pages[0], id)
         series = file.series[0]
-        check_size(*_plane(series.shape, series.axes), series.nbytes)
-        array = _stacked(series.asarray(), series.axes) if len(file.series) == 1 else None
-        if array is None or len(array) != 1:
-            count = len(pages) if array is None else len(array)
+        check_size(series.keyframe.imagelength, series.keyframe.imagewidth, series.nbytes)
+        stack = Hyperstack(series.axes, series.shape)
+        count = stack.n_images if len(file.series) == 1 else len(pages)
+        if count != 1:
             raise UnreadableImage(f"the file has {count} pages: open it by itself as a stack, or split it")
-        pixels = array[0]
-    return _finite(make_image(id, pixels, has_alpha=False))
+        reader = IndexedReader(series.asarray(), series.axes)
+        return HyperstackSource(stack, reader, name=id, layout="tiff", ids=[id]).read(0)
 
 
 def probe_tiff(path: Path) -> Header | None:
@@ -148,10 +156,9 @@ def probe_tiff(path: Path) -> Header | None:
         with tifffile.TiffFile(path) as file:
             _check_chain(file)
             page = file.pages.first
-            if len(file.pages) > 1 or "C" in file.series[0].axes or _alpha(page) or not _plain(page):
+            if len(file.pages) > 1 or "C" in file.series[0].axes or _has_alpha(page) or not _is_plain_page(page):
                 return None
-            height, width = page.shape[-2:] if page.axes.startswith("S") else page.shape[:2]
-            return Header(height, width, int(page.samplesperpixel), np.dtype(page.dtype))
+            return Header(page.imagelength, page.imagewidth, int(page.samplesperpixel), np.dtype(page.dtype))
     except Exception:  # whatever is wrong with the file, reading it says so with a reason
         return None
 
@@ -162,7 +169,7 @@ def _page_image(page: Any, id: str) -> Image:
         raise UnreadableImage(
             f"a page in {page.photometric.name} colours cannot be read from a stack: convert it to RGB"
         )
-    check_size(*_plane(page.shape, page.axes), page.nbytes)
+    check_size(page.imagelength, page.imagewidth, page.nbytes)
     pixels = np.asarray(page.asarray())
     if page.axes.startswith("S"):
         pixels = np.moveaxis(pixels, 0, -1)
@@ -176,34 +183,18 @@ def _page_image(page: Any, id: str) -> Image:
         pixels = np.iinfo(pixels.dtype).max - pixels
     if pixels.dtype.kind not in "uif":
         raise UnreadableImage(f"pixels of type {pixels.dtype} are not an image")
-    tag = page.tags.get(274)
-    orientation = int(tag.value) if tag is not None and 1 <= int(tag.value) <= 8 else 1
-    return _finite(make_image(id, pixels, has_alpha=_alpha(page), orientation=orientation))
+    return make_image(id, pixels, has_alpha=_has_alpha(page), orientation=_orientation(page))
 
 
-def _plane(shape: tuple[int, ...], axes: str) -> tuple[int, int]:
-    """(height, width) of a page or series; (1, 1) if it has no plane, which is for others to complain about."""
-    height, width = (shape[axes.index(letter)] if letter in axes else 1 for letter in "YX")
-    return height, width
+def _orientation(page: Any) -> int:
+    tag = page.tags.get(ORIENTATION_TAG)
+    return int(tag.value) if tag is not None and 1 <= int(tag.value) <= 8 else 1
 
 
-def _stacked(array: np.ndarray, axes: str) -> np.ndarray | None:
-    """Axes such as TZCYX → (T·Z, Y, X, C); without channels (N, Y, X)."""
-    if "Y" not in axes or "X" not in axes or array.ndim != len(axes) or ("C" in axes and "S" in axes):
-        return None
-    channel = [axes.index(letter) for letter in "CS" if letter in axes]
-    plane = [axes.index("Y"), axes.index("X")]
-    others = [k for k in range(array.ndim) if k not in (*plane, *channel)]
-    ordered = array.transpose(*others, *plane, *channel)
-    return ordered.reshape(-1, *ordered.shape[len(others) :])
-
-
-def _plain(page: Any) -> bool:
+def _is_plain_page(page: Any) -> bool:
     """Stored values are the pixels: no palette, no inversion, no turning."""
-    tag = page.tags.get(274)
-    turned = tag is not None and int(tag.value) not in (0, 1)
-    special = page.photometric in (_WHITE_IS_ZERO, _PALETTE) or _needs_pillow(page)
-    return not turned and not special and page.dtype is not None and page.dtype.kind in "uif"
+    special = page.photometric in (_WHITE_IS_ZERO, _PALETTE) or _needs_pillow(page) or _orientation(page) > 1
+    return not special and page.dtype is not None and page.dtype.kind in "uif"
 
 
 def _needs_pillow(page: Any) -> bool:
@@ -212,45 +203,29 @@ def _needs_pillow(page: Any) -> bool:
     return page.photometric in (_CMYK, _LAB) or (page.photometric == _YCBCR and not jpeg)
 
 
-def _alpha(page: Any) -> bool:
+def _has_alpha(page: Any) -> bool:
     # 1 and 2 are the two kinds of alpha; 0 is a channel that means something else.
     return bool(page.extrasamples) and int(page.extrasamples[-1]) in (1, 2)
-
-
-def _is_thumbnail(page: Any) -> bool:
-    return bool(page.is_reduced)
-
-
-def _finite(image: Image) -> Image:
-    if not finite(image.pixels):
-        raise UnreadableImage(NOT_FINITE)
-    return image
-
-
-log = logging.getLogger("congeal")
-# It writes to stderr where nobody listens; what matters of a file is said in our own words.
-logging.getLogger("tifffile").addHandler(logging.NullHandler())
-
-_PER_UNIT = {2: ("inch", 1.0), 3: ("cm", 1.0)}
-_COUNTS = frozenset(("ImageJ", "images", "channels", "slices", "frames", "hyperstack", "axes"))
-_DRAWN = frozenset(("ROI", "Overlays"))
 
 
 @dataclass(frozen=True)
 class TiffOrigin:
     """What a TIFF has besides pixels: "imagej", "ome", "shaped" (tifffile's own) or "plain"; for a TIFF writer.
 
-    text: the OME-XML. imagej: ImageJ's own facts. resolution: (x, y, unit) of the tags. storage: compression and tiles.
+    text: the OME-XML. imagej: ImageJ's own metadata. resolution: (x, y, unit) of the tags. compression, predictor: the
+    numbers of the tags. tile: (height, width), if there are tiles.
     """
 
     kind: str
     text: str = ""
     imagej: Mapping[str, Any] = field(default_factory=dict)
     resolution: tuple[float, float, int] | None = None
-    storage: Mapping[str, Any] = field(default_factory=dict)
+    compression: int = 1
+    predictor: int = 1
+    tile: Size | None = None
 
 
-def open_series(path: Path, file: tifffile.TiffFile, z: str | None) -> ImageSource | None:
+def _open_series(path: Path, file: tifffile.TiffFile, z: str | None) -> ImageSource | None:
     """The stack of a TIFF whose pages belong together; None if they are single images."""
     series = file.series
     ome_text = _ome_text(path, file)
@@ -260,18 +235,14 @@ def open_series(path: Path, file: tifffile.TiffFile, z: str | None) -> ImageSour
     first = series[0]
     if len(set(first.axes)) != len(first.axes) or "Y" not in first.axes or "X" not in first.axes:
         return None
-    mapped: np.ndarray | None = None
-    reader: Reader | None
-    if len(series) == 1 and first.dataoffset is not None:
-        mapped = tifffile.memmap(path, series=0, mode="r")
-        reader = IndexedReader(mapped, first.axes)
-    else:
-        reader = _reader(series)
+    mapped = tifffile.memmap(path, series=0, mode="r") if len(series) == 1 and first.dataoffset is not None else None
+    reader = _reader(series) if mapped is None else IndexedReader(mapped, first.axes)
     if reader is None:
         return None
-    axes = ("R" if len(series) > 1 else "") + first.axes
-    shape = (*((len(series),) if len(series) > 1 else ()), *first.shape)
-    stack = _described(file, first, axes, shape, ome_text)
+    axes, shape = first.axes, first.shape
+    if len(series) > 1:
+        axes, shape = f"R{axes}", (len(series), *shape)
+    stack = _describe(file, first, axes, shape, ome_text)
     source = open_stack(stack, reader, name=path.name, layout="tiff", z=z, mapped=mapped)
     if mapped is not None:
         file.close()
@@ -279,20 +250,20 @@ def open_series(path: Path, file: tifffile.TiffFile, z: str | None) -> ImageSour
 
 
 def _ome_text(path: Path, file: tifffile.TiffFile) -> str:
-    """The OME-XML of a file; empty if there is none. A broken one is said, and the pages speak for themselves."""
+    """The OME-XML of a file; empty if there is none, or a broken one."""
     text = file.pages.first.description or ""
-    if ome.MARK not in text:
+    if hyperstack.OME_MARK not in text:
         return ""
     try:
-        ome.parse(text)
+        hyperstack.parse_ome(text)
         if file.series[0].kind != "ome":
-            raise ome.BrokenOme("it does not fit the pages")
-    except ome.BrokenOme as error:
+            raise hyperstack.BrokenOme("it does not fit the pages")
+        return text
+    except hyperstack.BrokenOme as error:
         log.warning(
             "the OME-XML of %s is broken (%s): its pages are taken as they are, without names and sizes", path, error
         )
         return ""
-    return text
 
 
 def _reader(series: Sequence[Any]) -> Reader | None:
@@ -306,7 +277,7 @@ def _reader(series: Sequence[Any]) -> Reader | None:
             readers.append(IndexedReader(one.asarray(), one.axes))
         else:
             return None
-    return readers[0] if len(readers) == 1 else _Several(readers)
+    return readers[0] if len(readers) == 1 else ReaderChain(readers, "R")
 
 
 class PagedReader:
@@ -315,50 +286,25 @@ class PagedReader:
     def __init__(self, series: Any) -> None:
         self.dtype, self._pages, self._lock = np.dtype(series.dtype).newbyteorder("="), series.pages, Lock()
         split = len(series.axes) - len(series.keyframe.shape)
-        self._outer, self._lengths, self._inner = series.axes[:split], series.shape[:split], series.axes[split:]
+        self._outer, self._inner = series.axes[:split], series.axes[split:]
+        self._numbers = np.arange(len(series.pages)).reshape(series.shape[:split])
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
         """Decode the pages of the block and put them together."""
-        left = [n for letter, n in zip(self._outer, self._lengths, strict=True) if letter not in at]
+        numbers = np.asarray(self._numbers[tuple(at.get(letter, slice(None)) for letter in self._outer)])
         index = tuple(at.get(letter, slice(None)) for letter in self._inner)
-        planes = [self._page(at, free)[index] for free in np.ndindex(*left)]
-        if not left:
-            return planes[0]
-        return np.stack(planes).reshape(*left, *planes[0].shape)
+        planes = [self._page(number)[index] for number in numbers.reshape(-1).tolist()]
+        return np.stack(planes).reshape(*numbers.shape, *planes[0].shape)
 
-    def _page(self, at: Mapping[str, int], free: tuple[int, ...]) -> np.ndarray:
-        rest, number = iter(free), 0
-        for letter, n in zip(self._outer, self._lengths, strict=True):
-            number = number * n + (at[letter] if letter in at else next(rest))
-        with self._lock:
+    def _page(self, number: int) -> np.ndarray:
+        with self._lock, as_unreadable("page", str(number)):
             page = self._pages[number]
             if page is None:
                 raise UnreadableImage(f"the file has no page {number} although its description counts it")
-            try:
-                return np.asarray(page.asarray())
-            except Exception as error:  # damaged pages raise nearly anything; each is a reason in skipped.csv
-                raise UnreadableImage(page_reason(error)) from error
+            return np.asarray(page.asarray())
 
 
-class _Several:
-    """Series of one kind, one after the other along R."""
-
-    def __init__(self, readers: Sequence[Reader]) -> None:
-        self.readers, self.dtype = readers, readers[0].dtype
-
-    def take(self, at: Mapping[str, int]) -> np.ndarray:
-        return self.readers[at["R"]].take({letter: n for letter, n in at.items() if letter != "R"})
-
-
-def page_reason(error: Exception) -> str:
-    """Why a page cannot be used."""
-    text = first_line(error)
-    if "imagecodecs" in text:
-        return f"{text}: pip install 'congeal[formats]'"
-    return f"damaged page ({text})"
-
-
-def _described(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_text: str) -> Hyperstack:
+def _describe(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_text: str) -> Hyperstack:
     """Axes, sizes and names of a series, and what a writer of TIFF needs besides."""
     page = file.pages.first
     kind = "ome" if ome_text else series.kind if series.kind in ("imagej", "shaped") else "plain"
@@ -367,7 +313,7 @@ def _described(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_te
     steps: dict[str, Step] = {}
     names: tuple[str, ...] = ()
     if ome_text:
-        steps, names = ome.known(ome_text)
+        steps, names = hyperstack.read_ome(ome_text)
     elif resolution is not None:
         steps = _steps(imagej, resolution)
         names = _label_names(imagej.get("Labels"), axes, shape)
@@ -376,7 +322,8 @@ def _described(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_te
     if told:
         log.warning("%s of the ImageJ stack are drawn on the originals and are left out", " and ".join(told))
     kept = {key: value for key, value in imagej.items() if key not in _COUNTS | _DRAWN}
-    origin = TiffOrigin(kind, ome_text, kept, resolution, _storage(page))
+    tile = (int(page.tilelength), int(page.tilewidth)) if page.is_tiled else None
+    origin = TiffOrigin(kind, ome_text, kept, resolution, int(page.compression), int(page.predictor), tile)
     return Hyperstack(axes, shape, steps, names if len(names) == channels else (), origin=origin)
 
 
@@ -400,7 +347,7 @@ def _steps(imagej: Mapping[str, Any], resolution: tuple[float, float, int]) -> d
         unit = "µm"
     x, y, code = resolution
     if not unit and code in _PER_UNIT:
-        unit = _PER_UNIT[code][0]
+        unit = _PER_UNIT[code]
     steps = {"X": Step(1 / x, unit), "Y": Step(1 / y, unit)} if unit else {}
     for letter, key, own in (("Z", "spacing", unit), ("T", "finterval", "s")):
         value = imagej.get(key)
@@ -419,22 +366,6 @@ def _label_names(labels: Any, axes: str, shape: tuple[int, ...]) -> tuple[str, .
     return rows[0] if len(set(rows)) == 1 and len(set(rows[0])) == channels else ()
 
 
-def _storage(page: Any) -> dict[str, Any]:
-    """Compression, predictor and tiles."""
-    found: dict[str, Any] = {"compression": int(page.compression), "predictor": int(page.predictor)}
-    if page.is_tiled and page.tilelength and page.tilewidth:
-        found["tile"] = (int(page.tilelength), int(page.tilewidth))
-    return found
-
-
-Size = tuple[int, int]
-MOST_CLASSIC = 3 << 30
-"""Bytes of pixels in a TIFF with offsets of 32 bits; beyond, those of 64 bits are used."""
-_LOSSLESS = {5: "lzw", 8: "zlib", 32946: "zlib", 50000: "zstd", 34925: "lzma"}
-_NEEDS_CODECS = ("lzw", "zstd")
-_IMAGEJ_TYPES = ("uint8", "uint16", "float32")
-
-
 class TiffWriter(NpyWriter):
     """`aligned.tif`, one page per image; gathered in a memory map first because pages can arrive in any order.
 
@@ -442,45 +373,37 @@ class TiffWriter(NpyWriter):
     else as OME-TIFF.
     """
 
-    def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
-        self._tiff = folder / "aligned.tif"
-        stack = source.hyperstack
-        self._stack = None if stack is None else _in_tiff_order(stack.resized(size))
-        super().__init__(folder, source, size)
+    file_name = "aligned.tif"
 
-    def _final_exists(self) -> bool:
-        pages = len(self.source) if self._stack is None else _n_pages(self._stack)
-        return is_whole_tiff(self._tiff, pages, self.size)
+    def _arranged(self, stack: Hyperstack) -> Hyperstack:
+        """Pages of Y and X, with colour samples on the side on which they were."""
+        axes = _outer(stack) + ("SYX" if _is_planar(stack) else "YXS" if "S" in stack.axes else "YX")
+        return replace(stack, axes=axes, shape=tuple(map(stack.length, axes)))
+
+    def _is_whole(self) -> bool:
+        pages = len(self.source) if self.stack is None else math.prod(map(self.stack.length, _outer(self.stack)))
+        return is_whole_tiff(self.path, pages, self.size)
 
     def _finish(self, array: np.ndarray) -> None:
-        with replacing(self._tiff) as whole:
-            if self._stack is None:
-                self._write_pages(whole, array)
-            else:
-                self._write_stack(whole, array, self._stack)
-
-    def _write_pages(self, whole: Any, array: np.ndarray) -> None:
-        channels = array.shape[3] if array.ndim == 4 else 1
-        options: dict[str, Any] = tiff_options(channels, alpha=False)
-        with tifffile.TiffWriter(whole, bigtiff=array.nbytes > MOST_CLASSIC) as file:
-            for page in array:
-                self._pages.touched(page.nbytes)
-                pixels = page[..., 0] if array.ndim == 4 and channels == 1 else page
-                file.write(np.ascontiguousarray(pixels), contiguous=False, metadata=None, **options)
+        grey = array.ndim == 3 or array.shape[3] == 1
+        pages = Hyperstack("IYX" if grey else "IYXS", array.shape[:3] if grey else array.shape)
+        with replacing(self.path) as whole:
+            self._write_stack(whole, array, self.stack or pages)
 
     def _write_stack(self, whole: Any, array: np.ndarray, stack: Hyperstack) -> None:
-        # The writer knows source and size; what the file is called like depends on the type of its numbers, too.
-        origin = stack.origin if isinstance(stack.origin, TiffOrigin) else _origin_for(stack)
-        if origin.kind == "ome" and set(stack.axes) - set(ome.LETTERS):
+        told = stack.steps or stack.channel_names or set(stack.axes) & set("TZC")  # what OME-TIFF has room for
+        origin = stack.origin if isinstance(stack.origin, TiffOrigin) else TiffOrigin("ome" if told else "plain")
+        if origin.kind == "ome" and (set(stack.axes) - set(_OME_AXES) or array.dtype.name not in _OME_TYPES):
             origin = replace(origin, kind="shaped")
         imagej = origin.kind == "imagej" and array.dtype.name in _IMAGEJ_TYPES and not set(stack.axes) - set("TZCYXS")
         large = array.nbytes > MOST_CLASSIC
-        options = _sample_options(stack) | _storage_options(origin) | _resolution_options(origin)
+        options = tiff_options(stack.length("S"), alpha=False) | _storage_options(origin)
+        if _is_planar(stack):
+            options["planarconfig"] = "separate"
         if imagej:
             options["metadata"] = {**_imagej(origin, stack), "axes": stack.axes}
         elif origin.kind == "ome":
-            text = ome.written(origin.text, stack, array.dtype) if origin.text else ome.made(stack, array.dtype)
-            options |= {"description": text.encode(), "metadata": None}
+            options |= {"description": hyperstack.write_ome(origin.text, stack, array.dtype).encode(), "metadata": None}
         else:
             options["metadata"] = {"axes": stack.axes} if origin.kind == "shaped" else None
         with tifffile.TiffWriter(whole, bigtiff=large and not imagej, imagej=imagej) as file:
@@ -494,19 +417,15 @@ class TiffWriter(NpyWriter):
 
     def _stack_pages(self, array: np.ndarray, stack: Hyperstack) -> Iterator[np.ndarray]:
         """Pages in the order of the file: (H, W), or with colour samples (H, W, S) or (S, H, W)."""
-        samples = stack.length("S") if "S" in stack.axes else 0
-        first = "S" in stack.axes and stack.axes.index("S") < stack.axes.index("Y")
         for at in stack.places(_outer(stack)):
             image = array[stack.number(at)]
             self._pages.touched(image.nbytes)
-            if image.ndim == 2:
-                page = image
-            elif samples:
+            if "S" in stack.axes:
                 start = stack.channel(at)  # S is the last of the channel axes
-                page = image[..., start : start + samples]
-                page = np.moveaxis(page, -1, 0) if first else page
+                page = image[..., start : start + stack.length("S")]
+                page = np.moveaxis(page, -1, 0) if _is_planar(stack) else page
             else:
-                page = image[..., stack.channel(at)]
+                page = stack.plane(array, at)
             yield np.ascontiguousarray(page)
 
 
@@ -517,82 +436,53 @@ def is_whole_tiff(path: Path, pages: int = 1, size: Size | None = None) -> bool:
     try:
         with tifffile.TiffFile(path) as file:
             first, count = file.pages.first, len(file.pages)
+            fits = size is None or (first.imagelength, first.imagewidth) == size
             series = file.series[0]
             if count == 1 < pages and file.is_imagej and series.dataoffset is not None:  # one page stands for all
-                there = series.size == pages * first.size and series.dataoffset + series.nbytes <= path.stat().st_size
-                return there and (size is None or first.shape[:2] == size)
+                end = series.dataoffset + series.nbytes
+                return fits and series.size == pages * first.size and end <= path.stat().st_size
             last = file.pages[-1].aspage()  # written in order
             end = max(map(sum, zip(last.dataoffsets, last.databytecounts, strict=True)))
-            planar = first.axes.startswith("S")
-            fits = size is None or (first.shape[-2:] if planar else first.shape[:2]) == size
             return count == pages and fits and end <= path.stat().st_size
     except Exception:  # damaged files raise nearly anything
         return False
 
 
-def _in_tiff_order(stack: Hyperstack) -> Hyperstack:
-    """Axes as a TIFF has them: pages of Y and X, with colour samples on the side on which they were."""
-    before = "S" in stack.axes and stack.axes.index("S") < stack.axes.index("Y")
-    page = "".join(("S" if before else "", "YX", "S" if "S" in stack.axes and not before else ""))
-    axes = "".join(letter for letter in stack.axes if letter not in "YXS") + page
-    return replace(stack, axes=axes, shape=tuple(map(stack.length, axes)))
+def _is_planar(stack: Hyperstack) -> bool:
+    """Whether there are colour samples, each of which is a plane of its own."""
+    return "S" in stack.axes and stack.axes.index("S") < stack.axes.index("Y")
 
 
 def _outer(stack: Hyperstack) -> str:
     return "".join(letter for letter in stack.axes if letter not in "YXS")
 
 
-def _n_pages(stack: Hyperstack) -> int:
-    return int(np.prod([stack.length(letter) for letter in _outer(stack)]))
-
-
-def _origin_for(stack: Hyperstack) -> TiffOrigin:
-    """For a stack from another format: OME-TIFF if it has anything to say."""
-    return TiffOrigin("ome" if stack.steps or stack.channel_names or set(stack.axes) & set("TZC") else "plain")
-
-
 def _tiles(page: np.ndarray, tile: Size, stack: Hyperstack) -> Iterator[np.ndarray]:
     """A page in the tiles that tifffile wants it in: by rows, samples that come first one after the other."""
-    first = "S" in stack.axes and stack.axes.index("S") < stack.axes.index("Y")
-    for plane in page if first else (page,):
+    for plane in page if _is_planar(stack) else (page,):
         for top in range(0, plane.shape[0], tile[0]):
             for left in range(0, plane.shape[1], tile[1]):
                 yield np.ascontiguousarray(plane[top : top + tile[0], left : left + tile[1]])
 
 
-def _sample_options(stack: Hyperstack) -> dict[str, Any]:
-    if "S" not in stack.axes:
-        return {"photometric": "minisblack"}
-    options = tiff_options(stack.length("S"), alpha=False)
-    if stack.axes.index("S") < stack.axes.index("Y"):
-        options["planarconfig"] = "separate"
-    return options
-
-
 def _storage_options(origin: TiffOrigin) -> dict[str, Any]:
-    """Compression and tiles as they were, where that loses nothing and can be written here."""
-    code, codecs = origin.storage.get("compression", 1), importlib.util.find_spec("imagecodecs") is not None
+    """Compression, tiles and resolution as they were, where that loses nothing and can be written here."""
+    codecs = importlib.util.find_spec("imagecodecs") is not None
     options: dict[str, Any] = {}
-    if code != 1:
-        name = _LOSSLESS.get(code, "zlib")  # what was lossy once is not made worse
+    if origin.compression != 1:
+        name = _LOSSLESS.get(origin.compression, "zlib")  # what was lossy once is not made worse
         options["compression"] = "zlib" if name in _NEEDS_CODECS and not codecs else name
-        if origin.storage.get("predictor", 1) != 1 and code in _LOSSLESS and codecs:
-            options["predictor"] = origin.storage["predictor"]
-    tile = origin.storage.get("tile")
-    if tile and all(side % 16 == 0 for side in tile):
-        options["tile"] = tile
+        if origin.predictor != 1 and origin.compression in _LOSSLESS and codecs:
+            options["predictor"] = origin.predictor
+    if origin.tile and all(side and side % 16 == 0 for side in origin.tile):
+        options["tile"] = origin.tile
+    if origin.resolution is not None:
+        options |= {"resolution": origin.resolution[:2], "resolutionunit": origin.resolution[2]}
     return options
-
-
-def _resolution_options(origin: TiffOrigin) -> dict[str, Any]:
-    if origin.resolution is None:
-        return {}
-    x, y, unit = origin.resolution
-    return {"resolution": (x, y), "resolutionunit": unit}
 
 
 def _imagej(origin: TiffOrigin, stack: Hyperstack) -> dict[str, Any]:
-    """ImageJ's own facts, of the slices that are left."""
+    """ImageJ's own metadata, of the slices that were kept."""
     facts = dict(origin.imagej)
     labels = facts.pop("Labels", None)
     if not isinstance(labels, list | tuple) or stack.ragged:

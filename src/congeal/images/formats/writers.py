@@ -7,27 +7,16 @@ import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import (
-    DAMAGED,
-    OutputFolders,
-    create_npy,
-    is_plain,
-    make_folders,
-    put_in_place,
-    sweep,
-    write_bytes,
-    writing,
-)
-from congeal.images.formats.decode import FITS
-from congeal.images.formats.encode import encode
-from congeal.images.formats.output_names import WRITTEN, OutputNames, write_names
+from congeal.files import DAMAGED, create_npy, is_plain, make_folders, put_in_place, sweep, writing
+from congeal.images.formats.hyperstack import Hyperstack
 from congeal.images.sources.arrays import as_slice
 from congeal.images.sources.base import ImageSource
 from congeal.memmap import PageTracker
@@ -35,9 +24,20 @@ from congeal.memmap import PageTracker
 Size = tuple[int, int]
 # Folder of the images that are in no group.
 OUTLIERS = "outliers"
-# Characters of the name of a group, which is also the name of a folder.
+# Characters of the name of a group, which is also the name of a folder. Chosen by judgement: names are for reading.
 MAX_GROUP_NAME_LENGTH = 100
-FORMATS = ("auto", "files", "npy", "tiff", "zarr", "fits", "shards", "mp4", "gif")
+# Format of the output → module and class of its writer.
+_WRITERS = {
+    "files": ("output_files", "FileWriter"),
+    "npy": ("writers", "NpyWriter"),
+    "tiff": ("tiff", "TiffWriter"),
+    "zarr": ("zarr", "ZarrWriter"),
+    "fits": ("fits", "FitsWriter"),
+    "shards": ("shards", "ShardWriter"),
+    "mp4": ("video", "Mp4Writer"),
+    "gif": ("video", "GifWriter"),
+}
+FORMATS = ("auto", *_WRITERS)
 VIDEO_FORMATS = ("mp4", "gif")  # one file whose frames come one after the other
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 TAR_END = bytes(2 * tarfile.BLOCKSIZE)
@@ -57,25 +57,43 @@ class Writer(ABC):
             sweep(folder)
 
     @abstractmethod
-    def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Aligned pixels (h, w, C) of image `index`; `mask` (h, w) in [0, 1] becomes alpha where the format has it."""
-
-    @abstractmethod
     def done(self, index: int) -> bool:
         """Whether the image was written, now or by an earlier run into the same folder."""
 
-    def write_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> None:
-        """Write those of these images (B, h, w, C) that are not done yet."""
-        for k, index in enumerate(indices.tolist()):
-            if not self.done(index):
-                self.write(index, pixels[k], None if masks is None else masks[k])
+    def _encode(self, index: int, pixels: np.ndarray, mask: np.ndarray | None) -> Any:
+        """The image as `_put` takes it: work that needs no order."""
+        return pixels
+
+    def _put(self, index: int, encoded: Any) -> None:
+        """Write an encoded image."""
+        raise NotImplementedError
+
+    def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Aligned pixels (h, w, C) of image `index`; `mask` (h, w) in [0, 1] becomes alpha where the format has it."""
+        self._put(index, self._encode(index, pixels, mask))
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
         """`write_new` in two steps: what needs no order is done here, in any thread; calling the answer does the rest.
 
         The second steps are taken in one thread and in the order of the source.
         """
-        return partial(self.write_new, indices, pixels, masks)
+        new = [
+            (index, self._encode(index, pixels[k], None if masks is None else masks[k]))
+            for k, index in enumerate(indices.tolist())
+            if not self.done(index)
+        ]
+        if self.any_order:
+            self._put_all(new)
+            new = []
+        return partial(self._put_all, new)
+
+    def _put_all(self, encoded: Sequence[tuple[int, Any]]) -> None:
+        for index, one in encoded:
+            self._put(index, one)
+
+    def write_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> None:
+        """Write those of these images (B, h, w, C) that are not done yet."""
+        self.begin_new(indices, pixels, masks)()
 
     def missing(self, indices: np.ndarray) -> np.ndarray:
         """Those of these images that are not done yet."""
@@ -91,9 +109,7 @@ class Writer(ABC):
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
             self.close()
 
@@ -103,51 +119,31 @@ def open_writer(
 ) -> Writer:
     """A writer for aligned images of `size` (h, w); "auto" gives files for files, an array for an array, and so on.
 
-    Where an image of the source has parts, such as the planes of a Z stack, the writer takes those. alone: no other
-    process writes there; files and shards only.
+    Where an image of the source has parts, such as the planes of a Z stack, the writer takes those, unless it makes a
+    video. alone: no other process writes there.
     """
     format = chosen_format(source, format)
-    if format in VIDEO_FORMATS:
-        from congeal.images.formats.video import GifWriter, Mp4Writer
-
-        return (Mp4Writer if format == "mp4" else GifWriter)(Path(folder), source, size)
-    own = {} if alone else {"alone": False}
-    return _writer_class(format)(Path(folder), source.parts or source, size, **own)
+    module, name = _WRITERS[format]
+    make = getattr(import_module(f"congeal.images.formats.{module}"), name)
+    written = source if format in VIDEO_FORMATS else source.parts or source
+    writer: Writer = make(Path(folder), written, size, alone=alone)
+    return writer
 
 
 def chosen_format(source: ImageSource, format: str) -> str:
-    """What "auto" means for a source."""
+    """The format itself; for "auto" the one that gives back what came in."""
     if format not in FORMATS:
         raise CongealError(f"unknown output format '{format}': use {', '.join(FORMATS)}")
-    if format == "auto":
-        format = usual_format(source)
-        if format in ("npy", "tiff", "zarr", "fits") and source.has_masks:
-            format = "files"  # an array has no place for alpha
-    return format
-
-
-def _writer_class(format: str) -> type[Writer]:
-    if format == "tiff":
-        from congeal.images.formats.tiff import TiffWriter
-
-        return TiffWriter
-    if format == "zarr":
-        from congeal.images.formats.zarr import ZarrWriter
-
-        return ZarrWriter
-    if format == "fits":
-        from congeal.images.formats.fits import FitsWriter
-
-        return FitsWriter
-    if format == "shards":
-        from congeal.images.formats.shards import ShardWriter
-
-        return ShardWriter
-    return NpyWriter if format == "npy" else FileWriter
+    if format != "auto":
+        return format
+    usual = {"array": "npy", "video": "mp4"}.get(source.layout, source.layout)
+    if usual not in _WRITERS or (usual in ("npy", "tiff", "zarr", "fits") and source.has_masks):
+        return "files"  # an array has no place for alpha
+    return usual
 
 
 def takes_parts(writer: Writer, source: ImageSource) -> bool:
-    """Whether the writer wants the parts that each image of the source stands for. A film shows the images."""
+    """Whether the writer wants the parts that each image of the source stands for. A video shows the images."""
     return source.parts is not None and writer.source is source.parts
 
 
@@ -157,81 +153,43 @@ def set_transforms(writer: Writer, source: ImageSource, aligned_from_source: np.
     writer.poses = np.repeat(aligned_from_source, source.n_parts, axis=0) if parts else aligned_from_source
 
 
-def usual_format(source: ImageSource) -> str:
-    """The format that gives back what came in."""
-    by_layout = {"array": "npy", "video": "mp4"}
-    format = by_layout.get(source.layout, source.layout)
-    return format if format in FORMATS else "files"
+class NpyWriter(Writer):
+    """`aligned.npy` (N, h, w[, C]), one row per image of the source; rows of skipped images stay zero.
 
-
-class FileWriter(Writer):
-    """One file per image, named after its id: PNG where that is lossless, TIFF for the rest and for TIFF input.
-
-    `names.csv` says which file is of which image where the names do not.
+    Other formats with all images in one file gather them in the same memory map first, because images can arrive in
+    any order. They override `file_name`, `_is_whole`, `_finish` and, for the axes of a scientific stack, `_arranged`.
     """
 
     any_order = True
+    file_name = "aligned.npy"
 
     def __init__(self, folder: Path, source: ImageSource, size: Size, *, alone: bool = True) -> None:
         super().__init__(folder, source, size, alone=alone)
-        self._names, self._folders = OutputNames(source.ids()), OutputFolders(folder, alone=alone)
-
-    def _path(self, index: int, extension: str) -> Path:
-        return self.folder / (self._names.stems[index] + extension)
-
-    def _found(self, index: int) -> Path | None:
-        """The file of image `index`, if it is there."""
-        paths = (self._path(index, extension) for extension in WRITTEN)
-        return next((path for path in paths if is_whole(path)), None)
-
-    def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Write the file of image `index`."""
-        data, extension = self._encoded(index, pixels, mask)
-        below = self._names.stems[index] + extension
-        write_bytes(self._folders.above(below) / os.path.basename(below), data)
-
-    def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
-        """All of it: files stand by themselves."""
-        self.write_new(indices, pixels, masks)
-        return _nothing
-
-    def _encoded(self, index: int, pixels: np.ndarray, mask: np.ndarray | None) -> tuple[bytes, str]:
-        suffix = os.path.splitext(self.source.id(index))[1].lower()
-        if suffix in FITS and mask is None:
-            from congeal.images.formats.fits import fits_bytes
-
-            pose = None if self.poses is None else self.poses[index]
-            return fits_bytes(pixels, self.source.header_of(index), pose), ".fits"
-        return encode(pixels, mask, tiff=suffix in (".tif", ".tiff"))
-
-    def done(self, index: int) -> bool:
-        """Whether its file is there."""
-        return self._found(index) is not None
-
-    def close(self) -> None:
-        """Each file was complete when it appeared; only the table of odd names is left to do."""
-        if self._names.odd:
-            paths = {id: self._found(i) for i, id in enumerate(self.source.ids())}
-            files = {id: path.relative_to(self.folder).as_posix() for id, path in paths.items() if path is not None}
-            write_names(self.folder, files)
-
-
-class NpyWriter(Writer):
-    """`aligned.npy` (N, h, w[, C]), one row per image of the source; rows of skipped images stay zero."""
-
-    any_order = True
-
-    def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
-        super().__init__(folder, source, size)
-        self._lock = Lock()
-        self._final = folder / "aligned.npy"
+        self._lock, self.path = Lock(), folder / self.file_name
+        self.stack = None if source.hyperstack is None else self._arranged(source.hyperstack.resized(size))
         self._partial, self._marks = folder / ".aligned.partial.npy", folder / ".aligned.done.npy"
         self._array: np.ndarray | None = None
         self._done: np.ndarray | None = None
-        self._complete = self._final_exists()
+        self._complete = self._is_whole()
         if not self._complete and is_plain(self._partial) and is_plain(self._marks):
             self._resume()
         self._pages = PageTracker(self._array)
+
+    def _arranged(self, stack: Hyperstack) -> Hyperstack:
+        """The stack with its axes in the order of the format."""
+        return stack
+
+    def _is_whole(self) -> bool:
+        """Whether the finished file is there and undamaged."""
+        try:
+            shape = np.load(self.path, mmap_mode="r").shape if is_plain(self.path) else ()
+        except DAMAGED:
+            return False
+        return shape[:3] == (len(self.source), *self.size)
+
+    def _finish(self, array: np.ndarray) -> None:
+        """Make the file of all rows."""
+        put_in_place(self._partial, self.path)
 
     def _resume(self) -> None:
         try:
@@ -241,23 +199,6 @@ class NpyWriter(Writer):
         if done.shape == (len(self.source),) and array.shape[:3] == (len(self.source), *self.size):
             self._array, self._done = array, done
 
-    def _final_exists(self) -> bool:
-        try:
-            shape = np.load(self._final, mmap_mode="r").shape if is_plain(self._final) else ()
-        except DAMAGED:
-            return False  # damaged: it is written again
-        return shape[:3] == (len(self.source), *self.size)
-
-    def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Write the row of image `index`."""
-        self._put(np.array([index]), pixels[None])
-
-    def write_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> None:
-        """Write many rows at a time."""
-        missing = self.missing(indices)
-        if len(missing):
-            self._put(missing, pixels if len(missing) == len(indices) else pixels[np.isin(indices, missing)])
-
     def _allocate(self, pixels: np.ndarray) -> None:
         channels = () if self.source.grey and pixels.shape[-1] == 1 else (pixels.shape[-1],)
         self._array = create_npy(self._partial, (len(self.source), *self.size, *channels), pixels.dtype)
@@ -265,22 +206,27 @@ class NpyWriter(Writer):
         self._pages = PageTracker(self._array)
         self._complete = False
 
-    def _put(self, indices: np.ndarray, pixels: np.ndarray) -> None:
-        """Rows of the array: many images of one kind at a time."""
-        with self._lock:
-            self._put_alone(indices, pixels)
+    def _put(self, index: int, encoded: np.ndarray) -> None:
+        self._put_rows(np.array([index]), encoded[None])
 
-    def _put_alone(self, indices: np.ndarray, pixels: np.ndarray) -> None:
-        if self._array is None or self._done is None:
-            self._allocate(pixels)
-        assert self._array is not None
-        assert self._done is not None
-        row = self._array[0]
-        if pixels.dtype != row.dtype or pixels[0].size != row.size:
-            raise _another_kind(self.source.id(int(indices[0])), pixels, row)
-        self._array[as_slice(indices)] = pixels.reshape(-1, *row.shape)
-        self._done[indices] = True
-        self._pages.touched(pixels.nbytes)
+    def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
+        """Nothing: rows are copied together in the second step."""
+        missing = self.missing(indices)
+        return partial(self._put_rows, missing, pixels[as_slice(np.isin(indices, missing))])
+
+    def _put_rows(self, indices: np.ndarray, pixels: np.ndarray) -> None:
+        if not len(indices):
+            return
+        with self._lock:
+            if self._array is None or self._done is None:
+                self._allocate(pixels)
+            assert self._array is not None
+            assert self._done is not None
+            row = self._array[0]
+            _check_kind(self.source.id(int(indices[0])), pixels, row)
+            self._array[as_slice(indices)] = pixels.reshape(-1, *row.shape)
+            self._done[indices] = True
+            self._pages.touched(pixels.nbytes)
 
     @property
     def has_room(self) -> bool:
@@ -289,7 +235,7 @@ class NpyWriter(Writer):
 
     def make_room(self, pixels: np.ndarray) -> Path | None:
         """The file into which other processes may write rows like these (B, h, w, C); None if all is done."""
-        if not self._complete and self._array is None:
+        if not self.has_room:
             self._allocate(pixels)
         return None if self._complete else self._partial
 
@@ -299,23 +245,19 @@ class NpyWriter(Writer):
             self._done[indices] = True
 
     def missing(self, indices: np.ndarray) -> np.ndarray:
-        """Those of these rows that are not marked as done."""
         if self._complete or self._done is None:
             return indices[:0] if self._complete else indices
         return indices[~self._done[indices]]
 
+    def done(self, index: int) -> bool:
+        return not len(self.missing(np.array([index])))
+
     def flush(self) -> None:
-        """Bring the rows to the disk, then the marks that speak of them."""
         for array in (self._array, self._done):  # the marks last: they speak of the pixels
             if isinstance(array, np.memmap):
                 array.flush()
 
-    def done(self, index: int) -> bool:
-        """Whether its row is marked as done."""
-        return self._complete or (self._done is not None and bool(self._done[index]))
-
     def close(self) -> None:
-        """Give the array its name."""
         if self._array is None:
             return
         self.flush()
@@ -324,9 +266,6 @@ class NpyWriter(Writer):
         self._partial.unlink(missing_ok=True)
         self._marks.unlink(missing_ok=True)
         self._complete = True
-
-    def _finish(self, array: np.ndarray) -> None:
-        put_in_place(self._partial, self._final)
 
 
 class RowWriter:
@@ -340,8 +279,7 @@ class RowWriter:
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
         """All of it: rows stand by themselves."""
-        if pixels.dtype != self._row.dtype or pixels[0].size != self._row.size:
-            raise _another_kind(self._source.id(int(indices[0])), pixels, self._row)
+        _check_kind(self._source.id(int(indices[0])), pixels, self._row)
         follows = np.flatnonzero(np.diff(indices) != 1) + 1
         runs = zip(np.split(indices, follows), np.split(np.ascontiguousarray(pixels), follows), strict=True)
         with writing(Path(self._file.name)), self._lock:  # a place in the file is all threads' place
@@ -358,15 +296,17 @@ class RowWriter:
             self._file.close()
 
 
-def _another_kind(id: str, pixels: np.ndarray, row: np.ndarray) -> CongealError:
-    return CongealError(
-        f"image {id} is {pixels.shape[1:]} of {pixels.dtype}, the others {row.shape} of {row.dtype}: write files "
-        "instead of one array"
-    )
-
-
 def _nothing() -> None:
-    """What is left to do where all is done."""
+    """The second step of writing where the first does all."""
+
+
+def _check_kind(id: str, pixels: np.ndarray, row: np.ndarray) -> None:
+    """Refuse images that do not fit the rows of an array."""
+    if pixels.dtype != row.dtype or pixels[0].size != row.size:
+        raise CongealError(
+            f"image {id} is {pixels.shape[1:]} of {pixels.dtype}, the others {row.shape} of {row.dtype}: write files "
+            "instead of one array"
+        )
 
 
 def is_whole(path: Path) -> bool:
@@ -431,19 +371,11 @@ class GroupedWriter(Writer):
             self._place[rows] = np.arange(len(rows))
             self._writers[number] = open_writer(folder / group_folder(number, names), source.subset(rows), size, format)
 
-    def _own(self, index: int) -> tuple[Writer, int]:
-        """The writer of an image, and its position there."""
-        return self._writers[int(self._group[index])], int(self._place[index])
-
     def write(self, index: int, pixels: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Write image `index` into the folder of its group."""
-        writer, place = self._own(index)
-        writer.write(place, pixels, mask)
+        self._writers[int(self._group[index])].write(int(self._place[index]), pixels, mask)
 
     def done(self, index: int) -> bool:
-        """Whether it is there."""
-        writer, place = self._own(index)
-        return writer.done(place)
+        return self._writers[int(self._group[index])].done(int(self._place[index]))
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
         """Both steps of every group's own writer."""
@@ -460,11 +392,9 @@ class GroupedWriter(Writer):
         return finish
 
     def flush(self) -> None:
-        """Bring what is done to the disk."""
         for writer in self._writers.values():
             writer.flush()
 
     def close(self) -> None:
-        """Finish every folder."""
         for writer in self._writers.values():
             writer.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from congeal.errors import CongealError, first_line, require
+from congeal.errors import CongealError, require
 from congeal.files import put_in_place, writing
+from congeal.images.formats.decode import as_unopenable, as_unreadable
 from congeal.images.formats.hyperstack import Hyperstack, Step
 from congeal.images.formats.writers import NpyWriter
 from congeal.images.sources.base import ImageSource, UnreadableImage
@@ -24,40 +25,25 @@ MARKS = ("zarr.json", ".zarray", ".zgroup")
 _DEFAULT_AXES = {2: "YX", 3: "IYX", 4: "IYXC", 5: "TCZYX"}
 _WORDS = {"time": "T", "channel": "C", "depth": "Z", "row": "Y", "column": "X", "height": "Y", "width": "X"}
 _SPARE = "IQPRABDEFGHJKLMNOUVW"
-# What decodes numbers. Pickle would run whatever a stranger put there, and the rest of such codecs hold no numbers.
-_CODECS = frozenset(
-    [
-        "blosc",
-        "zlib",
-        "gzip",
-        "zstd",
-        "lz4",
-        "bz2",
-        "lzma",
-        "shuffle",
-        "delta",
-        "fixedscaleoffset",
-        "quantize",
-        "packbits",
-        "astype",
-        "bitround",
-        "pcodec",
-        "crc32",
-        "crc32c",
-        "adler32",
-        "fletcher32",
-        "jenkins_lookup3",
-        "zfpy",
-        "bytes",
-        "transpose",
-        "sharding_indexed",
-    ]
-)
+# Codecs that decode to numbers and run no code, unlike pickle.
+_CODECS = {
+    *("blosc", "zlib", "gzip", "zstd", "lz4", "bz2", "lzma", "zfpy", "pcodec", "packbits", "sharding_indexed"),
+    *("shuffle", "delta", "astype", "fixedscaleoffset", "quantize", "bitround", "bytes", "transpose"),
+    *("crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"),
+}
+# NGFF's word for a unit → its sign.
+_UNITS = {"micrometer": "µm", "nanometer": "nm", "millimeter": "mm", "angstrom": "Å", "second": "s", "minute": "min"}
+_UNITS |= {"millisecond": "ms", "hour": "h", "meter": "m", "centimeter": "cm", "picometer": "pm"}
+_UNIT_WORDS = {sign: word for word, sign in _UNITS.items()}
+_AXIS_TYPES = {"T": "time", "C": "channel"}
+MOST_BLOCK = 256 << 20
+"""Bytes that are put together before they are written; larger chunks are cut to single planes. Chosen by judgement: a
+small part of the memory of any machine."""
 
 
 @dataclass(frozen=True)
 class ZarrOrigin:
-    """What a Zarr has besides numbers, for a writer of Zarr.
+    """Metadata of a Zarr, for a writer of Zarr.
 
     format: 2 or 3. ngff: version of the OME metadata, empty for a plain array. attributes: of the array or group.
     path: of the array in its group. names: of the axes, as they are written there. storage: chunks and compressors.
@@ -76,18 +62,12 @@ class ZarrReader(IndexedReader):
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
         """Index the array; says so where a chunk is damaged."""
-        cut = next((name for name, path in self._blosc_chunks(at) if not _is_whole_blosc(path)), None)
-        if cut is not None:
-            raise UnreadableImage(f"the chunk {cut} of the Zarr array was cut short")
-        try:
+        with as_unreadable("chunk of the Zarr array, perhaps cut short", "the Zarr array"):
+            self._check_blosc_chunks(at)
             return super().take(at)
-        except Exception as error:  # decoders raise nearly anything
-            reason = f"a chunk of the Zarr array is damaged or was cut short ({first_line(error)})"
-            raise UnreadableImage(reason) from error
 
-    def _blosc_chunks(self, at: Mapping[str, int]) -> Iterator[tuple[str, Path]]:
-        """Chunks, by name and file, that what is asked for lies in, where they are compressed by Blosc: it decodes some
-        of those that were cut short to something else."""
+    def _check_blosc_chunks(self, at: Mapping[str, int]) -> None:
+        """Refuse chunks that are shorter than their Blosc header says: Blosc decodes some of them to something else."""
         array = self.array
         if getattr(array, "shards", None) is not None or "blosc" not in str(array.compressors[-1:]).lower():
             return
@@ -95,16 +75,12 @@ class ZarrReader(IndexedReader):
         sides = zip(self.axes, array.shape, array.chunks, strict=True)
         places = [[at[axis] // step] if axis in at else range(-(-length // step)) for axis, length, step in sides]
         for place in product(*places):
-            name = array.metadata.encode_chunk_key(place)
-            if (folder / name).is_file():
-                yield name, folder / name
-
-
-def _is_whole_blosc(path: Path) -> bool:
-    """Whether a file is as long as its Blosc header says."""
-    with path.open("rb") as file:
-        header = file.read(16)
-    return len(header) == 16 and int.from_bytes(header[12:], "little") == path.stat().st_size
+            path = folder / array.metadata.encode_chunk_key(place)
+            if path.is_file():
+                with path.open("rb") as file:
+                    header = file.read(16)
+                if len(header) < 16 or int.from_bytes(header[12:], "little") != path.stat().st_size:
+                    raise UnreadableImage(f"the chunk {path.relative_to(folder)} of the Zarr array was cut short")
 
 
 def is_zarr(folder: Path) -> bool:
@@ -115,25 +91,15 @@ def is_zarr(folder: Path) -> bool:
 def open_zarr(path: Path, z: str | None = None) -> ImageSource:
     """The full resolution of an OME-Zarr image, or a plain array (N, H, W[, C])."""
     zarr = require("zarr", "zarr")
-    try:
+    with as_unopenable(path, "Zarr array or OME-Zarr image"):
         found = zarr.open(str(path), mode="r")
         array, image = (found, {}) if isinstance(found, zarr.Array) else _array_of(path, found)
         _refuse_codecs(path, array)
-        stack = _described(path, array, found, image)
-    except CongealError:
-        raise
-    except Exception as error:  # damaged metadata raise nearly anything
-        raise CongealError(f"{path} is not a readable Zarr array or OME-Zarr image ({first_line(error)})") from error
+        stack = _describe(path, array, dict(found.attrs), image)
     reader = ZarrReader(array, stack.axes, chunk=int(array.chunks[0]) if stack.axes[0] not in "YX" else 1)
     source = open_stack(stack, reader, name=path.name, layout="zarr", z=z)
-    source.files = tuple(_files(path))
+    source.files = tuple(sorted(file for file in path.rglob("*") if file.is_file()))
     return source
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for below, folders, names in os.walk(folder):
-        folders.sort()
-        yield from (Path(below) / name for name in sorted(names))
 
 
 def _array_of(path: Path, group: Any) -> tuple[Any, dict[str, Any]]:
@@ -180,11 +146,10 @@ def _codec_names(value: Any) -> Iterator[str]:
             yield from _codec_names(inner)
 
 
-def _described(path: Path, array: Any, found: Any, image: Mapping[str, Any]) -> Hyperstack:
+def _describe(path: Path, array: Any, attributes: Mapping[str, Any], image: Mapping[str, Any]) -> Hyperstack:
     """Axes, scales and channel names; those of OME, or the names of dimensions, or the usual order."""
-    about: Any = {}
     if image:
-        names = tuple(axis["name"] if isinstance(axis, Mapping) else str(axis) for axis in image.get("axes", ()))
+        names = tuple(map(_name, image.get("axes", ())))
     else:
         names = tuple(name for name in getattr(array.metadata, "dimension_names", None) or () if name)
     if len(names) != array.ndim:
@@ -196,34 +161,26 @@ def _described(path: Path, array: Any, found: Any, image: Mapping[str, Any]) -> 
     axes = _letters(names)
     if not {"Y", "X"} <= set(axes):
         raise CongealError(f"{path} has the axes {', '.join(names)}; images need y and x")
-    stack = Hyperstack(axes, tuple(map(int, array.shape)))
-    steps: dict[str, Step] = {}
-    channels: tuple[str, ...] = ()
-    attributes = dict(found.attrs)
-    ngff, inside = "", "0"
-    if image:
-        about = attributes.get("ome", attributes)
-        ngff = str(about.get("version") or image.get("version") or "0.4")
-        inside = str(image["datasets"][0]["path"])
-        steps = _steps(image, axes)
-        channels = _channel_names(about)
     storage = {"chunks": tuple(map(int, array.chunks)), "compressors": array.compressors, "filters": array.filters}
-    origin = ZarrOrigin(array.metadata.zarr_format, ngff, attributes, inside, names, storage)
-    named = channels if len(channels) == stack.n_channels else ()
-    return Hyperstack(axes, stack.shape, steps, named, origin=origin)
+    origin = ZarrOrigin(array.metadata.zarr_format, "", attributes, "0", names, storage)
+    stack = Hyperstack(axes, tuple(map(int, array.shape)), origin=origin)
+    if not image:
+        return stack
+    about: Any = attributes.get("ome", attributes)
+    version = str(about.get("version") or image.get("version") or "0.4")
+    origin = replace(origin, ngff=version, path=str(image["datasets"][0]["path"]))
+    channels = _channel_names(about)
+    channels = channels if len(channels) == stack.n_channels else ()
+    return replace(stack, steps=_steps(image, axes), channel_names=channels, origin=origin)
 
 
 def _letters(names: Sequence[str]) -> str:
-    """One letter for each name: its own if it is one, that of a word everybody knows, else a spare one."""
-    found = [name.upper() if len(name) == 1 and name.isascii() and name.isalpha() else "" for name in names]
-    found = [letter or _WORDS.get(name.lower(), "") for letter, name in zip(found, names, strict=True)]
-    spare = iter(letter for letter in _SPARE if letter not in found)
-    seen: set[str] = set()
+    """One letter for each name: its own if it is one, that of a common word, else a spare one."""
+    known = [name.upper() if len(name) == 1 and name.isascii() else _WORDS.get(name.lower(), "") for name in names]
+    spare = (letter for letter in _SPARE if letter not in known)
     letters = ""
-    for letter in found:
-        letter = letter if letter and letter not in seen else next(spare)
-        seen.add(letter)
-        letters += letter
+    for letter in known:
+        letters += letter if letter.isalpha() and letter not in letters else next(spare)
     return letters
 
 
@@ -240,20 +197,7 @@ def _steps(image: Mapping[str, Any], axes: str) -> dict[str, Step]:
     units = [axis.get("unit", "") if isinstance(axis, Mapping) else "" for axis in image["axes"]]
     pairs = zip(axes, scale.tolist(), units, strict=True)
     known = [one for one in pairs if one[0] in "XYZT" and (one[2] or one[1] != 1)]
-    return {letter: Step(size, _short(unit)) for letter, size, unit in known}
-
-
-_UNITS = {"micrometer": "µm", "nanometer": "nm", "millimeter": "mm", "angstrom": "Å", "second": "s", "minute": "min"}
-_UNITS |= {"millisecond": "ms", "hour": "h", "meter": "m", "centimeter": "cm", "picometer": "pm"}
-
-
-def _short(unit: str) -> str:
-    return _UNITS.get(unit, unit)
-
-
-def long_unit(unit: str) -> str:
-    """A unit in the words of NGFF."""
-    return next((word for word, short in _UNITS.items() if short == unit), unit)
+    return {letter: Step(size, _UNITS.get(unit, unit)) for letter, size, unit in known}
 
 
 def _channel_names(about: Any) -> tuple[str, ...]:
@@ -263,12 +207,6 @@ def _channel_names(about: Any) -> tuple[str, ...]:
     return tuple(names) if any(names) else ()
 
 
-Size = tuple[int, int]
-MOST_BLOCK = 256 << 20
-"""Bytes that are put together before they are written; larger chunks are cut to single planes."""
-_TYPES = {"T": "time", "C": "channel"}
-
-
 class ZarrWriter(NpyWriter):
     """`aligned.zarr`; gathered in a memory map first, because images can arrive in any order.
 
@@ -276,52 +214,47 @@ class ZarrWriter(NpyWriter):
     OME-Zarr 0.4, which most programs read; anything else is a plain array (N, H, W[, C]).
     """
 
-    def __init__(self, folder: Path, source: ImageSource, size: Size) -> None:
-        self._zarr = folder / "aligned.zarr"
-        self._stack = None if source.hyperstack is None else _in_zarr_order(source.hyperstack.resized(size))
-        super().__init__(folder, source, size)
+    file_name = "aligned.zarr"
 
-    def _final_exists(self) -> bool:
+    def _arranged(self, stack: Hyperstack) -> Hyperstack:
+        return stack if isinstance(stack.origin, ZarrOrigin) else _in_ngff_order(stack)
+
+    def _is_whole(self) -> bool:
         """Whether every chunk is there: none is left out when it is written."""
         zarr = require("zarr", "zarr")
-        if self._zarr.is_symlink() or not self._zarr.is_dir():
+        if self.path.is_symlink() or not self.path.is_dir():
             return False
         try:
-            array = zarr.open(str(self._zarr), mode="r")
+            array = zarr.open(str(self.path), mode="r")
             if not isinstance(array, zarr.Array):
                 array = array[next(iter(array.array_keys()))]
-            if self._stack is None:
-                fits = array.shape[:3] == (len(self.source), *self.size)
-            else:
-                fits = array.shape == self._stack.shape
+            shape = (len(self.source), *self.size) if self.stack is None else self.stack.shape
+            fits = array.shape[: len(shape)] == shape
             return bool(fits and array.nchunks_initialized == array.nchunks)
         except Exception:  # damaged metadata raise nearly anything
             return False
 
     def _finish(self, array: np.ndarray) -> None:
         partial = self.folder / ".aligned.partial.zarr"
-        with writing(self._zarr):
-            for old in (partial, self._zarr):
+        with writing(self.path):
+            for old in (partial, self.path):
                 if old.is_symlink():
                     old.unlink()
                 shutil.rmtree(old, ignore_errors=True)
-            stack = self._stack or _plain(array)
-            origin = stack.origin if isinstance(stack.origin, ZarrOrigin) else _origin_for(stack, self._stack is None)
-            self._fill(_created(partial, stack, origin, array.dtype), array, stack)
-        put_in_place(partial, self._zarr)
+            stack = self.stack or Hyperstack("IYXC"[: array.ndim], array.shape, origin=ZarrOrigin(2))
+            self._fill(_create_array(partial, stack, array.dtype), array, stack)
+        put_in_place(partial, self.path)
 
     def _fill(self, out: Any, array: np.ndarray, stack: Hyperstack) -> None:
         """Write block by block, each of whole chunks, so that no chunk is written twice."""
+        letters = [letter for letter in stack.axes if letter not in "YX"]
+        upright = stack.axes.index("Y") < stack.axes.index("X")
         for block in _blocks(stack, out.chunks):
             values = np.empty(tuple(len(block[letter]) for letter in stack.axes), array.dtype)
-            letters = [letter for letter in stack.axes if letter not in "YX"]
-            for index in product(*(range(len(block[letter])) for letter in letters)):
-                at = {letter: block[letter][k] for letter, k in zip(letters, index, strict=True)}
-                image = array[stack.number(at)]
-                self._pages.touched(image.nbytes)
-                plane = image if image.ndim == 2 else image[..., stack.channel(at)]
+            for index in np.ndindex(*(len(block[letter]) for letter in letters)):
                 place = dict(zip(letters, index, strict=True))
-                upright = stack.axes.index("Y") < stack.axes.index("X")
+                plane = stack.plane(array, {letter: block[letter][k] for letter, k in place.items()})
+                self._pages.touched(plane.nbytes)
                 values[tuple(place.get(letter, slice(None)) for letter in stack.axes)] = plane if upright else plane.T
             out[tuple(slice(block[letter].start, block[letter].stop) for letter in stack.axes)] = values
 
@@ -335,46 +268,28 @@ def _blocks(stack: Hyperstack, chunks: tuple[int, ...]) -> Iterator[dict[str, ra
         yield dict(zip(stack.axes, chosen, strict=True))
 
 
-def _in_zarr_order(stack: Hyperstack) -> Hyperstack:
-    """A Zarr as it was; other stacks as OME-Zarr wants them: time, channel, depth, rows, columns."""
-    if isinstance(stack.origin, ZarrOrigin):
-        return stack
-    others = [letter for letter in stack.image_axes if letter != "Z"]
-    if len(others) > 1:  # one axis for time, positions and what else there is
-        lengths = int(np.prod([stack.length(letter) for letter in others]))
-        steps = {letter: step for letter, step in stack.steps.items() if letter != "T"}
-        kept = [(a, n) for a, n in zip(stack.axes, stack.shape, strict=True) if a not in others]
-        axes, shape = "".join(["T", *(a for a, _ in kept)]), (lengths, *(n for _, n in kept))
-        stack = replace(stack, axes=axes, shape=shape, steps=steps, chosen={}, ragged=True)
-    elif others and others[0] != "T":
-        stack = replace(stack, axes=stack.axes.replace(others[0], "T"))
+def _in_ngff_order(stack: Hyperstack) -> Hyperstack:
+    """A stack from another format as OME-Zarr wants it: time, channel, depth, rows, columns."""
+    others = [letter for letter in stack.image_axes if letter != "Z"]  # become one axis: time, positions and so on
+    lengths = {letter: stack.length(letter) for letter in "ZYX" if letter in stack.axes}
     if stack.channel_axes:
-        rest = [(a, n) for a, n in zip(stack.axes, stack.shape, strict=True) if a not in "CS"]
-        axes = "".join(["C", *(a for a, _ in rest)])
-        stack = replace(stack, axes=axes, shape=(stack.n_channels, *(n for _, n in rest)))
-    ordered = "".join(letter for letter in "TCZYX" if letter in stack.axes)
-    return replace(stack, axes=ordered, shape=tuple(map(stack.length, ordered)))
-
-
-def _plain(array: np.ndarray) -> Hyperstack:
-    return Hyperstack("IYXC"[: array.ndim], array.shape)
-
-
-def _origin_for(stack: Hyperstack, plain: bool) -> ZarrOrigin:
-    names = tuple(stack.axes.lower())
-    if plain:
-        return ZarrOrigin(2, names=names)
+        lengths = {"C": stack.n_channels, **lengths}
+    if others:
+        lengths = {"T": math.prod(map(stack.length, others)), **lengths}
+    steps = {letter: step for letter, step in stack.steps.items() if letter != "T" or others == ["T"]}
     about: dict[str, Any] = {"multiscales": [{"name": "aligned", "version": "0.4"}]}
     if stack.channel_names:
         shown = [{"label": name, "color": "FFFFFF", "active": True} for name in stack.channel_names]
         about["omero"] = {"version": "0.4", "channels": shown}
-    return ZarrOrigin(2, "0.4", about, "0", names)
+    origin = ZarrOrigin(2, "0.4", about)
+    return Hyperstack("".join(lengths), tuple(lengths.values()), steps, stack.channel_names, origin=origin)
 
 
-def _created(path: Path, stack: Hyperstack, origin: ZarrOrigin, dtype: np.dtype) -> Any:
+def _create_array(path: Path, stack: Hyperstack, dtype: np.dtype) -> Any:
     """The empty array in its place, with all metadata around it."""
-    zarr = require("zarr", "zarr")
-    names = _names(stack, origin)
+    zarr, origin = require("zarr", "zarr"), stack.origin
+    # The axes in the words of the file they came from; an axis may be gone.
+    names = [*origin.names] if len(origin.names) == len(stack.axes) else [*stack.axes.lower()]
     options: dict[str, Any] = {
         "shape": stack.shape,
         "chunks": _chunks(stack, origin, dtype),
@@ -384,7 +299,7 @@ def _created(path: Path, stack: Hyperstack, origin: ZarrOrigin, dtype: np.dtype)
         **{key: value for key, value in origin.storage.items() if key != "chunks"},
     }
     if origin.format == 3:
-        options["dimension_names"] = list(names)
+        options["dimension_names"] = names
     if not origin.ngff:
         return zarr.create_array(str(path), attributes=dict(origin.attributes), **options)
     group = zarr.open_group(str(path), mode="w", zarr_format=origin.format)
@@ -393,13 +308,6 @@ def _created(path: Path, stack: Hyperstack, origin: ZarrOrigin, dtype: np.dtype)
         options["chunk_key_encoding"] = {"name": "v2", "separator": "/"}
     del options["zarr_format"]  # that of the group
     return group.create_array(origin.path, **options)
-
-
-def _names(stack: Hyperstack, origin: ZarrOrigin) -> list[str]:
-    """The axes in the words of the file they came from; an axis may be gone."""
-    if len(origin.names) == len(stack.axes):
-        return list(origin.names)
-    return [letter.lower() for letter in stack.axes]
 
 
 def _chunks(stack: Hyperstack, origin: ZarrOrigin, dtype: np.dtype) -> tuple[int, ...]:
@@ -420,7 +328,9 @@ def _attributes(stack: Hyperstack, origin: ZarrOrigin, names: list[str]) -> dict
     about = attributes.get("ome", attributes)
     image = about["multiscales"][0]
     old = {_name(axis): axis for axis in image.get("axes", ())}
-    image["axes"] = [_axis(name, letter, stack, old) for name, letter in zip(names, stack.axes, strict=True)]
+    image["axes"] = [
+        old.get(name) or _new_axis(name, letter, stack) for name, letter in zip(names, stack.axes, strict=True)
+    ]
     before = [_name(axis) for axis in old.values()]
     own = image["datasets"][0] if image.get("datasets") else {}
     changes = [*own.get("coordinateTransformations", ()), *image.pop("coordinateTransformations", ())]
@@ -439,10 +349,7 @@ def _name(axis: Any) -> str:
     return str(axis["name"]) if isinstance(axis, Mapping) else str(axis)
 
 
-def _axis(name: str, letter: str, stack: Hyperstack, old: Mapping[str, Any]) -> Any:
-    if name in old:
-        return old[name]
-    axis = {"name": name, "type": _TYPES.get(letter, "space")}
-    if letter in stack.steps and stack.steps[letter].unit:
-        axis["unit"] = long_unit(stack.steps[letter].unit)
-    return axis
+def _new_axis(name: str, letter: str, stack: Hyperstack) -> dict[str, str]:
+    axis = {"name": name, "type": _AXIS_TYPES.get(letter, "space")}
+    unit = stack.steps[letter].unit if letter in stack.steps else ""
+    return {**axis, "unit": _UNIT_WORDS.get(unit, unit)} if unit else axis

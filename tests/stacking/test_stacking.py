@@ -83,7 +83,7 @@ def test_flaws_of_single_images_go_away() -> None:
 
 def test_rows_at_a_time_make_the_whole(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = congeal.stack(run).picture
-    monkeypatch.setattr("congeal.stacking.combine.BUDGET", FRAMES * SIDE * 2 * 4 * 5)
+    monkeypatch.setattr("congeal.stacking.combine.MAX_STACKED_BYTES", FRAMES * SIDE * 2 * 4 * 5)
     np.testing.assert_allclose(congeal.stack(run).picture, whole, atol=2e-2)
 
 

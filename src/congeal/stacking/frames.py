@@ -14,15 +14,15 @@ from congeal.errors import RunFailed
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.geometry.frame_coverage import covered
 from congeal.geometry.matrix import invert
-from congeal.images import Image, ImageSource, UnreadableImage, warp_pixels
+from congeal.images import ImageSource, UnreadableImage, warp_pixels
 from congeal.images.resample import Sampling, warp_masks
 from congeal.progress import Progress
 from congeal.transforms import Transforms
 
 log = logging.getLogger("congeal")
 
-Size = tuple[int, int]
-THREAD_VALUES = 64_000_000  # pixel values that all threads may have at hand
+MAX_THREAD_VALUES = 64_000_000
+"""Pixel values that all threads hold together, four copies of an image each: 256 MB of float32."""
 
 
 class FrameSample(NamedTuple):
@@ -41,7 +41,7 @@ class Frames:
     found: Transforms
     rows: np.ndarray
     sampling: Sampling
-    size: Size
+    size: tuple[int, int]
     channels: int
     dtype: np.dtype
 
@@ -68,15 +68,11 @@ class Frames:
         kernel = replace(sampling, fill="edge")
         return cls(source, found, rows, kernel, (height, width), max(channels), np.dtype(dtypes.pop()))
 
-    def some(self, rows: np.ndarray) -> Frames:
-        """The same with fewer images."""
-        return replace(self, rows=rows)
-
     def sample(self, top: int = 0, bottom: int | None = None, *, what: str, quiet: bool) -> Iterator[FrameSample]:
         """Every image in these rows of the picture, in order; those that cannot be read any more are left out."""
         bottom = self.size[0] if bottom is None else bottom
         values = (bottom - top) * self.size[1] * self.channels
-        threads = min(usable_cores(), max(1, THREAD_VALUES // (4 * values)))
+        threads = min(usable_cores(), max(1, MAX_THREAD_VALUES // (4 * values)))
         with Progress(len(self.rows), what, quiet=quiet) as progress:
             for one in map_ordered(partial(self._one, top, bottom), self.rows.tolist(), threads):
                 progress.update()
@@ -91,11 +87,8 @@ class Frames:
             return None
         source_from_rows = invert(self.found.matrices[row]) @ [[1, 0, 0], [0, 1, top], [0, 0, 1]]
         size = bottom - top, self.size[1]
-        values = warp_pixels(self._floats(image), source_from_rows, size, self.sampling)
+        values = warp_pixels(image.pixels.astype(np.float32), source_from_rows, size, self.sampling)
         weight = covered(source_from_rows[None], (image.pixels.shape[0], image.pixels.shape[1]), size)[0]
         if image.mask is not None:
             weight = weight * warp_masks(image.mask[None], source_from_rows[None], size, "bilinear")[0]
         return FrameSample(row, np.broadcast_to(values, (*size, self.channels)), weight)
-
-    def _floats(self, image: Image) -> np.ndarray:
-        return image.pixels.astype(np.float32)

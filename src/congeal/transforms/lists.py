@@ -1,4 +1,4 @@
-"""Tables and lists of ids that people write by hand: CSV files, and one id per line."""
+"""Tables and lists of ids that people write by hand: CSV files, and one id per line; and the images that they name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from congeal.errors import CongealError
+from congeal.rows import finite_rows
+from congeal.transforms.transforms import Transforms
 
 IdList = Iterable[str] | str | os.PathLike[str]
 """Ids themselves, or a file that lists them."""
@@ -71,6 +76,22 @@ def match_ids(given: Iterable[str], known: Sequence[str]) -> dict[str, str]:
         loose.setdefault(id.strip(), []).append(id)
     meant = {id: [id] if id in exact else loose.get(id.strip(), []) for id in given}
     return {id: found[0] for id, found in meant.items() if len(found) == 1}
+
+
+def usable_rows(found: Transforms, exclude: IdList | None, *, flagged: bool = True) -> NDArray[np.intp]:
+    """The rows that have a matrix and are not excluded; without `flagged`, only those whose status is ok."""
+    given = resolve_ids(exclude, "images to exclude")
+    meant = match_ids(given, found.ids)
+    unknown = [id for id in given if id not in meant]
+    if unknown:
+        raise CongealError(f"cannot exclude {unknown[0]!r}: the run has no image of that name")
+    usable = finite_rows(found.matrices) & (found.ok | flagged)
+    unwanted = set(meant.values())
+    rows = np.array([row for row, id in enumerate(found.ids) if usable[row] and id not in unwanted], dtype=np.intp)
+    if not len(rows):
+        more = "" if flagged else "; --flagged uses those whose status is not ok as well"
+        raise CongealError(f"no image is left{more}: every other one was skipped or is excluded")
+    return rows
 
 
 def _existing(path: str | os.PathLike[str]) -> Path:

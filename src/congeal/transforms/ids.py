@@ -77,9 +77,6 @@ class Ids(Sequence[str]):
             return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
         return NotImplemented
 
-    def __hash__(self) -> int:
-        return hash((self._text, len(self)))
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(list(self), dtype=np.str_ if dtype is None else dtype)
 
@@ -90,11 +87,6 @@ class Ids(Sequence[str]):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         text = pickle.PickleBuffer(self._text) if protocol >= 5 else self._text
         return Ids._made, (text, self._edges)
-
-    @property
-    def longest(self) -> int:
-        """Characters of the longest name."""
-        return max(map(len, self), default=0)
 
     @property
     def unique(self) -> bool:

@@ -3,6 +3,7 @@
 points.py   points of the aligned picture → points of every original (CSV, COCO keypoints)
 warped.py   a mask or a drawing on the aligned picture → the same on every original, at full resolution
 collect.py  labelled points of the originals → the aligned picture, and how far they scatter there
+match.py    points of some originals → all the others
 
 Coordinates are pixel centres: (0, 0) is the centre of the top-left pixel, of `mean.png` or of an original.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,11 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import make_folders, sweep, write_rows
 from congeal.geometry.matrix import map_points
-from congeal.propagate.tables import parse_coordinates, select_images
+from congeal.propagate.points import read_source_points
 from congeal.runs.folder import RunFolder, log
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
-from congeal.transforms.lists import match_ids, read_table
+from congeal.transforms.lists import usable_rows
 
 
 @dataclass(frozen=True)
@@ -60,65 +59,36 @@ def collect_points(
     Points without a name are matched by their order in each image. With `output`, writes collected.csv and spread.csv
     there.
     """
-    rows = read_table(points, ("id", "x", "y"))
-    if not rows:
-        raise CongealError(f"'{points}' holds no points; give it a line per point under id,x,y[,name]")
-    xy, names = parse_coordinates(rows, points), point_names(rows, points)
     everything = transforms_of(run)
-    found = select_images(everything, exclude)
+    ids, names, xy = read_source_points(points, everything.ids)
+    found = everything[usable_rows(everything, exclude)]
     row_of = {id: row for row, id in enumerate(found.ids)}
-    given = {row["id"] for row in rows}
-    meant = match_ids(given, everything.ids)
-    strangers = given - meant.keys()
-    if strangers:
-        raise CongealError(f"'{points}' belongs to another set: the run has no image '{sorted(strangers)[0]}'")
-    rows = [{**row, "id": meant[row["id"]]} for row in rows]
-    used = np.array([row["id"] in row_of for row in rows])
-    if not used.all():
-        log.warning("%d points are on images that were skipped or are excluded, and are left out", int((~used).sum()))
-    if not used.any():
+    used = np.array([k for k, id in enumerate(ids) if id in row_of], dtype=np.intp)
+    if len(used) < len(ids):
+        log.warning("%d points are on images that were skipped or excluded, and are left out", len(ids) - len(used))
+    if not len(used):
         raise CongealError(f"every image of '{points}' was skipped or is excluded")
-    chosen = np.flatnonzero(used)
-    place = np.array([row_of[rows[k]["id"]] for k in chosen])
-    labels = [names[k] for k in chosen]
-    landed = map_points(found.matrices[place], xy[chosen][:, None])[:, 0]
-    start = start_matrices(run, found)
-    began = None if start is None else map_points(start[place], xy[chosen][:, None])[:, 0]
-    ids = tuple(rows[k]["id"] for k in chosen)
-    result = CollectedPoints(ids, tuple(labels), landed, spread_rows(labels, landed, began))
+    ids, names = [ids[k] for k in used], [names[k] for k in used]
+    rows, places = np.array([row_of[id] for id in ids]), xy[used][:, None]
+    landed = map_points(found.matrices[rows], places)[:, 0]
+    before = None
+    if not isinstance(run, Transforms) and (start := RunFolder(run).work / "start.npz").exists():
+        begun = Transforms.load(start).matching(found.ids).matrices
+        before = map_points(begun[rows], places)[:, 0]
+    result = CollectedPoints(tuple(ids), tuple(names), landed, spread_rows(names, landed, before))
     if output is not None:
         save(result, Path(output))
     return result
 
 
-def point_names(rows: Sequence[dict[str, str]], path: str | os.PathLike[str]) -> list[str]:
-    """The names given, or the point's number within its image."""
-    seen: Counter[str] = Counter()
-    names = []
-    for row in rows:
-        seen[row["id"]] += 1
-        names.append(row.get("name") or str(seen[row["id"]]))
-    twice = [pair for pair, times in Counter(zip((row["id"] for row in rows), names, strict=True)).items() if times > 1]
-    if twice:
-        raise CongealError(f"'{path}' has the point '{twice[0][1]}' twice on image '{twice[0][0]}'")
-    return names
-
-
-def start_matrices(run: str | os.PathLike[str] | Transforms, found: Transforms) -> np.ndarray | None:
-    """Where the images of a run folder started, (N, 3, 3) aligned_from_source; None where that is not known."""
-    if isinstance(run, Transforms):
-        return None
-    path = RunFolder(run).work / "start.npz"
-    return Transforms.load(path).matching(found.ids).matrices if path.exists() else None
-
-
 def spread_rows(names: Sequence[str], xy: np.ndarray, before: np.ndarray | None) -> list[dict[str, Any]]:
     """Of each name: how far its points (P, 2), and those before alignment, lie from their mean, in pixels."""
     result = []
-    labels = np.array(names)
     for name in dict.fromkeys(names):
-        mine = labels == name
-        centre, distance = scatter(xy[mine])
+        mine = np.array(names) == name
+        centre = xy[mine].mean(0)
+        distance = np.linalg.norm(xy[mine] - centre, axis=-1)
+        far = None if before is None else np.linalg.norm(before[mine] - before[mine].mean(0), axis=-1)
         result.append(
             {
                 "name": name,
@@ -128,16 +98,10 @@ def spread_rows(names: Sequence[str], xy: np.ndarray, before: np.ndarray | None)
                 "spread": float(distance.mean()),
                 "rms": float(np.sqrt((distance**2).mean())),
                 "largest": float(distance.max()),
-                "spread_before": None if before is None else float(scatter(before[mine])[1].mean()),
+                "spread_before": None if far is None else float(far.mean()),
             }
         )
     return result
-
-
-def scatter(xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean position of points (P, 2), and the distance of each from it."""
-    centre = xy.mean(0)
-    return centre, np.linalg.norm(xy - centre, axis=-1)
 
 
 def save(result: CollectedPoints, folder: Path) -> None:

@@ -1,22 +1,26 @@
-"""Points of the aligned picture, carried to every original."""
+"""Points of the aligned picture, carried to every original; and the tables of points that people write by hand."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from congeal.errors import CongealError
 from congeal.files import make_folders, sweep, write_json, write_rows
-from congeal.propagate.tables import read_points, select_images
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
+from congeal.transforms.lists import match_ids, read_table, usable_rows
 
 COCO_VISIBLE, COCO_ABSENT = 2, 0
+"""What COCO writes behind a keypoint: it is in the image, or it is not labelled."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class PropagatedPoints:
             seen, xy = self.visible[row - 1], self.xy[row - 1]
             flags = np.where(seen, COCO_VISIBLE, COCO_ABSENT)
             keypoints = np.column_stack([np.where(seen[:, None], xy, 0), flags])
-            box = _box(xy[seen])
+            low, high = (xy[seen].min(0), xy[seen].max(0)) if seen.any() else np.zeros((2, 2))
+            width_and_height = (high - low).tolist()
             images.append({"id": row, "file_name": id, "width": width, "height": height})
             annotations.append(
                 {
@@ -63,20 +68,12 @@ class PropagatedPoints:
                     "iscrowd": 0,
                     "keypoints": [v if k % 3 < 2 else int(v) for k, v in enumerate(keypoints.ravel().tolist())],
                     "num_keypoints": int(seen.sum()),
-                    "bbox": box,
-                    "area": box[2] * box[3],
+                    "bbox": [*low.tolist(), *width_and_height],
+                    "area": math.prod(width_and_height),
                 }
             )
         category = {"id": 1, "name": "object", "supercategory": "", "keypoints": list(self.names), "skeleton": []}
         write_json(path, {"images": images, "annotations": annotations, "categories": [category]})
-
-
-def _box(points: np.ndarray) -> list[float]:
-    """[x, y, width, height] around the points; zeros without any."""
-    if len(points) == 0:
-        return [0.0, 0.0, 0.0, 0.0]
-    low, high = points.min(0), points.max(0)
-    return [*low.tolist(), *(high - low).tolist()]
 
 
 def propagate_points(
@@ -103,7 +100,8 @@ def propagate_points(
         labels = [str(name) for name in names]
         if len(labels) != len(xy) or len(set(labels)) < len(labels):
             raise CongealError(f"{len(xy)} points need as many names, all different, not {labels}")
-    found = select_images(transforms_of(run), exclude)
+    found = transforms_of(run)
+    found = found[usable_rows(found, exclude)]
     landed, visible = land(found, xy)
     result = PropagatedPoints(found.ids, tuple(labels), landed, visible, found.status, found.source_sizes)
     if output is not None:
@@ -128,3 +126,63 @@ def land(found: Transforms, xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     limits = found.source_sizes[:, None, ::-1] - 0.5
     inside = ((landed >= -0.5) & (landed <= limits)).all(-1)
     return landed, inside & (depth.T / centre[:, None] > 0)
+
+
+# ---- tables
+
+
+def read_points(path: str | os.PathLike[str]) -> tuple[np.ndarray, list[str]]:
+    """Points of the aligned picture, (P, 2) and their names, from a table with the columns x,y[,name]."""
+    rows, xy = _read_coordinates(path, ("x", "y"))
+    names = [row.get("name") or str(number) for number, row in enumerate(rows, start=1)]
+    if len(set(names)) < len(names):
+        raise CongealError(f"'{path}' has two points with one name; names must differ")
+    return xy, names
+
+
+def read_source_points(
+    points: str | os.PathLike[str] | Mapping[str, ArrayLike], known: Sequence[str]
+) -> tuple[list[str], list[str], np.ndarray]:
+    """Points of originals: for each the id of its image, one of `known`; its name; and xy (P, 2).
+
+    points: a table with the columns id,x,y[,name], or {id: (P, 2) array}. A point without a name is called by its
+    number within its image.
+    """
+    if isinstance(points, Mapping):
+        arrays = {id: np.asarray(xy, dtype=np.float64).reshape(-1, 2) for id, xy in points.items()}
+        rows: list[dict[str, Any]] = [{"id": id} for id, xy in arrays.items() for _ in xy]
+        place, xy = "the points", np.concatenate([np.zeros((0, 2)), *arrays.values()])
+    else:
+        rows, xy = _read_coordinates(points, ("id", "x", "y"))
+        place = f"'{points}'"
+    counts: Counter[str] = Counter()
+    names = []
+    for row in rows:
+        counts[row["id"]] += 1
+        names.append(row.get("name") or str(counts[row["id"]]))
+    for (id, name), times in Counter(zip((row["id"] for row in rows), names, strict=True)).items():
+        if times > 1:
+            raise CongealError(f"{place}: the point '{name}' is there twice on image '{id}'")
+    meant = match_ids(counts, known)
+    unknown = sorted(counts.keys() - meant.keys())
+    if unknown:
+        raise CongealError(f"{place}: these are points of another set; the run has no image '{unknown[0]}'")
+    return [meant[row["id"]] for row in rows], names, xy
+
+
+def _read_coordinates(
+    path: str | os.PathLike[str], columns: tuple[str, ...]
+) -> tuple[list[dict[str, str]], np.ndarray]:
+    """The rows of a table, at least one, and (P, 2) from its columns x and y."""
+    rows = read_table(path, columns)
+    if not rows:
+        raise CongealError(f"'{path}' holds no points; give it a line per point under {','.join(columns)}[,name]")
+    points = []
+    for line, row in enumerate(rows, start=2):
+        try:
+            points.append((float(row["x"]), float(row["y"])))
+        except ValueError:
+            points.append((math.nan, math.nan))
+        if not all(map(math.isfinite, points[-1])):
+            raise CongealError(f"line {line} of '{path}': x and y must be numbers, not {row['x']!r} and {row['y']!r}")
+    return rows, np.array(points, dtype=np.float64)

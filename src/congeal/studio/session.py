@@ -22,7 +22,7 @@ from congeal.geometry.matrix import invert, map_points, rescale
 from congeal.geometry.motion import MOTIONS
 from congeal.images import UnreadableImage
 from congeal.pipeline.display import display_range_of, fit_within
-from congeal.propagate.tables import read_points
+from congeal.propagate.points import read_points
 from congeal.report.page import shown_name
 from congeal.report.pictures import encode
 from congeal.report.run_page import page_contrast

@@ -17,7 +17,7 @@ from congeal.propagate.points import read_source_points
 from congeal.runs.folder import RunFolder, log
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
-from congeal.transforms.lists import usable_rows
+from congeal.transforms.ids import usable_rows
 
 
 @dataclass(frozen=True)

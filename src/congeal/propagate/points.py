@@ -17,7 +17,7 @@ from congeal.errors import CongealError
 from congeal.files import make_folders, sweep, write_json, write_rows
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
-from congeal.transforms.lists import match_ids, read_table, usable_rows
+from congeal.transforms.ids import match_ids, read_table, usable_rows
 
 COCO_VISIBLE, COCO_ABSENT = 2, 0
 """What COCO writes behind a keypoint: it is in the image, or it is not labelled."""

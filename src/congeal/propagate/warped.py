@@ -24,7 +24,7 @@ from congeal.progress import Progress
 from congeal.runs.folder import RunFolder, log
 from congeal.runs.originals import open_originals, run_transforms, transforms_of
 from congeal.transforms import Transforms
-from congeal.transforms.lists import IdList, usable_rows
+from congeal.transforms.ids import IdList, usable_rows
 
 Size = tuple[int, int]
 MAX_LABELS = 64

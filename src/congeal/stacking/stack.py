@@ -21,7 +21,7 @@ from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
 from congeal.stacking.combine import combine_by_rows, mean, sharpness
 from congeal.stacking.frames import Frames
-from congeal.transforms.lists import IdList, usable_rows
+from congeal.transforms.ids import IdList, usable_rows
 
 METHODS = ("clip", "median", "mean", "sharp")
 TIFF, FITS, PNG = (".tif", ".tiff"), (".fits", ".fit", ".fts"), (".png",)

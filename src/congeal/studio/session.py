@@ -31,7 +31,7 @@ from congeal.runs.originals import CORRECTIONS, open_originals, run_transforms
 from congeal.studio.realign import Groups
 from congeal.studio.refit import refit_pose
 from congeal.transforms import Transforms
-from congeal.transforms.lists import read_table
+from congeal.transforms.ids import read_table
 
 THUMBNAIL_SIDE_PX = 224
 """Longer side of the originals in the gallery: six of them fit beside each other on a laptop."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from congeal.errors import CongealError, require
 from congeal.files import DAMAGED, CsvWriter, replacing
 from congeal.rows import row_slices
-from congeal.transforms.ids import Ids
+from congeal.transforms.ids import ROWS_AT_ONCE, Ids
 from congeal.transforms.transforms import (
     COLUMNS,
     GROUP_COLUMNS,
@@ -32,8 +32,6 @@ from congeal.transforms.transforms import (
     MATRIX_COLUMNS,
     NO_GROUP,
     NUMBERS,
-    ROWS_AT_ONCE,
-    STATUSES,
     Transforms,
 )
 
@@ -87,8 +85,8 @@ def _reading(source: Path) -> Iterator[None]:
 
 def load_array(path: str | os.PathLike[str], name: str) -> NDArray[Any]:
     """One array of an .npz file: matrices, score, …"""
-    with _reading(Path(path)), zipfile.ZipFile(path) as archive:
-        return _collect(_read_member(archive, name, 1))
+    with _reading(Path(path)), np.load(path) as table:
+        return table[name]
 
 
 def load_some(path: str | os.PathLike[str], name: str, rows: Sequence[int]) -> list[Any]:
@@ -96,7 +94,7 @@ def load_some(path: str | os.PathLike[str], name: str, rows: Sequence[int]) -> l
     found: dict[int, Any] = {}
     first = 0
     with _reading(Path(path)), zipfile.ZipFile(path) as archive:
-        for part in _read_member(archive, name, 1):
+        for part in _rows_of(archive, name):
             found |= {row: part[row - first].copy() for row in rows if first <= row < first + len(part)}
             first += len(part)
     return [found[row] for row in rows]
@@ -235,72 +233,53 @@ def _read_json(path: Path, step: int) -> Transforms:
     return _joined(table, [table], document["aligned_size"])
 
 
-# ---- NPZ: what `np.load` reads, without ever holding a whole column of text
+# ---- NPZ: what `np.load` reads, without ever holding the whole column of ids
 
 
 def _write_npz(t: Transforms, file: IO[bytes]) -> None:
+    names = ("status", "matrices", "source_sizes", *NUMBERS, *(() if t.group is None else GROUP_COLUMNS))
+    arrays = {
+        "aligned_size": np.array(t.aligned_size or (), dtype=np.int64),
+        **{name: getattr(t, name) for name in names},
+    }
+    if t.group_names is not None:
+        arrays["group_names"] = np.array(t.group_names, dtype=np.str_)
     text = np.dtype((np.str_, max(1, max(map(len, t.ids), default=0))))
-    word = np.dtype((np.str_, max(map(len, STATUSES))))
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        size = np.array(t.aligned_size or (), dtype=np.int64)
-        _write_member(archive, "aligned_size", size.shape, size.dtype, [size])
-        _write_member(archive, "ids", (len(t),), text, (np.array(p.ids, dtype=text) for p in _parts(t)))
-        _write_member(archive, "status", (len(t),), word, (p.status for p in _parts(t)))
-        for name in ("matrices", "source_sizes", *NUMBERS, *(GROUP_COLUMNS if t.group is not None else ())):
-            array: NDArray[Any] = getattr(t, name)
-            parts = (array[part] for part in row_slices(len(t), ROWS_AT_ONCE))
-            _write_member(archive, name, array.shape, array.dtype, parts)
-        if t.group_names is not None:
-            names = np.array(t.group_names or [""], dtype=np.str_)[: len(t.group_names)]
-            _write_member(archive, "group_names", names.shape, names.dtype, [names])
-
-
-def _write_member(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], dtype: np.dtype, parts: Any) -> None:
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-        np.lib.format.write_array_header_1_0(member, header)
-        for part in parts:
-            member.write(np.ascontiguousarray(part, dtype=dtype).tobytes())
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+        with archive.open("ids.npy", "w", force_zip64=True) as member:
+            header = {"descr": np.lib.format.dtype_to_descr(text), "fortran_order": False, "shape": (len(t),)}
+            np.lib.format.write_array_header_1_0(member, header)
+            for part in _parts(t):
+                member.write(np.array(part.ids, dtype=text).tobytes())
 
 
 def _read_npz(path: Path, step: int) -> Transforms:
+    with np.load(path) as table:
+        names = ("status", "matrices", "source_sizes", *NUMBERS, *(name for name in GROUP_COLUMNS if name in table))
+        columns: dict[str, Any] = {name: table[name][::step] for name in names}
+        size = tuple(table["aligned_size"].tolist())
+        if "group_names" in table:
+            columns["group_names"] = table["group_names"].tolist()
     with zipfile.ZipFile(path) as archive:
-        there = {name.removesuffix(".npy") for name in archive.namelist()}
-        ids = Ids(chain.from_iterable(part.tolist() for part in _read_member(archive, "ids", step)))
-        size = _collect(_read_member(archive, "aligned_size", 1)).tolist()
-        names = ["status", "matrices", "source_sizes", *NUMBERS, *(name for name in GROUP_COLUMNS if name in there)]
-        columns: dict[str, Any] = {name: _collect(_read_member(archive, name, step)) for name in names}
-        if "group_names" in there:
-            columns["group_names"] = _collect(_read_member(archive, "group_names", 1)).tolist()
-    return Transforms(ids, aligned_size=tuple(size) or None, copy=False, **columns)
+        rows = chain.from_iterable(part.tolist() for part in _rows_of(archive, "ids"))
+        return Transforms(Ids(islice(rows, 0, None, step)), aligned_size=size or None, copy=step > 1, **columns)
 
 
-def _read_member(archive: zipfile.ZipFile, name: str, step: int) -> Iterator[NDArray[Any]]:
-    """Every step-th row of an array in the archive, some rows at a time; the first part may be empty."""
+def _rows_of(archive: zipfile.ZipFile, name: str) -> Iterator[NDArray[Any]]:
+    """The rows of an array in the archive, some at a time."""
     with archive.open(f"{name}.npy") as member:
         if np.lib.format.read_magic(member) != (1, 0):
             raise ValueError(f"its array '{name}' has an unknown format")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
         if dtype.hasobject or fortran or not shape:
             raise ValueError(f"its array '{name}' is not one of plain rows")
-        yield np.empty((0, *shape[1:]), dtype)
-        values_of_row = int(np.prod(shape[1:]))
         for part in row_slices(shape[0], ROWS_AT_ONCE):
-            count = (part.stop - part.start) * values_of_row
+            count = (part.stop - part.start) * int(np.prod(shape[1:]))
             rows = np.frombuffer(member.read(count * dtype.itemsize), dtype, count=count)
-            yield rows.reshape(-1, *shape[1:])[-part.start % step :: step]
-
-
-def _collect(parts: Iterator[NDArray[Any]]) -> NDArray[Any]:
-    """Parts of an array into one that grows: holding the parts and the whole would take twice the memory."""
-    whole, done = next(parts).copy(), 0
-    for part in parts:
-        if done + len(part) > len(whole):
-            whole.resize((max(done + len(part), int(1.1 * len(whole))), *whole.shape[1:]), refcheck=False)
-        whole[done : done + len(part)] = part
-        done += len(part)
-    whole.resize((done, *whole.shape[1:]), refcheck=False)
-    return whole
+            yield rows.reshape(-1, *shape[1:])
 
 
 # ---- Parquet

@@ -33,9 +33,6 @@ GROUP_NAME = "group_name"
 """And one of a pile whose groups have names."""
 NO_GROUP = -1
 
-ROWS_AT_ONCE = 10_000
-"""Rows of a table, or names, that are Python objects at a time: about 10 MB. Chosen by judgement."""
-
 _WORDS = np.array(STATUSES)
 FAILED, SKIPPED = STATUSES.index("failed"), STATUSES.index("skipped")
 _UNKNOWN = {"source_sizes": 0, "status": SKIPPED, "group": NO_GROUP}

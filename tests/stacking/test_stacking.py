@@ -14,8 +14,7 @@ from congeal.cli import main
 from congeal.images import warp_pixels
 from congeal.images.resample import SHARP
 from congeal.opening import open_images
-from congeal.stacking.combine import combine
-from congeal.stacking.frames import Frames
+from congeal.stacking.combine import Frames, combine
 from congeal.stacking.stack import combine_images
 
 SIDE, FRAMES = 72, 40

@@ -19,8 +19,7 @@ from congeal.pipeline.display import display_range_of
 from congeal.pipeline.output_options import parse_sampling
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
-from congeal.stacking.combine import combine_by_rows, mean, sharpness
-from congeal.stacking.frames import Frames
+from congeal.stacking.combine import Frames, combine_by_rows, mean, sharpness
 from congeal.transforms.ids import IdList, usable_rows
 
 METHODS = ("clip", "median", "mean", "sharp")
@@ -29,17 +28,8 @@ TIFF, FITS, PNG = (".tif", ".tiff"), (".fits", ".fit", ".fts"), (".png",)
 
 @dataclass(frozen=True)
 class StackResult:
-    """What came out of a stack.
-
-    Attributes
-    ----------
-    picture : (h, w) or (h, w, C) array
-        float32 in the units of the originals; NaN where no image is.
-    ids : list of str
-        The images that went into it.
-    path : Path or None
-        The file that was written.
-    """
+    """What came out of a stack: picture, (h, w) or (h, w, C) float32 in the units of the originals, NaN where no image
+    is; ids of the images that went into it; and path of the file that was written, or None."""
 
     picture: np.ndarray
     ids: list[str]
@@ -131,9 +121,7 @@ def combine_images(
         detail = sharpness(frames, first, quiet=quiet)
         order = sorted(detail, key=lambda row: (-detail[row], row))
         frames = replace(frames, rows=np.sort(order[: max(1, round(share * len(order)))]))
-        weights = {row: detail[row] ** 2 for row in frames.rows.tolist()}
-    if method == "mean":
-        weights = None
+        weights = {row: detail[row] ** 2 for row in frames.rows.tolist()} if method == "sharp" else None
     if method in ("mean", "sharp"):
         return mean(frames, weights, what="stacking", quiet=quiet), frames.rows
     return combine_by_rows(frames, sigma if method == "clip" else None, quiet=quiet), frames.rows
@@ -159,11 +147,10 @@ def write_picture(path: Path, picture: np.ndarray, span: tuple[float, float], ab
         path.parent.mkdir(parents=True, exist_ok=True)
     suffix = path.suffix.lower()
     if suffix in PNG:
-        write_bytes(path, png_bytes(as_16_bits(picture, span)))
-    elif suffix in TIFF:
-        write_bytes(path, encode(picture, tiff=True)[0])
+        data = png_bytes(as_16_bits(picture, span))
     else:
-        write_bytes(path, _fits(picture, about))
+        data = encode(picture, tiff=True)[0] if suffix in TIFF else _fits(picture, about)
+    write_bytes(path, data)
 
 
 def as_16_bits(picture: np.ndarray, span: tuple[float, float]) -> np.ndarray:

@@ -34,7 +34,7 @@ MASK_PREFIX = "data:image/png;base64,"
 
 
 class Studio:
-    """`with Studio(run) as studio:` serves it; `studio.url` is the address, token included."""
+    """`with Studio(run) as studio:` serves it; `studio.url` is the address, with the token that lets one in."""
 
     def __init__(self, run: str | os.PathLike[str], *, source: Any = None, port: int = 0) -> None:
         self.session = Session(run, source)
@@ -46,17 +46,9 @@ class Studio:
         except (OSError, OverflowError) as error:
             raise CongealError(f"cannot listen on port {port} ({error}); choose another --port, or 0") from error
         self._server.studio = self
+        self.port = int(self._server.server_address[1])
+        self.url = f"http://127.0.0.1:{self.port}/{self.token}/"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
-
-    @property
-    def port(self) -> int:
-        """The port it listens at."""
-        return int(self._server.server_address[1])
-
-    @property
-    def url(self) -> str:
-        """The address to open, with the token that lets one in."""
-        return f"http://127.0.0.1:{self.port}/{self.token}/"
 
     @property
     def folder(self) -> Path:
@@ -119,12 +111,8 @@ class _Server(ThreadingHTTPServer):
             log.error("congeal: the studio could not answer a request", exc_info=error)
 
 
-class _Refused(Exception):
+class _Refusal(Exception):
     """Ends a request with a status and a sentence."""
-
-    def __init__(self, status: HTTPStatus, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -144,32 +132,33 @@ class _Handler(BaseHTTPRequestHandler):
 
     # ---- who may ask
 
-    def _answer(self, work: Any) -> None:
+    def _answer(self, work: Callable[[str], None]) -> None:
         self._body_read = self.headers.get("Content-Length") in (None, "0")
         try:
-            work(self._allowed_route())
-        except _Refused as refusal:
-            self._send(refusal.status, "text/plain; charset=utf-8", str(refusal).encode())
+            return work(self._allowed_route())
+        except _Refusal as refusal:
+            status, sentence = refusal.args
         except CongealError as error:
-            self._send(HTTPStatus.UNPROCESSABLE_ENTITY, "text/plain; charset=utf-8", shown_name(str(error)).encode())
+            status, sentence = HTTPStatus.UNPROCESSABLE_ENTITY, shown_name(str(error))
         except (ConnectionError, TimeoutError):
             raise  # nobody is there to answer
         except Exception as error:
             log.error("congeal: the studio could not answer a request", exc_info=error)
-            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", b"that could not be answered")
+            status, sentence = HTTPStatus.INTERNAL_SERVER_ERROR, "that could not be answered"
+        self._send(status, "text/plain; charset=utf-8", sentence.encode())
 
     def _allowed_route(self) -> str:
         """What follows the token in the path; refuses everybody who does not know it."""
         hosts = {f"{name}:{self.server.studio.port}" for name in ("127.0.0.1", "localhost")}
         if self.headers.get("Host") not in hosts:
-            raise _Refused(HTTPStatus.FORBIDDEN, "this server answers only to its own address")
+            raise _Refusal(HTTPStatus.FORBIDDEN, "this server answers only to its own address")
         try:
             path, self._query = urlsplit(self.path)[2:4]
         except ValueError as error:  # half an IPv6 address
-            raise _Refused(HTTPStatus.BAD_REQUEST, "that is not an address") from error
+            raise _Refusal(HTTPStatus.BAD_REQUEST, "that is not an address") from error
         token, slash, route = path.removeprefix("/").partition("/")
         if not slash or not hmac.compare_digest(token.encode(), self.server.studio.token.encode()):
-            raise _Refused(HTTPStatus.FORBIDDEN, "open the address that 'congeal studio' printed")
+            raise _Refusal(HTTPStatus.FORBIDDEN, "open the address that 'congeal studio' printed")
         return route
 
     # ---- what one may ask for
@@ -193,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif route == "realign":
             self._send_json(studio.realignment_state())
         else:
-            raise _Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+            raise _Refusal(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def _asked(self) -> dict[str, Any]:
         """What the query of an address asks for: arguments of `Session.rows`."""
@@ -204,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
             if "index" in given:
                 asked["numbers"] = [int(number) for number in given["index"].split(",")]
         except ValueError as error:
-            raise _Refused(HTTPStatus.BAD_REQUEST, f"that is not a number: {error}") from error
+            raise _Refusal(HTTPStatus.BAD_REQUEST, f"that is not a number: {error}") from error
         return asked | {key: given[key] for key in ("sort", "show") if key in given}
 
     def _post(self, route: str) -> None:
@@ -217,26 +206,26 @@ class _Handler(BaseHTTPRequestHandler):
             "open": lambda _: studio.open_realigned(),
         }
         if route not in works:
-            raise _Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+            raise _Refusal(HTTPStatus.NOT_FOUND, "there is nothing here")
         origin = self.headers.get("Origin")
         if origin is not None and origin != f"http://{self.headers['Host']}":
-            raise _Refused(HTTPStatus.FORBIDDEN, "only the studio's own page may save")
+            raise _Refusal(HTTPStatus.FORBIDDEN, "only the studio's own page may save")
         if self.headers.get_content_type() != "application/json":
-            raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON")
+            raise _Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON")
         self._send_json(works[route](self._read_document()))
 
     def _read_document(self) -> Mapping[str, Any]:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or len(length) > 20 or int(length) > MAX_UPLOAD_BYTES:
-            raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too much to save at once")
+            raise _Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too much to save at once")
         body = self.rfile.read(int(length))
         self._body_read = True
         try:
             document = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise _Refused(HTTPStatus.BAD_REQUEST, "that is not JSON") from error
+            raise _Refusal(HTTPStatus.BAD_REQUEST, "that is not JSON") from error
         if not isinstance(document, dict):
-            raise _Refused(HTTPStatus.BAD_REQUEST, "that is not a JSON object")
+            raise _Refusal(HTTPStatus.BAD_REQUEST, "that is not a JSON object")
         return document
 
     # ---- answers
@@ -256,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_picture(self, data: bytes | None, *, keep: bool) -> None:
         if data is None:
-            raise _Refused(HTTPStatus.NOT_FOUND, "there is no such picture")
+            raise _Refusal(HTTPStatus.NOT_FOUND, "there is no such picture")
         kind = "image/jpeg" if data.startswith(b"\xff\xd8") else "image/png"
         self._send(HTTPStatus.OK, kind, data, {"Cache-Control": "private, max-age=3600"} if keep else {})
 
@@ -283,9 +272,10 @@ class _Handler(BaseHTTPRequestHandler):
 def _decoded_mask(mask: Any) -> bytes | None:
     if mask is None:
         return None
+    complaint = _Refusal(HTTPStatus.BAD_REQUEST, "the mask must be a PNG as a data URI")
+    if not isinstance(mask, str) or not mask.startswith(MASK_PREFIX):
+        raise complaint
     try:
-        if not isinstance(mask, str) or not mask.startswith(MASK_PREFIX):
-            raise ValueError("not a PNG")
         return base64.b64decode(mask.removeprefix(MASK_PREFIX), validate=True)
     except ValueError as error:
-        raise _Refused(HTTPStatus.BAD_REQUEST, "the mask must be a PNG as a data URI") from error
+        raise complaint from error

@@ -88,6 +88,8 @@ class Session:
         refuse_links(self.folder)
         points, excluded = self.folder / "points.csv", self.folder / "excluded.csv"
         xy, names = read_points(points) if points.exists() else (np.zeros((0, 2)), [])
+        now = run_transforms(self.run).matrices if (self.run / CORRECTIONS).exists() else self.found.matrices
+        moved = [int(i) for i in self._known if not np.array_equal(now[i], self.found.matrices[i])]
         return {
             "n_images": len(self._known),
             "aligned": list(self.aligned),
@@ -95,7 +97,7 @@ class Session:
             "points": [{"x": x, "y": y, "name": name} for (x, y), name in zip(xy.tolist(), names, strict=True)],
             "excluded": [row["id"] for row in read_table(excluded, ("id",))] if excluded.exists() else [],
             "has_mask": (self.folder / "mask.png").exists(),
-            "poses": [self._pose(i, matrix) for i, matrix in self._saved_poses().items()],
+            "poses": [self._corrected_pose(i, now[i]) for i in moved],
             "can_realign": self.run.config.get("task") == "align",
             "groups": None if self.groups is None else self.groups.state(),
         }
@@ -139,25 +141,36 @@ class Session:
         with self._reading:
             return {"parted": self.groups.split(self.images, rows)}
 
-    def _saved_poses(self) -> dict[int, np.ndarray]:
-        """Corrected poses by number, as they were saved last time."""
-        if not (self.run / CORRECTIONS).exists():
-            return {}
-        now = run_transforms(self.run).matrices
-        return {int(i): now[i] for i in self._known if not np.array_equal(now[i], self.found.matrices[i])}
-
     def _size(self, i: int) -> tuple[int, int]:
         return int(self.found.source_sizes[i, 0]), int(self.found.source_sizes[i, 1])
 
-    def _pose(self, i: int, matrix: np.ndarray, **more: Any) -> dict[str, Any]:
-        """What the page needs of a pose that is not the run's."""
-        thumbnail_from_aligned = rescale(self._size(i), self._thumbnail_size(i)) @ invert(matrix)
+    def _thumbnail_size(self, i: int) -> tuple[int, int]:
+        return fit_within(self._size(i), THUMBNAIL_SIDE_PX)
+
+    def _pose(self, i: int, source_from_aligned: np.ndarray) -> dict[str, Any]:
+        """Between the aligned picture and the thumbnail of image i, both ways."""
+        thumbnail_from_aligned = rescale(self._size(i), self._thumbnail_size(i)) @ source_from_aligned
         return {
             "index": i,
-            "matrix": matrix.ravel().tolist(),
             "thumbnail_from_aligned": thumbnail_from_aligned.ravel().tolist(),
             "aligned_from_thumbnail": invert(thumbnail_from_aligned).ravel().tolist(),
-            **more,
+        }
+
+    def _corrected_pose(self, i: int, matrix: np.ndarray) -> dict[str, Any]:
+        return {**self._pose(i, invert(matrix)), "matrix": matrix.ravel().tolist()}
+
+    def _row(self, i: int) -> dict[str, Any]:
+        height, width = self._thumbnail_size(i)
+        score, error = float(self.found.score[i]), float(self.found.uncertainty_px[i])
+        return {
+            **self._pose(i, self._back[i]),
+            "id": self.found.ids[i],  # in JSON even bytes that are not UTF-8 come back as they were
+            "shown": shown_name(self.found.ids[i]),
+            "score": score if math.isfinite(score) else None,
+            "uncertainty_px": error if math.isfinite(error) else None,
+            "status": str(self.found[i].status[0]),
+            "width": width,
+            "height": height,
         }
 
     def refit_pose(self, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,9 +180,13 @@ class Session:
         the run's, and (x, y) of the aligned picture that belong to (u, v) of the small picture.
         """
         i = self._checked_index(document.get("index"))
-        given = document.get("matrix")
-        base = self.found.matrices[i] if given is None else self._checked_matrix(given)
-        pins = self._checked_pins(document.get("pins"))
+        matrix = document.get("matrix")
+        base = self.found.matrices[i] if matrix is None else self._checked_matrix(matrix)
+        given_pins = document.get("pins")
+        if not isinstance(given_pins, list) or not 0 < len(given_pins) <= MAX_POINTS:
+            raise CongealError(f"one to {MAX_POINTS} points must be dragged")
+        complaint = "a dragged point needs numbers x, y, u and v"
+        pins = np.array([check_numbers(pin, ("x", "y", "u", "v"), complaint) for pin in given_pins], dtype=np.float64)
         source_from_thumbnail = rescale(self._thumbnail_size(i), self._size(i))
         places = map_points(source_from_thumbnail, pins[:, 2:])
         group = -1 if self.groups is None else int(self.groups.own.group[i])
@@ -184,7 +201,7 @@ class Session:
         motion = self.run.read_json("metrics.json").get("motion")
         motion = motion if motion in MOTIONS else "similarity"
         refit = refit_pose(levels.mean(-1, dtype=np.float32), wanted, base, (pins[:, :2], places), motion)
-        return self._pose(i, refit.matrix, fitted=refit.fitted)
+        return {**self._corrected_pose(i, refit.matrix), "fitted": refit.fitted}
 
     def _checked_index(self, index: Any) -> int:
         if not isinstance(index, int) or isinstance(index, bool) or index not in self._known:
@@ -197,46 +214,16 @@ class Session:
             raise CongealError("a pose must have an inverse")
         return matrix / matrix[2, 2]
 
-    def _checked_pins(self, pins: Any) -> np.ndarray:
-        if not isinstance(pins, list) or not 0 < len(pins) <= MAX_POINTS:
-            raise CongealError(f"one to {MAX_POINTS} points must be dragged")
-        complaint = "a dragged point needs numbers x, y, u and v"
-        return np.array([check_numbers(pin, ("x", "y", "u", "v"), complaint) for pin in pins], dtype=np.float64)
-
     def _checked_poses(self, poses: Any) -> Transforms | None:
         """Corrected poses as a table; the score of an image moved by hand is not known."""
         if not isinstance(poses, list) or len(poses) > len(self.found):
             raise CongealError("the corrected poses must be a list")
-        found = {
-            self._checked_index(one.get("index")): self._checked_matrix(one.get("matrix"))
-            for one in poses
-            if isinstance(one, dict)
-        }
-        rows = sorted(found)
-        if not rows:
+        given = [one for one in poses if isinstance(one, dict)]
+        found = {self._checked_index(one.get("index")): self._checked_matrix(one.get("matrix")) for one in given}
+        if not found:
             return None
-        ids, sizes = [self.found.ids[i] for i in rows], self.found.source_sizes[rows]
-        return Transforms(ids, np.stack([found[i] for i in rows]), sizes, self.aligned, ["ok"] * len(rows))
-
-    def _row(self, i: int) -> dict[str, Any]:
-        height, width = self._thumbnail_size(i)
-        thumbnail_from_aligned = rescale(self._size(i), (height, width)) @ self._back[i]
-        score, error = float(self.found.score[i]), float(self.found.uncertainty_px[i])
-        return {
-            "index": i,
-            "id": self.found.ids[i],  # in JSON even bytes that are not UTF-8 come back as they were
-            "shown": shown_name(self.found.ids[i]),
-            "score": score if math.isfinite(score) else None,
-            "uncertainty_px": error if math.isfinite(error) else None,
-            "status": str(self.found.status[i]),
-            "width": width,
-            "height": height,
-            "thumbnail_from_aligned": thumbnail_from_aligned.ravel().tolist(),
-            "aligned_from_thumbnail": invert(thumbnail_from_aligned).ravel().tolist(),
-        }
-
-    def _thumbnail_size(self, i: int) -> tuple[int, int]:
-        return fit_within(self._size(i), THUMBNAIL_SIDE_PX)
+        some = self.found[sorted(found)]
+        return Transforms(some.ids, [found[i] for i in sorted(found)], some.source_sizes, self.aligned)
 
     def enlarged(self, i: int) -> bytes | None:
         """The original number i, large."""
@@ -287,11 +274,12 @@ class Session:
         groups = None if self.groups is None else self.groups.checked(document.get("groups"))
         with self._saving:
             make_folders(self.run.path, "studio")
+            saved = {"transforms.csv": poses, "points.csv": points or None, "mask.png": painted}
+            for name in (name for name, content in saved.items() if content is None):
+                (self.folder / name).unlink(missing_ok=True)
             write_rows(self.folder / "excluded.csv", [{"id": id} for id in excluded], columns=["id"])
             if self.groups is not None and groups is not None:
                 self.groups.save(groups)
-            for path in (self.run / CORRECTIONS, self.folder / "points.csv", self.folder / "mask.png"):
-                path.unlink(missing_ok=True)
             if poses is not None:
                 poses.save(self.run / CORRECTIONS)
             if points:

@@ -10,15 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.files import is_plain, refuse_links, write_rows
+from congeal.files import is_plain, write_rows
 from congeal.images import ImageSource
 from congeal.images.formats.writers import check_group_name
 from congeal.images.sources.views import EXCLUDED
@@ -48,66 +47,42 @@ TAKEN_OVER = (
 must not name other machines or programs."""
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """names: of the groups. group (N,): number of every image's group, −1 for none."""
-
-    names: tuple[str, ...]
-    group: np.ndarray
-
-    def same(self, other: Grouping) -> bool:
-        """Whether every image is in a group of the same name."""
-        return self.of_images() == other.of_images()
-
-    def of_images(self) -> list[str]:
-        """The name of every image's group, "" for none."""
-        return [self.names[k] if k >= 0 else "" for k in self.group.tolist()]
-
-
 class Groups:
-    """The groups of one run, as the run has them and as they were changed."""
+    """The groups of one run, as the run has them and as they were changed: the name of every image's group, or ""."""
 
     def __init__(self, run: RunFolder, found: Transforms) -> None:
         assert found.group is not None
-        self.run, self.found = run, found
-        count = int(found.group.max(initial=NO_GROUP)) + 1
-        self.own = Grouping(found.group_names or tuple(map(str, range(count))), found.group)
+        self.run, self.found, self.own = run, found, found.named_groups()
+        self.names = found.group_names or tuple(map(str, range(int(found.group.max(initial=NO_GROUP)) + 1)))
 
-    def saved(self) -> Grouping:
+    def saved(self) -> list[str]:
         """As they were saved last time, or as the run has them."""
-        if not (self.run / REGROUPED).exists():
-            return self.own
-        refuse_links(self.run / "studio", self.run / REGROUPED)
-        now = regrouped(self.run, self.found)
-        assert now.group is not None
-        names = now.named_groups()
-        order = [name for name in self.own.names if name in names]  # where they were, for the eye
-        order += [name for name in now.group_names or () if name not in order]
-        number = {name: k for k, name in enumerate(order)} | {"": NO_GROUP}
-        return Grouping(tuple(order), np.array([number[name] for name in names], dtype=np.int32))
+        return regrouped(self.run, self.found).named_groups()
 
     def state(self) -> dict[str, Any]:
         """What the page begins with. pictures: the group of the run whose mean stands for each, or null."""
         now = self.saved()
-        pictures = []
-        for number in range(len(now.names)):
-            before = self.own.group[(now.group == number) & (self.own.group >= 0)]
-            pictures.append(int(np.bincount(before).argmax()) if len(before) else None)
+        pairs = Counter(zip(now, self.own, strict=True))
+        pictures = {name: self.names.index(old) for (name, old), _ in pairs.most_common()[::-1] if old}
+        there = {name for name, _ in pairs if name}
+        names = [name for name in self.names if name in there]  # where they were, for the eye
+        names += sorted(there.difference(names))
+        number = {name: k for k, name in enumerate(names)}
         return {
-            "names": list(now.names),
-            "of": now.group.tolist(),
-            "pictures": pictures,
-            "changed": not now.same(self.own),
+            "names": names,
+            "of": [number.get(name, NO_GROUP) for name in now],
+            "pictures": [pictures.get(name) for name in names],
+            "changed": now != self.own,
         }
 
     def mean(self, number: int) -> bytes | None:
         """mean.png of a group of the run."""
-        if not 0 <= number < len(self.own.names):
+        if not 0 <= number < len(self.names):
             return None
-        path = self.run / "groups" / check_group_name(self.own.names[number]) / "mean.png"
+        path = self.run / "groups" / check_group_name(self.names[number]) / "mean.png"
         return path.read_bytes() if is_plain(path) else None
 
-    def checked(self, given: Any) -> Grouping | None:
+    def checked(self, given: Any) -> list[str] | None:
         """What the page sent: {names: [str], of: [int]}; groups without images are left out. None: nothing."""
         if given is None:
             return None
@@ -118,32 +93,28 @@ class Groups:
             raise CongealError("the name of a group is text")
         if not isinstance(of, list) or len(of) != len(self.found) or not all(type(k) is int for k in of):
             raise CongealError(f"the groups of {len(self.found)} images must be a list of so many numbers")
-        group = np.array(of, dtype=np.int64)
-        if group.min(initial=0) < NO_GROUP or group.max(initial=0) >= len(names):
+        used = set(of) - {NO_GROUP}
+        if not all(0 <= k < len(names) for k in used):
             raise CongealError("an image is in a group that does not exist")
-        used = np.unique(group[group >= 0])
-        if not len(used):
+        if not used:
             raise CongealError("at least one image must be in a group")
-        kept = [check_group_name(names[k]) for k in used.tolist()]
-        if len(set(kept)) < len(kept):
+        kept = {k: check_group_name(names[k]) for k in used}
+        if len(set(kept.values())) < len(kept):
             raise CongealError("two groups have one name; names must differ, or merge the groups")
-        number = np.full(len(names) + 1, NO_GROUP)
-        number[used] = np.arange(len(used))
-        return Grouping(tuple(kept), number[group].astype(np.int32))
+        return [kept.get(k, "") for k in of]
 
-    def save(self, now: Grouping) -> None:
+    def save(self, now: list[str]) -> None:
         """Write the table, whole or not at all; no table where nothing differs from the run.
 
         A run that was made of such a table needs one to be made again.
         """
-        made_of_one = (self.run.config.get("params") or {}).get("table") is not None
-        if now.same(self.own) and not made_of_one:
+        if now == self.own and (self.run.config.get("params") or {}).get("table") is None:
             (self.run / REGROUPED).unlink(missing_ok=True)
             return
         known = np.isfinite(self.found.matrices).all(axis=(1, 2))
-        rows = zip(self.found.ids, now.of_images(), known.tolist(), strict=True)
+        rows = zip(self.found.ids, now, known.tolist(), strict=True)
         table = [{"id": id, "group": name} for id, name, there in rows if there]
-        write_rows(Path(self.run / REGROUPED), table, columns=list(GROUP_TABLE_COLUMNS))
+        write_rows(self.run / REGROUPED, table, columns=list(GROUP_TABLE_COLUMNS))
 
     def split(self, images: ImageSource, rows: Sequence[int]) -> list[int]:
         """Those of the images `rows` that part from the others where the group is weakest: the smaller half."""
@@ -153,8 +124,7 @@ class Groups:
         settings = {name: own[name] for name in SPLIT_SETTINGS if own.get(name) is not None}
         model = CongealGroups(n_groups=2, fit_sample=SPLIT_SAMPLE, **settings)
         some = np.array(sorted(rows))
-        halves = model.sort(images.subset(some), init=self.found[some])
-        return [int(i) for i in some[halves == 1]]
+        return some[model.sort(images.subset(some), init=self.found[some]) == 1].tolist()
 
 
 # ---- the run once more
@@ -167,8 +137,7 @@ class Realignment:
         config = run.config
         if config.get("task") != "align":
             raise CongealError(f"{run} was made with 'congeal apply', which aligns each image by itself")
-        program = next(_programs({**(config.get("params") or {}), "start": {"features": config.get(START)}}), None)
-        if program is not None:
+        for program in _programs({**(config.get("params") or {}), "start": {"features": config.get(START)}}):
             raise CongealError(
                 f"this run compares images by {program!r}, a program that the run must not choose: align again on the "
                 "command line, with --features and --exclude"
@@ -230,9 +199,9 @@ def options_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def _programs(params: Any) -> Iterator[str]:
+def _programs(params: Mapping[str, Any]) -> Iterator[str]:
     """Networks that parameters, or those of a method inside them, name."""
-    for name, value in params.items() if isinstance(params, Mapping) else ():
+    for name, value in params.items():
         if isinstance(value, Mapping):
             yield from _programs(value)
         elif name == "features" and is_semantic(value) and value != "lite0":

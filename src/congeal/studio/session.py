@@ -189,7 +189,7 @@ class Session:
         pins = np.array([check_numbers(pin, ("x", "y", "u", "v"), complaint) for pin in given_pins], dtype=np.float64)
         source_from_thumbnail = rescale(self._thumbnail_size(i), self._size(i))
         places = map_points(source_from_thumbnail, pins[:, 2:])
-        group = -1 if self.groups is None else int(self.groups.own.group[i])
+        group = -1 if self.found.group is None else int(self.found.group[i])
         mean = self.group_mean(group) or self.picture("mean.png")
         if mean is None:
             raise CongealError(f"{self.run} has no mean.png; run its 'congeal align' command again")

@@ -67,7 +67,8 @@ __all__ = sorted([*_HOME, "CongealError", "__version__", "list_methods"])
 
 def __getattr__(name: str) -> Any:
     if name in ("DeepCongealing", "PaperCongealing"):
-        raise AttributeError(f"there is no congeal.{name} any more: {DEEP_IS_GONE}, as JointAlignment or DPRC")
+        # Of an AttributeError, `from congeal import …` would not show the sentence.
+        raise ImportError(f"there is no congeal.{name} any more: {DEEP_IS_GONE}, as JointAlignment or DPRC")
     if name not in _HOME:
         raise AttributeError(f"module 'congeal' has no attribute {name!r}; it has {', '.join(__all__)}")
     module, _, attribute = _HOME[name].rpartition(".")

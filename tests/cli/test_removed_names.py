@@ -1,4 +1,4 @@
-"""Names of earlier versions, in which one method was both of today's: each answers with one sentence that names these."""
+"""Names of earlier versions, in which one method was both of today's: the answer is one sentence that names these."""
 
 from __future__ import annotations
 

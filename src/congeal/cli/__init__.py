@@ -38,20 +38,11 @@ WRONG_NAME = frozenset(
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, Any] = {
-    "align": Align,
-    "apply": Apply,
-    "compare": Compare,
-    "export": Export,
-    "propagate": Propagate,
-    "stack": Stack,
-    "match": Match,
-    "groups": Groups,
-    "studio": Studio,
-    "report": Report,
-    "pack": Pack,
-    "methods": Methods,
-    "demo": Demo,
-    "reproduce": Reproduce,
+    command.__name__.lower(): command
+    for command in (
+        *(Align, Apply, Compare, Export, Propagate, Stack, Match),
+        *(Groups, Studio, Report, Pack, Methods, Demo, Reproduce),
+    )
 }
 
 
@@ -60,8 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by `congeal align … >&-`; else a file of ours would take its place
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the program runs)
-    if argv is None:  # the process is ours
-        silence_libraries()
+    if argv is None and not sys.warnoptions:
+        # What torch and others warn of is for programmers, who ask Python for it (python -W default -m congeal.cli).
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for processes of their own, as methods of `compare` have
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         code = read_and_perform(list(sys.argv[1:] if argv is None else argv))
         for stream in (sys.stdout, sys.stderr):
@@ -104,14 +98,6 @@ def read_and_perform(arguments: list[str]) -> int:
     level = logging.WARNING if getattr(command, "quiet", False) else logging.INFO
     with console_handler(level):
         return perform(command, shlex.join(["congeal", *arguments]))
-
-
-def silence_libraries() -> None:
-    """What torch and others warn of is for programmers, who ask Python for it (python -W default -m congeal.cli)."""
-    if not sys.warnoptions:
-        warnings.simplefilter("ignore")
-        os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for processes of their own, as methods of `compare` have
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 # ---- how a command ends

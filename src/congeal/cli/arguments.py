@@ -65,8 +65,7 @@ class WorkFlags:
 
 def keywords(command: Any, *without: str) -> dict[str, Any]:
     """The fields of a command as keyword arguments, except those named and --debug."""
-    names = (field.name for field in fields(command) if field.name not in (*without, "debug"))
-    return {name: getattr(command, name) for name in names}
+    return {one.name: getattr(command, one.name) for one in fields(command) if one.name not in (*without, "debug")}
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

@@ -123,12 +123,13 @@ class _Finder:
 
 def _write(folder: Path, found: Transforms, answers: list[PointMatches]) -> None:
     sweep(make_folders(folder), shared=True)
-    limits = found.source_sizes[:, ::-1] - 0.5
+    limits = found.source_sizes[:, None, ::-1] - 0.5
     rows = []
     for one in answers:
+        with np.errstate(invalid="ignore"):
+            inside = ((one.xy >= -0.5) & (one.xy <= limits)).all(-1).astype(int).tolist()
         for to, id in enumerate(found.ids):
-            for k, name in enumerate(one.names):
-                (x, y), (u, v) = one.xy[to, k].tolist(), one.by_frame[to, k].tolist()
-                seen = bool(-0.5 <= x <= limits[to, 0] and -0.5 <= y <= limits[to, 1])
-                rows.append(dict(zip(COLUMNS, (one.of, name, id, x, y, u, v, int(seen)), strict=True)))
-    write_rows(folder / "matches.csv", rows, columns=list(COLUMNS))
+            places = np.concatenate([one.xy[to], one.by_frame[to]], axis=-1).tolist()
+            for name, place, seen in zip(one.names, places, inside[to], strict=True):
+                rows.append(dict(zip(COLUMNS, (one.of, name, id, *place, seen), strict=True)))
+    write_rows(folder / "matches.csv", rows, columns=COLUMNS)

@@ -43,15 +43,13 @@ class PropagatedPoints:
 
     def save_csv(self, path: str | os.PathLike[str]) -> None:
         """One line per image and point: id,name,x,y,visible,status."""
-        write_rows(
-            path,
-            [
-                {"id": id, "name": name, "x": x, "y": y, "visible": int(seen), "status": status}
-                for id, status, points, flags in zip(self.ids, self.status, self.xy.tolist(), self.visible, strict=True)
-                for name, (x, y), seen in zip(self.names, points, flags, strict=True)
-            ],
-            columns=["id", "name", "x", "y", "visible", "status"],
-        )
+        columns = ("id", "name", "x", "y", "visible", "status")
+        rows = [
+            (id, name, x, y, int(seen), status)
+            for id, status, points, flags in zip(self.ids, self.status, self.xy.tolist(), self.visible, strict=True)
+            for name, (x, y), seen in zip(self.names, points, flags, strict=True)
+        ]
+        write_rows(path, [dict(zip(columns, row, strict=True)) for row in rows], columns=columns)
 
     def save_coco(self, path: str | os.PathLike[str]) -> None:
         """COCO keypoints: v = 2 for a point in the image, and 0 0 0, COCO's "not labelled", for one outside."""
@@ -193,9 +191,9 @@ def collect_points(
     if output is not None:
         folder = Path(output)
         sweep(make_folders(folder), shared=True)
-        columns = (ids, names, landed[:, 0].tolist(), landed[:, 1].tolist())
-        rows_of_points = [dict(zip(("id", "name", "x", "y"), row, strict=True)) for row in zip(*columns, strict=True)]
-        write_rows(folder / "collected.csv", rows_of_points)
+        points_there = zip(ids, names, landed.tolist(), strict=True)
+        table = [{"id": id, "name": name, "x": x, "y": y} for id, name, (x, y) in points_there]
+        write_rows(folder / "collected.csv", table)
         write_rows(folder / "spread.csv", result.spread)
     return result
 

@@ -15,6 +15,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,7 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 from congeal.errors import CongealError
 from congeal.report.page import fill_template, shown_name
 from congeal.studio.realign import Realignment
-from congeal.studio.session import Session, quoted
+from congeal.studio.session import ENLARGED_SIDE_PX, Session, quoted
 
 log = logging.getLogger("congeal")
 
@@ -106,9 +107,8 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle is everyday; anything else is a bug to be seen."""
-        error = sys.exception()
-        if not isinstance(error, ConnectionError | TimeoutError):
-            log.error("congeal: the studio could not answer a request", exc_info=error)
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            log.exception("congeal: the studio could not answer a request")
 
 
 class _Refusal(Exception):
@@ -142,8 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, sentence = HTTPStatus.UNPROCESSABLE_ENTITY, shown_name(str(error))
         except (ConnectionError, TimeoutError):
             raise  # nobody is there to answer
-        except Exception as error:
-            log.error("congeal: the studio could not answer a request", exc_info=error)
+        except Exception:
+            log.exception("congeal: the studio could not answer a request")
             status, sentence = HTTPStatus.INTERNAL_SERVER_ERROR, "that could not be answered"
         self._send(status, "text/plain; charset=utf-8", sentence.encode())
 
@@ -166,7 +166,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _get(self, route: str) -> None:
         studio, session = self.server.studio, self.server.studio.session
         kind, _, number = route.partition("/")
-        pictures = {"original": session.thumbnail, "large": session.enlarged, "group": session.group_mean}
+        pictures = {
+            "original": session.thumbnail,
+            "large": partial(session.thumbnail, longest=ENLARGED_SIDE_PX),
+            "group": session.group_mean,
+        }
         if kind in pictures and number.isdecimal() and len(number) < 20:
             self._send_picture(pictures[kind](int(number)), keep=kind != "group")
         elif route == "":

@@ -225,10 +225,6 @@ class Session:
         some = self.found[sorted(found)]
         return Transforms(some.ids, [found[i] for i in sorted(found)], some.source_sizes, self.aligned)
 
-    def enlarged(self, i: int) -> bytes | None:
-        """The original number i, large."""
-        return self.thumbnail(i, ENLARGED_SIDE_PX)
-
     def group_mean(self, number: int) -> bytes | None:
         """mean.png of a group of the run."""
         return None if self.groups is None else self.groups.mean(number)

@@ -44,16 +44,13 @@ class Ids(Sequence[str]):
         while part := [str(name).encode(*_ENCODING) for name in islice(rest, ROWS_AT_ONCE)]:
             text += b"".join(part)
             lengths.append(np.fromiter(map(len, part), dtype=np.uint64, count=len(part)))
-        self._set(bytes(text), np.cumsum(np.concatenate(lengths), dtype=np.uint64))
-
-    def _set(self, text: bytes, edges: NDArray[Any]) -> None:
-        self._text = text
-        self._edges = edges.astype(np.uint32 if len(text) < 2**32 else np.uint64, copy=False)
+        edges = np.cumsum(np.concatenate(lengths), dtype=np.uint64)
+        self._text, self._edges = bytes(text), edges.astype(np.uint32 if len(text) < 2**32 else np.uint64)
 
     @classmethod
     def _made(cls, text: Any, edges: NDArray[Any]) -> Ids:
-        ids = cls.__new__(cls)
-        ids._set(bytes(text), edges)
+        ids = cls()
+        ids._text, ids._edges = bytes(text), edges
         return ids
 
     def __len__(self) -> int:
@@ -103,12 +100,8 @@ class Ids(Sequence[str]):
 
     @property
     def unique(self) -> bool:
-        """Whether no name occurs twice; only names with the same hash are compared."""
-        hashes = np.fromiter(map(hash, self), dtype=np.int64, count=len(self))
-        order = np.argsort(hashes, kind="stable")
-        same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-        candidates = np.union1d(order[same], order[same + 1])
-        return len({self[int(i)] for i in candidates}) == len(candidates)
+        """Whether no name occurs twice, by 64-bit hashes: those of a million names meet once in 10⁷ sets."""
+        return len(np.unique(np.fromiter(map(hash, self), dtype=np.int64, count=len(self)))) == len(self)
 
 
 # ---- names that people list

@@ -57,16 +57,12 @@ class Transforms:
     status : iterable of str or array of uint8, shape (N,), optional
         Words of `STATUSES`, or positions in it. By default images with a finite matrix are "ok", the others "skipped".
         A "skipped" image could not be read and has a matrix of NaN; a "failed" one may have.
-    score : array_like, shape (N,), optional
-        Correlation with the mean image: 1 is perfect, NaN unknown.
-    out_of_frame : array_like, shape (N,), optional
-        Share of the aligned frame that lies outside the original image; NaN unknown.
-    uncertainty_px : array_like, shape (N,), optional
-        Standard error of the pose: of where a corner of the frame lies, in source pixels; NaN unknown.
-    group : array_like of int, shape (N,), optional
-        The group of each image where a pile was sorted into groups, from 0; −1 for none.
-    margin : array_like, shape (N,), optional
-        Likeness to the own group less that to the next best one; NaN unknown.
+    score, out_of_frame, uncertainty_px : array_like, shape (N,), optional
+        Correlation with the mean image, where 1 is perfect; share of the aligned frame that lies outside the original
+        image; and standard error of where a corner of the frame lies, in source pixels. NaN is unknown.
+    group, margin : array_like, shape (N,), optional
+        Where a pile was sorted into groups: the group of each image, from 0, or −1 for none; and the likeness to it
+        less that to the next best one.
     group_names : sequence of str, optional
         What the groups are called, where somebody named them.
     copy : bool

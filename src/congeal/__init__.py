@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from congeal.propagate import propagate_mask as propagate_mask
     from congeal.propagate import propagate_overlay as propagate_overlay
     from congeal.propagate import propagate_points as propagate_points
-    from congeal.stacking import stack as stack
+    from congeal.stacking.stack import stack as stack
     from congeal.transforms import Transforms as Transforms
 
 __version__ = "0.2.0"
@@ -60,7 +60,7 @@ _HOME = classes() | {
     "propagate_mask": "congeal.propagate.propagate_mask",
     "propagate_overlay": "congeal.propagate.propagate_overlay",
     "propagate_points": "congeal.propagate.propagate_points",
-    "stack": "congeal.stacking.stack",
+    "stack": "congeal.stacking.stack.stack",
 }
 __all__ = sorted([*_HOME, "CongealError", "__version__", "list_methods"])
 

@@ -27,9 +27,6 @@ from congeal.transforms import Transforms
 from congeal.transforms.ids import IdList, usable_rows
 
 Size = tuple[int, int]
-MAX_LABELS = 64
-"""Classes that a mask of labels may have: each is warped by itself. Chosen by judgement, above any set of labels that
-is painted by hand and below the 256 grey levels of a mask that is no set of labels."""
 
 
 def propagate_mask(
@@ -52,8 +49,6 @@ def propagate_mask(
     values = read_mask(mask)
     to_mask = drawn_from_aligned(found, values.shape, "the mask")
     levels = np.unique(values)
-    if labels and len(levels) > MAX_LABELS:
-        raise CongealError(f"the mask has {len(levels)} different values; labels are at most {MAX_LABELS}")
     classes = levels if labels or (levels > 0).sum() <= 1 else None
 
     def draw(row: int) -> tuple[bytes, str]:

@@ -23,8 +23,6 @@ from congeal.transforms import Transforms
 
 log = logging.getLogger("congeal")
 
-MAX_THREAD_VALUES = 64_000_000
-"""Pixel values that all threads hold together, four copies of an image each: 256 MB of float32."""
 MAX_STACKED_BYTES = 512 << 20
 """Memory for some rows of the picture in all images: they are read as often as the picture needs such parts. Chosen by
 judgement: 16 rows of a thousand colour photographs of 2,000 pixels."""
@@ -87,7 +85,7 @@ class Frames:
         """Every image in these rows of the picture, in order; those that cannot be read any more are left out."""
         bottom = self.size[0] if bottom is None else bottom
         values = (bottom - top) * self.size[1] * self.channels
-        threads = min(usable_cores(), max(1, MAX_THREAD_VALUES // (4 * values)))
+        threads = min(usable_cores(), max(1, MAX_STACKED_BYTES // (32 * values)))  # eight copies in float32
         with Progress(len(self.rows), what, quiet=quiet) as progress:
             for one in map_ordered(partial(self._one, top, bottom), self.rows.tolist(), threads):
                 progress.update()

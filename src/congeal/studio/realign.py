@@ -32,8 +32,6 @@ from congeal.transforms.transforms import NO_GROUP
 
 log = logging.getLogger("congeal")
 
-MAX_GROUPS = 1_000
-"""Groups that a page may save. Chosen by judgement, far above what anybody sorts by hand."""
 SPLIT_SAMPLE = 2_000
 """Images of a group in which the place to split it is looked for: seconds, not minutes."""
 SPLIT_SETTINGS = ("size", "align_on", "kind", "random_state")
@@ -87,8 +85,8 @@ class Groups:
         if given is None:
             return None
         names, of = (given.get("names"), given.get("of")) if isinstance(given, dict) else (None, None)
-        if not isinstance(names, list) or not 0 < len(names) <= MAX_GROUPS:
-            raise CongealError(f"there must be 1 to {MAX_GROUPS} groups")
+        if not isinstance(names, list) or not names:
+            raise CongealError("there must be a list of groups")
         if not all(isinstance(name, str) for name in names):
             raise CongealError("the name of a group is text")
         if not isinstance(of, list) or len(of) != len(self.found) or not all(type(k) is int for k in of):

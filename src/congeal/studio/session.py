@@ -43,8 +43,8 @@ MAX_JPEG_FREE_PIXELS = 10_000
 """Larger pictures are sent as JPEG: a PNG of an enlarged photograph takes a megabyte."""
 MAX_ROWS = 120
 """Images told about at a time: two pages of the gallery."""
-MAX_POINTS, MAX_NAME_LENGTH, MAX_COORDINATE = 500, 200, 1e9
-"""What one may save: bounds on what a page sends, far above what anybody marks by hand. Chosen by judgement."""
+MAX_POINTS, MAX_COORDINATE = 500, 1e9
+"""Bounds on what a page sends, far above what anybody marks by hand. Chosen by judgement."""
 
 
 def quoted(path: Path) -> str:
@@ -308,7 +308,7 @@ class Session:
         rows: list[dict[str, Any]] = []
         for number, point in enumerate(points, start=1):
             x, y = check_numbers(point, ("x", "y"), f"point {number} needs numbers x and y")
-            name = shown_name(str(point.get("name") or number)).strip()[:MAX_NAME_LENGTH]
+            name = shown_name(str(point.get("name") or number)).strip()
             rows.append({"x": x, "y": y, "name": name})
         if len({row["name"] for row in rows}) < len(rows):
             raise CongealError("two points have one name; names must differ")

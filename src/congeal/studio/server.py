@@ -166,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _get(self, route: str) -> None:
         studio, session = self.server.studio, self.server.studio.session
         kind, _, number = route.partition("/")
-        pictures = {
+        pictures: dict[str, Callable[[int], bytes | None]] = {
             "original": session.thumbnail,
             "large": partial(session.thumbnail, longest=ENLARGED_SIDE_PX),
             "group": session.group_mean,

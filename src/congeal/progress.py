@@ -51,7 +51,7 @@ class Progress:
             log.info("%s: %d/%d (%.3g/s, %.0f s left%s)", self.what, self.done, self.total, rate, left, shown)
 
     def _fitting(self, values: Mapping[str, float]) -> str:
-        """As many values as the line has room for; tqdm puts ", " before them."""
+        """As many values as fit into the line; tqdm puts ", " before them."""
         assert self._bar is not None
         beside = len(f"{self.what} 100%|{'':{BAR_COLUMNS}}| {self.total}/{self.total} {'':11} {'':5} left, ")
         room, text = (self._bar.ncols or 80) - 1 - beside, ""

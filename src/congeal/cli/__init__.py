@@ -121,7 +121,7 @@ def perform(command: Any, as_typed: str) -> int:
 
 
 def describe_error(error: Exception, command: Any) -> tuple[str, int]:
-    """The sentence for an error, and the exit code; the traceback of one that nobody thought of is kept in a file."""
+    """The sentence for an error, and the exit code; the traceback of an unexpected one is kept in a file."""
     if isinstance(error, CongealError):
         return str(error), 1 if isinstance(error, RunFailed) else 2
     if isinstance(error, OSError) and error.errno is not None:

@@ -1,4 +1,4 @@
-"""Arguments: those that several commands share, the values of --set, help texts that fill their lines, and commands,
+"""Arguments that several commands share, the values of --set, help texts that fill their lines, and commands,
 options and shells that do not exist, with the ones that were probably meant."""
 
 from __future__ import annotations

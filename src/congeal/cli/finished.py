@@ -114,7 +114,7 @@ class Stack(DebugFlag, QuietFlag):
     sigma: float = 3.0
     """For clip: how many standard deviations from the median still count."""
     best: Annotated[str, tyro.conf.arg(metavar="PERCENT")] = "100"
-    """Use only the best so many percent of the images: those that show most of the detail."""
+    """Use only this percentage of the images, the ones that show most of the detail."""
     flagged: Flag = False
     """Use images whose status is not ok as well."""
     exclude: File = None

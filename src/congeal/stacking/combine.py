@@ -82,7 +82,7 @@ class Frames:
         return cls(source, found, rows, kernel, (height, width), max(channels), np.dtype(dtypes.pop()))
 
     def sample(self, top: int = 0, bottom: int | None = None, *, what: str, quiet: bool) -> Iterator[FrameSample]:
-        """Every image in these rows of the picture, in order; those that cannot be read any more are left out."""
+        """Every image in these rows of the picture, in order, without images that cannot be read any more."""
         bottom = self.size[0] if bottom is None else bottom
         values = (bottom - top) * self.size[1] * self.channels
         threads = min(usable_cores(), max(1, MAX_STACKED_BYTES // (32 * values)))  # eight copies in float32

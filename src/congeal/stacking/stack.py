@@ -65,7 +65,7 @@ def stack(
     sigma : float
         For "clip": how many standard deviations from the median still count.
     best : float or str
-        Use only the best so many percent of the images: those that show most of the detail.
+        Use only this percentage of the images, the ones that show most of the detail.
     flagged : bool
         Use images whose status is not ok as well.
     exclude : list of str, str or path, optional

@@ -106,7 +106,7 @@ class _Server(ThreadingHTTPServer):
     studio: Studio
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle is everyday; anything else is a bug to be seen."""
+        """A browser that goes away in the middle is normal; anything else is a bug to be seen."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             log.exception("congeal: the studio could not answer a request")
 

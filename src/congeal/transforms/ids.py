@@ -1,4 +1,4 @@
-"""The names of images: many in little memory, and those that people list in tables by hand."""
+"""The names of images: many in little memory, and lists of names in tables that people write."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Transforms:
         return self._status == STATUSES.index("ok")
 
     def counts(self) -> dict[str, int]:
-        """How many images have each status, for those that occur."""
+        """How many images have each status, without statuses that do not occur."""
         found = np.bincount(self._status, minlength=len(STATUSES)).tolist()
         return {name: n for name, n in zip(STATUSES, found, strict=True) if n}
 

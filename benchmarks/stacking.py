@@ -21,7 +21,7 @@ import congeal
 from congeal.images import warp_pixels
 from congeal.images.resample import SHARP
 from congeal.opening import open_images
-from congeal.stacking.frames import Frames
+from congeal.stacking.combine import Frames
 from congeal.stacking.stack import combine_images
 from congeal.transforms import Transforms
 

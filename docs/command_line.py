@@ -12,8 +12,7 @@ import griffe
 import tyro
 
 from congeal import cli
-from congeal.cli.arguments import fill_help_lines
-from congeal.cli.spelling import option_name
+from congeal.cli.arguments import fill_help_lines, option_name
 
 MARK = "<!-- commands -->"
 

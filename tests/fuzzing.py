@@ -25,7 +25,7 @@ import numpy as np
 
 import congeal
 import small_files
-from congeal.propagate.tables import read_points
+from congeal.propagate.points import read_points
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
 

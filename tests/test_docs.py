@@ -21,7 +21,7 @@ import pytest
 
 import congeal
 from congeal.cli import COMMANDS
-from congeal.cli.spelling import ALWAYS, list_options
+from congeal.cli.arguments import ALWAYS, list_options
 from congeal.evaluation import Quality
 from congeal.evaluation.verdict import VERDICTS
 from congeal.experiments import EXPERIMENTS

@@ -50,7 +50,7 @@ def test_dir_shows_what_is_public_and_nothing_else() -> None:
 
 
 def test_lazy_names_and_typed_names_agree() -> None:
-    assert set(congeal._HOME) | {"CongealError", "__version__"} == set(congeal.__all__)
+    assert set(congeal._HOME) | {"CongealError", "__version__", "list_methods"} == set(congeal.__all__)
 
 
 def test_unknown_name_is_an_attribute_error_that_lists_the_known() -> None:

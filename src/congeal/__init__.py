@@ -8,68 +8,41 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError as CongealError
 from congeal.methods.registry import DEEP_IS_GONE, classes
+from congeal.methods.registry import methods as _methods
 
 if TYPE_CHECKING:
-    from congeal.comparison.compare import compare
-    from congeal.images import pack
-    from congeal.methods.base import load
-    from congeal.methods.clustering.estimator import CongealGroups
-    from congeal.methods.dprc.as_printed import PrintedDPRC
-    from congeal.methods.dprc.estimator import DPRC
-    from congeal.methods.ecc import ECC
-    from congeal.methods.entropy.deepfeatures import DeepFeatures
-    from congeal.methods.entropy.entropy import Entropy
-    from congeal.methods.entropy.sift import SIFT
-    from congeal.methods.joint.estimator import JointAlignment
-    from congeal.methods.least_squares import LSC
-    from congeal.methods.logdet import LogDet
-    from congeal.methods.lowrank.pssv import PSSV
-    from congeal.methods.lowrank.rasl import RASL
-    from congeal.methods.lowrank.tgrasta import TGRASTA
-    from congeal.methods.registry import methods as list_methods
-    from congeal.methods.sequence.estimator import SequenceCongealing
-    from congeal.opening import open_images
-    from congeal.pipeline.align import align
-    from congeal.pipeline.apply import apply
-    from congeal.propagate import collect_points, propagate_mask, propagate_overlay, propagate_points
-    from congeal.stacking.stack import stack
-    from congeal.transforms import Transforms
+    from congeal.comparison.compare import compare as compare
+    from congeal.images import pack as pack
+    from congeal.methods.base import load as load
+    from congeal.methods.clustering.estimator import CongealGroups as CongealGroups
+    from congeal.methods.dprc.as_printed import PrintedDPRC as PrintedDPRC
+    from congeal.methods.dprc.estimator import DPRC as DPRC
+    from congeal.methods.ecc import ECC as ECC
+    from congeal.methods.entropy.deepfeatures import DeepFeatures as DeepFeatures
+    from congeal.methods.entropy.entropy import Entropy as Entropy
+    from congeal.methods.entropy.sift import SIFT as SIFT
+    from congeal.methods.joint.estimator import JointAlignment as JointAlignment
+    from congeal.methods.least_squares import LSC as LSC
+    from congeal.methods.logdet import LogDet as LogDet
+    from congeal.methods.lowrank.pssv import PSSV as PSSV
+    from congeal.methods.lowrank.rasl import RASL as RASL
+    from congeal.methods.lowrank.tgrasta import TGRASTA as TGRASTA
+    from congeal.methods.sequence.estimator import SequenceCongealing as SequenceCongealing
+    from congeal.opening import open_images as open_images
+    from congeal.pipeline.align import align as align
+    from congeal.pipeline.apply import apply as apply
+    from congeal.propagate import collect_points as collect_points
+    from congeal.propagate import propagate_mask as propagate_mask
+    from congeal.propagate import propagate_overlay as propagate_overlay
+    from congeal.propagate import propagate_points as propagate_points
+    from congeal.stacking.stack import stack as stack
+    from congeal.transforms import Transforms as Transforms
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "DPRC",
-    "ECC",
-    "LSC",
-    "PSSV",
-    "RASL",
-    "SIFT",
-    "TGRASTA",
-    "CongealError",
-    "CongealGroups",
-    "DeepFeatures",
-    "Entropy",
-    "JointAlignment",
-    "LogDet",
-    "PrintedDPRC",
-    "SequenceCongealing",
-    "Transforms",
-    "__version__",
-    "align",
-    "apply",
-    "collect_points",
-    "compare",
-    "list_methods",
-    "load",
-    "open_images",
-    "pack",
-    "propagate_mask",
-    "propagate_overlay",
-    "propagate_points",
-    "stack",
-]
+list_methods = _methods
 
 # public name: where it is defined
 _HOME = classes() | {
@@ -81,7 +54,6 @@ _HOME = classes() | {
     "apply": "congeal.pipeline.apply.apply",
     "collect_points": "congeal.propagate.collect_points",
     "compare": "congeal.comparison.compare.compare",
-    "list_methods": "congeal.methods.registry.methods",
     "load": "congeal.methods.base.load",
     "open_images": "congeal.opening.open_images",
     "pack": "congeal.images.pack",
@@ -90,11 +62,13 @@ _HOME = classes() | {
     "propagate_points": "congeal.propagate.propagate_points",
     "stack": "congeal.stacking.stack.stack",
 }
+__all__ = sorted([*_HOME, "CongealError", "__version__", "list_methods"])
 
 
 def __getattr__(name: str) -> Any:
     if name in ("DeepCongealing", "PaperCongealing"):
-        raise AttributeError(f"there is no congeal.{name} any more: {DEEP_IS_GONE}, as JointAlignment or DPRC")
+        # Of an AttributeError, `from congeal import …` would not show the sentence.
+        raise ImportError(f"there is no congeal.{name} any more: {DEEP_IS_GONE}, as JointAlignment or DPRC")
     if name not in _HOME:
         raise AttributeError(f"module 'congeal' has no attribute {name!r}; it has {', '.join(__all__)}")
     module, _, attribute = _HOME[name].rpartition(".")
@@ -104,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

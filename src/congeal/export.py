@@ -67,23 +67,14 @@ def _write_opencv(run: RunFolder, target: Path) -> None:
     """
     found = run_transforms(run)
     height, width = found.aligned_size or (0, 0)
-    numbers = [".Nan" if v != v else repr(v) for v in found.matrices.reshape(-1).tolist()]
-    rows = [", ".join(numbers[k : k + 3]) for k in range(0, len(numbers), 3)]
-    lines = [
-        "%YAML:1.0",
-        "---",
-        f"aligned_size: [ {width}, {height} ]",
-        "ids:",
-        *(f"   - {_quoted(name)}" for name in found.ids),
-        "status:",
-        *(f"   - {_quoted(name)}" for name in found.status.tolist()),
-        "matrices: !!opencv-matrix",
-        f"   rows: {3 * len(found)}",
-        "   cols: 3",
-        "   dt: d",
-        "   data: [ " + ",\n       ".join(rows) + " ]",
-    ]
-    write_text(target, "\n".join(lines) + "\n")
+    rows = [", ".join(".Nan" if v != v else repr(v) for v in row) for row in found.matrices.reshape(-1, 3).tolist()]
+    ids, status = ("".join(f"\n   - {_quoted(name)}" for name in names) for names in (found.ids, found.status.tolist()))
+    data = ",\n       ".join(rows)
+    write_text(
+        target,
+        f"%YAML:1.0\n---\naligned_size: [ {width}, {height} ]\nids:{ids}\nstatus:{status}\n"
+        f"matrices: !!opencv-matrix\n   rows: {len(rows)}\n   cols: 3\n   dt: d\n   data: [ {data} ]\n",
+    )
 
 
 def _write_onnx(run: RunFolder, target: Path) -> None:
@@ -106,12 +97,8 @@ def _quoted(text: str) -> str:
 
 
 FORMATS: dict[str, Callable[[RunFolder, Path], None]] = {
-    ".csv": _write_table,
-    ".json": _write_table,
-    ".npz": _write_table,
-    ".parquet": _write_table,
+    **dict.fromkeys((".csv", ".json", ".npz", ".parquet"), _write_table),
     ".tfm": _write_itk,
-    ".yml": _write_opencv,
-    ".yaml": _write_opencv,
+    **dict.fromkeys((".yml", ".yaml"), _write_opencv),
     ".onnx": _write_onnx,
 }

@@ -6,15 +6,18 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import contextmanager, nullcontext
 
 from tqdm import tqdm
 
 log = logging.getLogger("congeal")
 
-BAR = 16  # columns of the bar itself, however long the numbers beside it are
-DIGITS = 9  # of a value: as many as "-1.23e-05" has
+BAR_COLUMNS = 16
+"""The bar itself, however long the numbers beside it are: all of a line fits on a terminal of 80 columns."""
+VALUE_COLUMNS = 9
+"""A value with four digits, such as -1.23e-05."""
+LOG_INTERVAL_S = 60.0
+"""Seconds between two lines where there is no terminal."""
 
 
 class Progress:
@@ -23,13 +26,13 @@ class Progress:
     On a terminal everything keeps its place: the bar has one width, and values that do not fit are left out.
     """
 
-    def __init__(self, total: int, what: str, *, quiet: bool = False, log_every: float = 60.0, done: int = 0) -> None:
-        self.total, self.what, self.quiet, self.log_every = total, what, quiet, log_every
+    def __init__(self, total: int, what: str, *, quiet: bool = False, done: int = 0) -> None:
+        self.total, self.what, self.quiet = total, what, quiet
         self.done = self._before = done  # what an earlier run did says nothing about the speed of this one
         self._start = self._last_log = time.monotonic()
         self._bar = None
         if not quiet and sys.stderr.isatty():
-            bar = f"{{percentage:3.0f}}%|{{bar:{BAR}}}| {{n_fmt:>{len(str(total))}}}/{{total_fmt}}"
+            bar = f"{{percentage:3.0f}}%|{{bar:{BAR_COLUMNS}}}| {{n_fmt:>{len(str(total))}}}/{{total_fmt}}"
             line = f"{what} {bar} {{rate_fmt:>11}} {{remaining:>5}} left{{postfix}}"
             self._bar = tqdm(total=total, initial=done, bar_format=line, dynamic_ncols=True, leave=False)
 
@@ -40,28 +43,24 @@ class Progress:
             if values:
                 self._bar.set_postfix_str(self._fitting(values), refresh=False)
             self._bar.update(n)
-        elif not self.quiet and time.monotonic() - self._last_log >= self.log_every:
+        elif not self.quiet and time.monotonic() - self._last_log >= LOG_INTERVAL_S:
             self._last_log = time.monotonic()
-            log.info(self._line(values))
+            rate = (self.done - self._before) / (self._last_log - self._start)
+            left = (self.total - self.done) / rate if rate else float("inf")
+            shown = "".join(f", {name} {value:.4g}" for name, value in values.items())
+            log.info("%s: %d/%d (%.3g/s, %.0f s left%s)", self.what, self.done, self.total, rate, left, shown)
 
     def _fitting(self, values: Mapping[str, float]) -> str:
-        """As many values as the line has room for; tqdm puts ", " before them."""
+        """As many values as fit into the line; tqdm puts ", " before them."""
         assert self._bar is not None
-        beside = len(f"{self.what} 100%|{'':{BAR}}| {self.total}/{self.total} {'':11} {'':5} left, ")
+        beside = len(f"{self.what} 100%|{'':{BAR_COLUMNS}}| {self.total}/{self.total} {'':11} {'':5} left, ")
         room, text = (self._bar.ncols or 80) - 1 - beside, ""
         for name, value in values.items():
-            longer = f"{text}{name} {value:<{DIGITS}.4g} "
+            longer = f"{text}{name} {value:<{VALUE_COLUMNS}.4g} "
             if len(longer) > room:
                 break
             text = longer
         return text
-
-    def _line(self, values: dict[str, float]) -> str:
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        rate = (self.done - self._before) / seconds
-        left = (self.total - self.done) / rate if rate else float("inf")
-        shown = "".join(f", {k} {v:.4g}" for k, v in values.items())
-        return f"{self.what}: {self.done}/{self.total} ({rate:.3g}/s, {left:.0f} s left{shown})"
 
     def close(self) -> None:
         """Take the bar off the screen."""
@@ -71,9 +70,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -95,8 +92,5 @@ def console_handler(level: int) -> Iterator[None]:
 @contextmanager
 def log_to_console(verbose: bool) -> Iterator[None]:
     """`verbose` for those who use the library: messages are shown, unless their program listens to them already."""
-    if verbose and not log.hasHandlers():
-        with console_handler(logging.INFO):
-            yield
-    else:
+    with console_handler(logging.INFO) if verbose and not log.hasHandlers() else nullcontext():
         yield

@@ -20,7 +20,8 @@ from PIL import Image
 
 import congeal
 from blobs import blob, save_folder
-from congeal.cli import COMMANDS, about, main
+from congeal.cli import COMMANDS, main
+from congeal.cli import align as image_commands
 from congeal.methods.fit_context import FitContext
 from congeal.pipeline.result import Result
 from congeal.transforms import Transforms
@@ -515,7 +516,7 @@ def test_what_the_system_refuses_is_no_bug(
     def refused(command: object) -> None:
         raise error
 
-    monkeypatch.setattr(about, "describe_methods", lambda: refused(None))
+    monkeypatch.setattr(image_commands, "describe_methods", lambda: refused(None))
     assert main(["methods"]) == code
     assert says in sentence(capsys)
 

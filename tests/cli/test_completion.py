@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from congeal.cli import main
-from congeal.cli.spelling import FIRST_TYRO_WITH_FISH, SHELLS
+from congeal.cli.arguments import FIRST_TYRO_WITH_FISH, SHELLS
 
 
 def complete(script: Path, *words: str) -> list[str]:

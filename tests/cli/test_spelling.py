@@ -13,7 +13,7 @@ from PIL import Image
 
 from blobs import blob, save_folder
 from congeal.cli import COMMANDS, main
-from congeal.cli.spelling import list_options, unknown_argument
+from congeal.cli.arguments import list_options, unknown_argument
 
 ALIGN = ("align", "digits:3", "-o", "run", "--limit", "4", "--quiet")
 WRONG = [

@@ -357,7 +357,7 @@ def propagate_rows() -> list[Row]:
         Row("overlay-is-text", lambda w: w.propagate(w.run(), "--overlay", w.file("o.png", "no")), 2, ("o.png",)),
         Row("exclude-unknown", excluded("id\nzebra.png\n"), 2, ("zebra.png",)),
         Row("exclude-all", excluded("id\n0.png\n1.png\n2.png\n"), 2, ("no image is left",)),
-        Row("exclude-without-ids", excluded("name\n0.png\n"), 2, ("no image 'name'",)),
+        Row("exclude-without-ids", excluded("name\n0.png\n"), 2, ("cannot exclude 'name'",)),
         Row("propagate-nothing", lambda w: w.propagate(w.run()), 2, ("nothing to do",)),
     ]
 

@@ -126,7 +126,7 @@ def test_excluded_images_are_left_out(found: Transforms, tmp_path: Path) -> None
     (tmp_path / "excluded.csv").write_text("id\nim 2.jpg\n")
     assert "im 2.jpg" not in propagate_points(found, [[1, 2]], exclude=tmp_path / "excluded.csv").ids
     assert len(propagate_points(found, [[1, 2]], exclude=["im 0.jpg", "im 1.jpg"]).ids) == 4
-    with pytest.raises(CongealError, match="no image 'other'"):
+    with pytest.raises(CongealError, match="cannot exclude 'other'"):
         propagate_points(found, [[1, 2]], exclude=["other"])
 
 

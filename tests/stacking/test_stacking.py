@@ -14,8 +14,7 @@ from congeal.cli import main
 from congeal.images import warp_pixels
 from congeal.images.resample import SHARP
 from congeal.opening import open_images
-from congeal.stacking.combine import combine
-from congeal.stacking.frames import Frames
+from congeal.stacking.combine import Frames, combine
 from congeal.stacking.stack import combine_images
 
 SIDE, FRAMES = 72, 40
@@ -83,7 +82,7 @@ def test_flaws_of_single_images_go_away() -> None:
 
 def test_rows_at_a_time_make_the_whole(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = congeal.stack(run).picture
-    monkeypatch.setattr("congeal.stacking.combine.BUDGET", FRAMES * SIDE * 2 * 4 * 5)
+    monkeypatch.setattr("congeal.stacking.combine.MAX_STACKED_BYTES", FRAMES * SIDE * 2 * 4 * 5)
     np.testing.assert_allclose(congeal.stack(run).picture, whole, atol=2e-2)
 
 

@@ -132,7 +132,7 @@ def test_a_strangers_run_cannot_choose_programs_or_machines(run: Path, tmp_path:
             continue
         again = Realignment(theirs, None, ["0"])
         again._thread.join()
-        assert again.done, again.state()
+        assert again.status == "done", again._said
         assert again.run.parent == tmp_path / "run" / "studio"
 
 
@@ -167,7 +167,7 @@ def test_what_was_asked_is_asked_again(
     align("images.npy", "run", quiet=True, **options)
     again = Realignment(RunFolder.existing(Path("run")), None, ["1"])
     again._thread.join()
-    assert again.done, again.state()
+    assert again.status == "done", again._said
     asked, now = (json.loads((folder / "config.json").read_text()) for folder in (Path("run"), again.run))
     assert now["exclude"]["images"] == 1
     differing = {key for key in now if now[key] != asked[key]}

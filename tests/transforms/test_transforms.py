@@ -73,7 +73,7 @@ def test_groups_are_kept_by_every_format(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".json"])
 @pytest.mark.parametrize("n", [3, 4, 7])
 def test_round_trip_over_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, n: int) -> None:
-    monkeypatch.setattr("congeal.transforms.files._ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("congeal.transforms.files.ROWS_AT_ONCE", 3)
     some(n).save(tmp_path / f"t{suffix}")
     after = Transforms.load(tmp_path / f"t{suffix}")
     after.aligned_size = (40, 30)
@@ -82,7 +82,7 @@ def test_round_trip_over_several_parts(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("suffix", [".csv", ".json"])
 def test_writing_holds_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr("congeal.transforms.files._ROWS_AT_ONCE", 200)
+    monkeypatch.setattr("congeal.transforms.files.ROWS_AT_ONCE", 200)
     many = some(1_500)
     tracemalloc.start()
     many.save(tmp_path / f"t{suffix}")

@@ -2,7 +2,7 @@
 
 import sys
 
-from congeal.cli.entry import main
+from congeal.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

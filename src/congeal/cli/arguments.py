@@ -1,20 +1,28 @@
-"""Arguments that several commands share, the values of --set, and help texts that fill their lines."""
+"""Arguments that several commands share, the values of --set, help texts that fill their lines, and commands,
+options and shells that do not exist, with the ones that were probably meant."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, fields
 from functools import cache
+from importlib.metadata import version
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, did_you_mean
+from congeal.methods.registry import DEEP_IS_GONE
 from congeal.pipeline.options import Flag
+
+ALWAYS = ("--help", "--version")
+SHELLS = ("bash", "zsh", "fish")
+FIRST_TYRO_WITH_FISH = (1, 0, 14)
 
 Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -55,6 +63,11 @@ class WorkFlags:
     """Exit with code 3 if the verdict is not good or unchanged."""
 
 
+def keywords(command: Any, *without: str) -> dict[str, Any]:
+    """The fields of a command as keyword arguments, except those named and --debug."""
+    return {one.name: getattr(command, one.name) for one in fields(command) if one.name not in (*without, "debug")}
+
+
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     """["damping=0.1", "align_on=grey"] → {"damping": 0.1, "align_on": "grey"}."""
     values: dict[str, Any] = {}
@@ -82,18 +95,15 @@ def settings_by_method(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @cache
 def fill_help_lines(command: Any) -> Any:
-    """The same command, the help text of each option as one paragraph, and the flags that all commands have last.
+    """The same command, the help text of each option as one paragraph, and the options that it inherits last.
 
     tyro keeps the line breaks of a docstring whose lines are indented.
     """
-    fields = command.__dataclass_fields__
-    for name in ("quiet", "debug"):
-        if name in fields:
-            fields[name] = fields.pop(name)
+    known = command.__dataclass_fields__
+    for name in [name for name in known if name not in command.__annotations__]:
+        known[name] = known.pop(name)
     kinds = get_type_hints(command, include_extras=True)
-    for part in reversed(command.__mro__):
-        if part is object:
-            continue
+    for part in reversed(command.__mro__[:-1]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
         assert isinstance(definition, ast.ClassDef)
         for field, text in pairwise(definition.body):
@@ -101,3 +111,68 @@ def fill_help_lines(command: Any) -> Any:
                 name, paragraph = ast.unparse(field.target), " ".join(str(text.value.value).split())
                 command.__annotations__[name] = Annotated[kinds[name], tyro.conf.arg(help=paragraph)]
     return command
+
+
+# ---- what does not exist
+
+
+def unknown_argument(arguments: Sequence[str], commands: Mapping[str, Any]) -> str | None:
+    """One sentence about the first command or option that does not exist; None if all are known."""
+    if not arguments or arguments[0].startswith("-") or "--help" in arguments or "-h" in arguments:
+        return None
+    name = arguments[0]
+    if name not in commands:
+        return f"there is no command '{name}'{did_you_mean(name, commands)}: choose one of {', '.join(commands)}"
+    known = list_options(commands[name])
+    for argument in arguments[1:]:
+        if argument == "--":
+            break
+        option = argument.partition("=")[0].replace("_", "-")
+        if option == "--train":
+            return f"{name} has no option --train any more: {DEEP_IS_GONE}"
+        if argument.startswith("--") and option not in known:
+            return f"{name} has no option {option}{did_you_mean(option, known)}: 'congeal {name} --help' lists them"
+    return None
+
+
+def list_options(command: type) -> list[str]:
+    """The options of a command as they are typed, without the short ones."""
+    hints = get_type_hints(command, include_extras=True)
+    names = [option_name(field, hints[field.name]) for field in fields(command)]
+    return [*(name for name in names if name is not None), *ALWAYS]
+
+
+def option_name(field: Field[Any], hint: Any) -> str | None:
+    """An option as it is typed, for example --no-aligned; None for a positional argument."""
+    marks = getattr(hint, "__metadata__", ())
+    if tyro.conf.Positional in marks:
+        return None
+    name = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name.replace("_", "-"))
+    return f"--no-{name}" if field.default is True else f"--{name}"
+
+
+def completion_problem(arguments: Sequence[str]) -> str | None:
+    """One sentence about a completion script that cannot be written; None if it can, or if none is asked for."""
+    flag, *given = arguments or [""]
+    if flag not in ("--tyro-write-completion", "--tyro-print-completion"):
+        return None
+    if len(given) < (2 if flag == "--tyro-write-completion" else 1):
+        return "write 'congeal --tyro-write-completion SHELL FILE'"
+    if given[0] not in SHELLS:
+        guess = did_you_mean(given[0], SHELLS)
+        return f"there is no completion for '{given[0]}'{guess}: choose one of {', '.join(SHELLS)}"
+    if given[0] == "fish" and tuple(int(part) for part in version("tyro").split(".")[:3]) < FIRST_TYRO_WITH_FISH:
+        needed = ".".join(map(str, FIRST_TYRO_WITH_FISH))
+        return f"completion for fish needs tyro {needed} or newer: pip install -U tyro"
+    return None
+
+
+def join_description_lines(arguments: Sequence[str]) -> None:
+    """Join the lines of descriptions in a script that was just written: a second line would be offered as a word."""
+    if arguments[:1] != ["--tyro-write-completion"]:
+        return
+    from congeal.files import write_text
+
+    lines = Path(arguments[2]).read_text().splitlines(keepends=True)
+    joined = (line.replace("\\n", " ") if line.startswith("COMPLETION_SPEC") else line for line in lines)
+    write_text(arguments[2], "".join(joined))

@@ -1,25 +1,19 @@
-"""Commands that use a finished run: export, propagate, stack, groups, studio and report."""
+"""Commands that use a finished run: export, propagate, match, stack, groups, studio and report."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from congeal.cli.arguments import (
-    DebugFlag,
-    Originals,
-    QuietFlag,
-    Run,
-    output,
-)
+from congeal.cli.arguments import DebugFlag, Originals, QuietFlag, Run, keywords, output
 from congeal.errors import CongealError, first_line
 from congeal.pipeline.options import File, Flag, Kernel
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Export(DebugFlag):
     """Write a run's transforms in another format, or its network as ONNX."""
 
@@ -36,7 +30,7 @@ class Export(DebugFlag):
         print(export(self.run_folder, self.to))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Match(DebugFlag, QuietFlag):
     """Carry points of some originals to all the others, through the aligned frame; writes matches.csv."""
 
@@ -61,7 +55,7 @@ class Match(DebugFlag, QuietFlag):
             print(f"{Path(self.output) / 'matches.csv'} (points of {len(found)} images in {images})")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Propagate(DebugFlag, QuietFlag):
     """Mark the mean once, get it on every original: points, a mask or a drawing; or collect points from originals."""
 
@@ -90,29 +84,24 @@ class Propagate(DebugFlag, QuietFlag):
 
         if not any((self.points, self.mask, self.overlay, self.collect)):
             raise CongealError("nothing to do: give --points, --mask, --overlay or --collect with a file")
-        run, to, exclude = self.run_folder, self.output, self.exclude
+        run, to = self.run_folder, self.output
+        common: dict[str, Any] = {"exclude": self.exclude, "quiet": self.quiet}
         said: list[Any] = []
         if self.points:
-            carried = propagate.propagate_points(run, self.points, to, exclude=exclude)
+            carried = propagate.propagate_points(run, self.points, to, exclude=self.exclude)
             seen, total = int(carried.visible.sum()), carried.visible.size
             said.append(f"{Path(to) / 'points.csv'} ({seen} of {total} points fall inside their image)")
         if self.mask:
-            said.append(
-                propagate.propagate_mask(run, self.mask, to, labels=self.labels, exclude=exclude, quiet=self.quiet)
-            )
+            said.append(propagate.propagate_mask(run, self.mask, to, labels=self.labels, **common))
         if self.overlay:
-            said.append(
-                propagate.propagate_overlay(
-                    run, self.overlay, to, source=self.source, exclude=exclude, quiet=self.quiet
-                )
-            )
+            said.append(propagate.propagate_overlay(run, self.overlay, to, source=self.source, **common))
         if self.collect:
-            said.append(propagate.collect_points(run, self.collect, to, exclude=exclude).summary())
+            said.append(propagate.collect_points(run, self.collect, to, exclude=self.exclude).summary())
         if not self.quiet:
             print(*said, sep="\n")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Stack(DebugFlag, QuietFlag):
     """Combine the aligned originals of a run into one picture, in which flaws of single images go away."""
 
@@ -125,7 +114,7 @@ class Stack(DebugFlag, QuietFlag):
     sigma: float = 3.0
     """For clip: how many standard deviations from the median still count."""
     best: Annotated[str, tyro.conf.arg(metavar="PERCENT")] = "100"
-    """Use only the best so many percent of the images: those that show most of the detail."""
+    """Use only this percentage of the images, the ones that show most of the detail."""
     flagged: Flag = False
     """Use images whose status is not ok as well."""
     exclude: File = None
@@ -139,23 +128,12 @@ class Stack(DebugFlag, QuietFlag):
         """Write the picture and print what went into it."""
         from congeal.stacking import stack
 
-        stacked = stack(
-            self.run_folder,
-            self.output,
-            method=self.method,
-            sigma=self.sigma,
-            best=self.best,
-            flagged=self.flagged,
-            exclude=self.exclude,
-            interpolation=self.interpolation,
-            source=self.source,
-            quiet=self.quiet,
-        )
+        stacked = stack(self.run_folder, self.output, **keywords(self, "run_folder", "output"))
         if not self.quiet:
             print(f"{Path(self.output).resolve()}: {len(stacked.ids)} images ({self.method})")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Studio(DebugFlag):
     """Open a local page to click points or paint a mask on the mean, see it on every original, and exclude images."""
 
@@ -181,7 +159,7 @@ class Studio(DebugFlag):
             server.serve_until_interrupted()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Groups(DebugFlag):
     """Show the tree of groups of a run, or cut it: the most alike are joined until so many are left."""
 
@@ -208,7 +186,7 @@ class Groups(DebugFlag):
                 print(tree.write(found, self.output).resolve())
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Report(DebugFlag):
     """Write report.html of a run or a comparison again from what is in its folder."""
 

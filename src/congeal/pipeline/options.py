@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from congeal.errors import did_you_mean
+from congeal.methods.registry import DEEP_IS_GONE
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
@@ -147,6 +148,8 @@ def make_options(kind: type[Options], given: Mapping[str, Any]) -> Options:
     """The options from keyword arguments; a name that does not exist is a TypeError, as for any function."""
     known = [one.name for one in fields(kind)]
     for name in given:
+        if name == "train":
+            raise TypeError(f"there is no option train any more: {DEEP_IS_GONE}")
         if name not in known:
             raise TypeError(f"unexpected keyword argument {name!r}{did_you_mean(name, known)}")
     return kind(**given)

@@ -49,7 +49,7 @@ from congeal.runs.checkpoint import History
 from congeal.runs.folder import RunFolder
 from congeal.runs.memory import peak_memory_mb
 from congeal.transforms import Transforms
-from congeal.transforms.files import load_matrices
+from congeal.transforms.files import load_array
 
 log = logging.getLogger("congeal")
 
@@ -73,7 +73,7 @@ class FitResult:
 
 def load_fit(run: RunFolder) -> FitResult:
     """The answer of a run that has one."""
-    return FitResult(Transforms.load(run.work / "found.npz"), load_matrices(run.work / "start.npz"))
+    return FitResult(Transforms.load(run.work / "found.npz"), load_array(run.work / "start.npz", "matrices"))
 
 
 # ---- prepared

@@ -23,14 +23,14 @@ from congeal.methods.base import load
 from congeal.methods.semantic.estimator import SemanticCongealing
 from congeal.methods.semantic.feature_maps import compute_feature_maps
 from congeal.methods.semantic.keypoint_transfer import KeypointTransfer, widest_consistent_search
-from congeal.propagate.tables import parse_coordinates
+from congeal.propagate.points import read_source_points
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
 from congeal.transforms import Transforms
-from congeal.transforms.lists import match_ids, read_table
 
 log = logging.getLogger("congeal")
-_OBJECT = 0.5  # of the most that images agree anywhere: there is the object
+MIN_OBJECT_WEIGHT = 0.5
+"""The object is where the weight of the template exceeds this share of its maximum. Chosen by judgement: half."""
 COLUMNS = ("from", "name", "to", "x", "y", "frame_x", "frame_y", "visible")
 
 
@@ -67,29 +67,26 @@ def match_points(
         The original images, if they moved since the run; only a run by features of a network reads them.
     local : bool
         Look for each point near its place by features, where the run has them.
-
-    Returns
-    -------
-    list of Matches
-        One for each image that has points.
     """
     folder = RunFolder.existing(run)
     found = run_transforms(folder)
-    given = _given(points, found)
-    back = invert(np.where(np.isfinite(found.matrices), found.matrices, np.nan))
+    ids, names, xy = read_source_points(points, found.ids)
+    back = invert(found.matrices)
     rows = {id: row for row, id in enumerate(found.ids)}
     finder = None
     if local and folder.config.get("method") == SemanticCongealing.name:
         finder = _Finder(folder, found, source)
     answers = []
-    for id, (xy, names) in given.items():
+    for id in dict.fromkeys(ids):
+        own = [k for k, image in enumerate(ids) if image == id]
         row = rows[id]
         if not np.isfinite(found.matrices[row]).all():
             raise CongealError(f"'{id}' was skipped by {folder}, so its points cannot be carried anywhere")
-        aligned = map_points(found.matrices[row], xy)
+        aligned = map_points(found.matrices[row], xy[own])
         with np.errstate(invalid="ignore"):
             by_frame = map_points(back, aligned[None])
-        answers.append(PointMatches(id, names, by_frame if finder is None else finder.follow(row, aligned), by_frame))
+        landed = by_frame if finder is None else finder.follow(row, aligned)
+        answers.append(PointMatches(id, tuple(names[k] for k in own), landed, by_frame))
     if output is not None:
         _write(Path(output), found, answers)
     return answers
@@ -110,7 +107,7 @@ class _Finder:
         extractor, template = model.extractor(), model.object_template
         seen = compute_feature_maps(stack, poses, template.window, extractor, basis=template.basis)
         self._transfer = KeypointTransfer(seen)
-        on_object = (template.weight > _OBJECT * template.weight.max()).numpy() & seen.seen[:, 0].all(0)
+        on_object = (template.weight > MIN_OBJECT_WEIGHT * template.weight.max()).numpy() & seen.seen[:, 0].all(0)
         self._transfer.spread = widest_consistent_search(self._transfer, seen.places[on_object], seen.side)
         log.info("points are looked for within %g of the object's view", self._transfer.spread)
         self._aligned_from_view = aligned_from_frame @ template.window.frame_from_view(seen.side)
@@ -124,34 +121,15 @@ class _Finder:
         return xy
 
 
-def _given(points: Any, found: Transforms) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
-    if not isinstance(points, str | os.PathLike):
-        by_id = {id: np.asarray(xy, dtype=np.float64).reshape(-1, 2) for id, xy in points.items()}
-        named = {id: (xy, tuple(str(k) for k in range(1, len(xy) + 1))) for id, xy in by_id.items()}
-    else:
-        rows = read_table(points, ("id", "x", "y"))
-        if not rows:
-            raise CongealError(f"'{points}' holds no points; give it a line per point under id,x,y[,name]")
-        xy = parse_coordinates(rows, points)
-        named = {}
-        for id in dict.fromkeys(row["id"] for row in rows):
-            own = [k for k, row in enumerate(rows) if row["id"] == id]
-            named[id] = xy[own], tuple(rows[k].get("name") or str(n) for n, k in enumerate(own, start=1))
-    meant = match_ids(named, found.ids)
-    unknown = [id for id in named if id not in meant]
-    if unknown:
-        raise CongealError(f"the points belong to another set: the run has no image '{unknown[0]}'")
-    return {meant[id]: value for id, value in named.items()}
-
-
 def _write(folder: Path, found: Transforms, answers: list[PointMatches]) -> None:
     sweep(make_folders(folder), shared=True)
-    limits = found.source_sizes[:, ::-1] - 0.5
+    limits = found.source_sizes[:, None, ::-1] - 0.5
     rows = []
     for one in answers:
+        with np.errstate(invalid="ignore"):
+            inside = ((one.xy >= -0.5) & (one.xy <= limits)).all(-1).astype(int).tolist()
         for to, id in enumerate(found.ids):
-            for k, name in enumerate(one.names):
-                (x, y), (u, v) = one.xy[to, k].tolist(), one.by_frame[to, k].tolist()
-                seen = bool(-0.5 <= x <= limits[to, 0] and -0.5 <= y <= limits[to, 1])
-                rows.append(dict(zip(COLUMNS, (one.of, name, id, x, y, u, v, int(seen)), strict=True)))
-    write_rows(folder / "matches.csv", rows, columns=list(COLUMNS))
+            places = np.concatenate([one.xy[to], one.by_frame[to]], axis=-1).tolist()
+            for name, place, seen in zip(one.names, places, inside[to], strict=True):
+                rows.append(dict(zip(COLUMNS, (one.of, name, id, *place, seen), strict=True)))
+    write_rows(folder / "matches.csv", rows, columns=COLUMNS)

@@ -1,22 +1,29 @@
-"""Points of the aligned picture, carried to every original."""
+"""Points of the aligned picture, carried to every original; labelled points of originals, carried back, and how well
+they come together; and the tables of points that people write by hand."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from congeal.errors import CongealError
 from congeal.files import make_folders, sweep, write_json, write_rows
-from congeal.propagate.tables import read_points, select_images
+from congeal.geometry.matrix import map_points
+from congeal.runs.folder import RunFolder, log
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
+from congeal.transforms.ids import match_ids, read_table, usable_rows
 
 COCO_VISIBLE, COCO_ABSENT = 2, 0
+"""What COCO writes behind a keypoint: it is in the image, or it is not labelled."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +43,13 @@ class PropagatedPoints:
 
     def save_csv(self, path: str | os.PathLike[str]) -> None:
         """One line per image and point: id,name,x,y,visible,status."""
-        write_rows(
-            path,
-            [
-                {"id": id, "name": name, "x": x, "y": y, "visible": int(seen), "status": status}
-                for id, status, points, flags in zip(self.ids, self.status, self.xy.tolist(), self.visible, strict=True)
-                for name, (x, y), seen in zip(self.names, points, flags, strict=True)
-            ],
-            columns=["id", "name", "x", "y", "visible", "status"],
-        )
+        columns = ("id", "name", "x", "y", "visible", "status")
+        rows = [
+            (id, name, x, y, int(seen), status)
+            for id, status, points, flags in zip(self.ids, self.status, self.xy.tolist(), self.visible, strict=True)
+            for name, (x, y), seen in zip(self.names, points, flags, strict=True)
+        ]
+        write_rows(path, [dict(zip(columns, row, strict=True)) for row in rows], columns=columns)
 
     def save_coco(self, path: str | os.PathLike[str]) -> None:
         """COCO keypoints: v = 2 for a point in the image, and 0 0 0, COCO's "not labelled", for one outside."""
@@ -53,7 +58,8 @@ class PropagatedPoints:
             seen, xy = self.visible[row - 1], self.xy[row - 1]
             flags = np.where(seen, COCO_VISIBLE, COCO_ABSENT)
             keypoints = np.column_stack([np.where(seen[:, None], xy, 0), flags])
-            box = _box(xy[seen])
+            low, high = (xy[seen].min(0), xy[seen].max(0)) if seen.any() else np.zeros((2, 2))
+            width_and_height = (high - low).tolist()
             images.append({"id": row, "file_name": id, "width": width, "height": height})
             annotations.append(
                 {
@@ -63,20 +69,12 @@ class PropagatedPoints:
                     "iscrowd": 0,
                     "keypoints": [v if k % 3 < 2 else int(v) for k, v in enumerate(keypoints.ravel().tolist())],
                     "num_keypoints": int(seen.sum()),
-                    "bbox": box,
-                    "area": box[2] * box[3],
+                    "bbox": [*low.tolist(), *width_and_height],
+                    "area": math.prod(width_and_height),
                 }
             )
         category = {"id": 1, "name": "object", "supercategory": "", "keypoints": list(self.names), "skeleton": []}
         write_json(path, {"images": images, "annotations": annotations, "categories": [category]})
-
-
-def _box(points: np.ndarray) -> list[float]:
-    """[x, y, width, height] around the points; zeros without any."""
-    if len(points) == 0:
-        return [0.0, 0.0, 0.0, 0.0]
-    low, high = points.min(0), points.max(0)
-    return [*low.tolist(), *(high - low).tolist()]
 
 
 def propagate_points(
@@ -103,7 +101,8 @@ def propagate_points(
         labels = [str(name) for name in names]
         if len(labels) != len(xy) or len(set(labels)) < len(labels):
             raise CongealError(f"{len(xy)} points need as many names, all different, not {labels}")
-    found = select_images(transforms_of(run), exclude)
+    found = transforms_of(run)
+    found = found[usable_rows(found, exclude)]
     landed, visible = land(found, xy)
     result = PropagatedPoints(found.ids, tuple(labels), landed, visible, found.status, found.source_sizes)
     if output is not None:
@@ -128,3 +127,155 @@ def land(found: Transforms, xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     limits = found.source_sizes[:, None, ::-1] - 0.5
     inside = ((landed >= -0.5) & (landed <= limits)).all(-1)
     return landed, inside & (depth.T / centre[:, None] > 0)
+
+
+# ---- and back
+
+
+@dataclass(frozen=True)
+class CollectedPoints:
+    """P labelled points in the aligned picture, xy (P, 2) in its pixels, each with the id of its image and its name.
+
+    spread: one row per name, {name, count, x, y, spread, rms, largest, spread_before}: mean position, and mean,
+    root-mean-square and largest distance from it, in aligned pixels; spread_before is the mean distance with the
+    starting transforms, None where these are not known.
+    """
+
+    ids: tuple[str, ...]
+    names: tuple[str, ...]
+    xy: np.ndarray
+    spread: list[dict[str, Any]]
+
+    def summary(self) -> str:
+        """The spread as lines of text."""
+        head = ("name", "count", "x", "y", "spread", "largest", "before")
+        lines = ["{:<20} {:>6} {:>9} {:>9} {:>8} {:>8} {:>8}   (aligned pixels)".format(*head)]
+        for row in self.spread:
+            before = "–" if row["spread_before"] is None else f"{row['spread_before']:.2f}"
+            lines.append(
+                f"{row['name']:<20.20} {row['count']:>6} {row['x']:>9.2f} {row['y']:>9.2f} {row['spread']:>8.2f} "
+                f"{row['largest']:>8.2f} {before:>8}"
+            )
+        return "\n".join(lines)
+
+
+def collect_points(
+    run: str | os.PathLike[str] | Transforms,
+    points: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    exclude: Iterable[str] | str | os.PathLike[str] | None = None,
+) -> CollectedPoints:
+    """Map labelled points of the originals (CSV with the columns id,x,y[,name]) into the aligned picture.
+
+    Points without a name are matched by their order in each image. With `output`, writes collected.csv and spread.csv
+    there.
+    """
+    everything = transforms_of(run)
+    ids, names, xy = read_source_points(points, everything.ids)
+    found = everything[usable_rows(everything, exclude)]
+    row_of = {id: row for row, id in enumerate(found.ids)}
+    used = np.array([k for k, id in enumerate(ids) if id in row_of], dtype=np.intp)
+    if len(used) < len(ids):
+        log.warning("%d points are on images that were skipped or excluded, and are left out", len(ids) - len(used))
+    if not len(used):
+        raise CongealError(f"every image of '{points}' was skipped or is excluded")
+    ids, names = [ids[k] for k in used], [names[k] for k in used]
+    rows, places = np.array([row_of[id] for id in ids]), xy[used][:, None]
+    landed = map_points(found.matrices[rows], places)[:, 0]
+    before = None
+    if not isinstance(run, Transforms) and (start := RunFolder(run).work / "start.npz").exists():
+        begun = Transforms.load(start).matching(found.ids).matrices
+        before = map_points(begun[rows], places)[:, 0]
+    result = CollectedPoints(tuple(ids), tuple(names), landed, spread_rows(names, landed, before))
+    if output is not None:
+        folder = Path(output)
+        sweep(make_folders(folder), shared=True)
+        points_there = zip(ids, names, landed.tolist(), strict=True)
+        table = [{"id": id, "name": name, "x": x, "y": y} for id, name, (x, y) in points_there]
+        write_rows(folder / "collected.csv", table)
+        write_rows(folder / "spread.csv", result.spread)
+    return result
+
+
+def spread_rows(names: Sequence[str], xy: np.ndarray, before: np.ndarray | None) -> list[dict[str, Any]]:
+    """Of each name: how far its points (P, 2), and those before alignment, lie from their mean, in pixels."""
+    result = []
+    for name in dict.fromkeys(names):
+        mine = np.array(names) == name
+        centre = xy[mine].mean(0)
+        distance = np.linalg.norm(xy[mine] - centre, axis=-1)
+        far = None if before is None else np.linalg.norm(before[mine] - before[mine].mean(0), axis=-1)
+        result.append(
+            {
+                "name": name,
+                "count": int(mine.sum()),
+                "x": float(centre[0]),
+                "y": float(centre[1]),
+                "spread": float(distance.mean()),
+                "rms": float(np.sqrt((distance**2).mean())),
+                "largest": float(distance.max()),
+                "spread_before": None if far is None else float(far.mean()),
+            }
+        )
+    return result
+
+
+# ---- tables
+
+
+def read_points(path: str | os.PathLike[str]) -> tuple[np.ndarray, list[str]]:
+    """Points of the aligned picture, (P, 2) and their names, from a table with the columns x,y[,name]."""
+    rows, xy = _read_coordinates(path, ("x", "y"))
+    names = [row.get("name") or str(number) for number, row in enumerate(rows, start=1)]
+    if len(set(names)) < len(names):
+        raise CongealError(f"'{path}' has two points with one name; names must differ")
+    return xy, names
+
+
+def read_source_points(
+    points: str | os.PathLike[str] | Mapping[str, ArrayLike], known: Sequence[str]
+) -> tuple[list[str], list[str], np.ndarray]:
+    """Points of originals: for each the id of its image, one of `known`; its name; and xy (P, 2).
+
+    points: a table with the columns id,x,y[,name], or {id: (P, 2) array}. A point without a name is called by its
+    number within its image.
+    """
+    if isinstance(points, Mapping):
+        arrays = {id: np.asarray(xy, dtype=np.float64).reshape(-1, 2) for id, xy in points.items()}
+        rows: list[dict[str, Any]] = [{"id": id} for id, xy in arrays.items() for _ in xy]
+        place, xy = "the points", np.concatenate([np.zeros((0, 2)), *arrays.values()])
+    else:
+        rows, xy = _read_coordinates(points, ("id", "x", "y"))
+        place = f"'{points}'"
+    counts: Counter[str] = Counter()
+    names = []
+    for row in rows:
+        counts[row["id"]] += 1
+        names.append(row.get("name") or str(counts[row["id"]]))
+    for (id, name), times in Counter(zip((row["id"] for row in rows), names, strict=True)).items():
+        if times > 1:
+            raise CongealError(f"{place}: the point '{name}' is there twice on image '{id}'")
+    meant = match_ids(counts, known)
+    unknown = sorted(counts.keys() - meant.keys())
+    if unknown:
+        raise CongealError(f"{place}: these are points of another set; the run has no image '{unknown[0]}'")
+    return [meant[row["id"]] for row in rows], names, xy
+
+
+def _read_coordinates(
+    path: str | os.PathLike[str], columns: tuple[str, ...]
+) -> tuple[list[dict[str, str]], np.ndarray]:
+    """The rows of a table, at least one, and (P, 2) from its columns x and y."""
+    rows = read_table(path, columns)
+    if not rows:
+        raise CongealError(f"'{path}' holds no points; give it a line per point under {','.join(columns)}[,name]")
+    points = []
+    for line, row in enumerate(rows, start=2):
+        try:
+            points.append((float(row["x"]), float(row["y"])))
+        except ValueError:
+            points.append((math.nan, math.nan))
+        if not all(map(math.isfinite, points[-1])):
+            raise CongealError(f"line {line} of '{path}': x and y must be numbers, not {row['x']!r} and {row['y']!r}")
+    return rows, np.array(points, dtype=np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,17 @@ from congeal.errors import CongealError
 from congeal.files import OutputFolders, write_bytes
 from congeal.geometry.matrix import rescale
 from congeal.geometry.warping import coverage
-from congeal.images import ImageSource, UnreadableImage, warp_pixels
+from congeal.images import UnreadableImage, warp_pixels
 from congeal.images.formats.output_files import OutputNames, encode, write_names
 from congeal.images.resample import SOFT
-from congeal.pipeline.display import DisplayRange, display_range_of
+from congeal.pipeline.display import display_range_of
 from congeal.progress import Progress
-from congeal.propagate.tables import select_images
 from congeal.runs.folder import RunFolder, log
 from congeal.runs.originals import open_originals, run_transforms, transforms_of
 from congeal.transforms import Transforms
+from congeal.transforms.ids import IdList, usable_rows
 
 Size = tuple[int, int]
-Excluded = Iterable[str] | str | os.PathLike[str] | None
-MOST_LABELS = 64
 
 
 def propagate_mask(
@@ -36,7 +34,7 @@ def propagate_mask(
     output: str | os.PathLike[str],
     *,
     labels: bool = False,
-    exclude: Excluded = None,
+    exclude: IdList | None = None,
     quiet: bool = True,
 ) -> Path:
     """Carry a mask of the aligned picture to every original: output/masks/NAME.png, 8 bits, at the original's size.
@@ -45,23 +43,18 @@ def propagate_mask(
     another) stays sharp; other values are blended at edges unless `labels` says that they are numbers of classes.
     Gives the folder of the masks.
     """
-    found = select_images(transforms_of(run), exclude)
+    found = transforms_of(run)
+    found = found[usable_rows(found, exclude)]
     values = read_mask(mask)
     to_mask = drawn_from_aligned(found, values.shape, "the mask")
     levels = np.unique(values)
-    if labels and len(levels) > MOST_LABELS:
-        raise CongealError(f"the mask has {len(levels)} different values; labels are at most {MOST_LABELS}")
     classes = levels if labels or (levels > 0).sum() <= 1 else None
-    folder = Path(output) / "masks"
-    names, folders = OutputNames(found.ids), OutputFolders(Path(output))
-    with Progress(len(found), "masks", quiet=quiet) as progress:
-        for name, matrix, size in zip(names.stems, found.matrices, found.source_sizes.tolist(), strict=True):
-            landed = land_mask(values, to_mask @ matrix, (size[0], size[1]), classes)
-            write_picture(folders, Path("masks", f"{name}.png"), encode(landed[..., None])[0])
-            progress.update(1)
-    if names.odd:
-        write_names(folder, {id: f"{name}.png" for id, name in zip(found.ids, names.stems, strict=True)})
-    return folder
+
+    def draw(row: int) -> tuple[bytes, str]:
+        height, width = found.source_sizes[row].tolist()
+        return encode(land_mask(values, to_mask @ found.matrices[row], (height, width), classes)[..., None])
+
+    return write_each(found, Path(output), "masks", draw, quiet=quiet)
 
 
 def propagate_overlay(
@@ -70,7 +63,7 @@ def propagate_overlay(
     output: str | os.PathLike[str],
     *,
     source: Any = None,
-    exclude: Excluded = None,
+    exclude: IdList | None = None,
     quiet: bool = True,
 ) -> Path:
     """Put a drawing made on the aligned picture onto every original: output/overlays/NAME.png (or .tif).
@@ -82,36 +75,40 @@ def propagate_overlay(
     folder = RunFolder.existing(run)
     everything = run_transforms(folder)
     images = open_originals(folder, everything, source)
-    found = select_images(everything, exclude)
+    rows = usable_rows(everything, exclude)
     drawing = read_overlay(overlay)
-    to_drawing = drawn_from_aligned(found, drawing.shape[:2], "the overlay")
+    to_drawing = drawn_from_aligned(everything, drawing.shape[:2], "the overlay")
     display = display_range_of(folder)
-    position = {id: i for i, id in enumerate(everything.ids)}
-    written = Path(output) / "overlays"
-    names, files, folders = OutputNames(found.ids), dict[str, str](), OutputFolders(Path(output))
-    with Progress(len(found), "overlays", quiet=quiet) as progress:
-        for id, name, matrix in zip(found.ids, names.stems, found.matrices, strict=True):
-            drawn = draw_one(images, position[id], drawing, to_drawing @ matrix, display)
+
+    def draw(row: int) -> tuple[bytes, str] | None:
+        try:
+            image = images.read(int(rows[row]))
+        except UnreadableImage as error:
+            log.warning("no overlay on %s: %s", images.id(int(rows[row])), error)
+            return None
+        matrix = to_drawing @ everything.matrices[rows[row]]
+        pixels = composite(image.pixels, drawing, matrix, display.span(image.pixels.dtype))
+        return encode(pixels, image.mask, tiff=image.id.lower().endswith((".tif", ".tiff")))
+
+    return write_each(everything[rows], Path(output), "overlays", draw, quiet=quiet)
+
+
+def write_each(
+    found: Transforms, output: Path, below: str, draw: Callable[[int], tuple[bytes, str] | None], *, quiet: bool
+) -> Path:
+    """Write what `draw` gives for each row, a file and its extension or None, into a folder below the output."""
+    names, files, folders = OutputNames(found.ids), dict[str, str](), OutputFolders(output)
+    with Progress(len(found), below, quiet=quiet) as progress:
+        for row, (id, name) in enumerate(zip(found.ids, names.stems, strict=True)):
+            drawn = draw(row)
             if drawn is not None:
                 files[id] = name + drawn[1]
-                write_picture(folders, Path("overlays", files[id]), drawn[0])
+                path = Path(below, files[id])
+                write_bytes(folders.above(path) / path.name, drawn[0])
             progress.update(1)
     if names.odd:
-        write_names(written, files)
-    return written
-
-
-def draw_one(
-    images: ImageSource, index: int, drawing: np.ndarray, matrix: np.ndarray, display: DisplayRange
-) -> tuple[bytes, str] | None:
-    """Draw on one original; gives the file and its extension, None for an image that cannot be read any more."""
-    try:
-        image = images.read(index)
-    except UnreadableImage as error:
-        log.warning("no overlay on %s: %s", images.id(index), error)
-        return None
-    pixels = composite(image.pixels, drawing, matrix, display.span(image.pixels.dtype))
-    return encode(pixels, image.mask, tiff=image.id.lower().endswith((".tif", ".tiff")))
+        write_names(output / below, files)
+    return output / below
 
 
 # ---- one image
@@ -221,8 +218,3 @@ def drawn_from_aligned(found: Transforms, size: tuple[int, ...], what: str) -> n
             "draw it on mean.png, or on an enlarged copy with the same proportions"
         )
     return rescale(aligned, drawn)
-
-
-def write_picture(folders: OutputFolders, below: Path, data: bytes) -> None:
-    """Write a file below the output folder."""
-    write_bytes(folders.above(below) / below.name, data)

@@ -14,7 +14,7 @@ from congeal.report.charts import bin_of, histogram
 from congeal.report.motion import moves, orientation_sentence, orientation_words
 from congeal.report.pictures import Contrast, picture
 from congeal.runs.folder import RunFolder
-from congeal.transforms.files import load_ids, load_numbers, load_some
+from congeal.transforms.files import load_array, load_some
 
 MAX_THUMBNAIL_PNG_BYTES = 8_000
 """A larger thumbnail is written as JPEG."""
@@ -50,7 +50,7 @@ class Confidence:
 def confidence_of(run: RunFolder) -> Confidence | None:
     """The error bars of a run; None if its method has none."""
     path = run.work / "found.npz"
-    values = load_numbers(path, "uncertainty_px") if path.exists() else None
+    values = load_array(path, "uncertainty_px") if path.exists() else None
     if values is None or not np.isfinite(values).any():
         return None
     return Confidence(values, max(UNSURE_RATIO * float(np.nanmedian(values)), MIN_UNSURE_PX))
@@ -63,7 +63,7 @@ def shown_confidence(run: RunFolder, confidence: Confidence | None) -> dict[str,
     values = confidence.uncertainty
     order = np.argsort(-np.nan_to_num(values, nan=-1.0), kind="stable")[:MAX_LISTED_UNSURE]
     least = [int(i) for i in order if values[i] > confidence.limit]
-    names = load_ids(run.work / "found.npz", least)
+    names = load_some(run.work / "found.npz", "ids", least)
     chart = histogram("Uncertainty of the pose", values, "px")
     assert chart is not None  # at least one is known
     return {

@@ -1,10 +1,7 @@
 """One picture out of many: the aligned originals of a run, combined.
 
-stack.py     `stack`: which images, how, and where to
-frames.py    originals as they lie in the aligned picture, a few rows of it at a time
-combine.py   means that flaws do not reach
-sharpness.py how much of the detail each image shows
-picture.py   the file that is written
+stack.py    `stack`: which images, how, and the file that is written
+combine.py  the originals as they lie in the aligned picture, and means of them that flaws do not reach
 """
 
 from congeal.stacking.stack import METHODS, StackResult, stack

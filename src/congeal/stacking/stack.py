@@ -1,43 +1,35 @@
-"""`stack`: one picture out of the aligned originals of a run."""
+"""`stack`: one picture out of the aligned originals of a run, and its file."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from congeal.errors import CongealError, RunFailed
+from congeal.errors import CongealError, RunFailed, require
+from congeal.files import write_bytes, writing
+from congeal.images.formats.output_files import encode, png_bytes
 from congeal.pipeline.display import display_range_of
 from congeal.pipeline.output_options import parse_sampling
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
-from congeal.stacking.combine import combine_by_rows, mean
-from congeal.stacking.frames import Frames
-from congeal.stacking.picture import check_ending, write_picture
-from congeal.stacking.sharpness import sharpness
-from congeal.transforms import Transforms
-from congeal.transforms.lists import IdList, match_ids, resolve_ids
+from congeal.stacking.combine import Frames, combine_by_rows, mean, sharpness
+from congeal.transforms.ids import IdList, usable_rows
 
 METHODS = ("clip", "median", "mean", "sharp")
+TIFF, FITS, PNG = (".tif", ".tiff"), (".fits", ".fit", ".fts"), (".png",)
 
 
 @dataclass(frozen=True)
 class StackResult:
-    """What came out of a stack.
-
-    Attributes
-    ----------
-    picture : (h, w) or (h, w, C) array
-        float32 in the units of the originals; NaN where no image is.
-    ids : list of str
-        The images that went into it.
-    path : Path or None
-        The file that was written.
-    """
+    """What came out of a stack: picture, (h, w) or (h, w, C) float32 in the units of the originals, NaN where no image
+    is; ids of the images that went into it; and path of the file that was written, or None."""
 
     picture: np.ndarray
     ids: list[str]
@@ -66,15 +58,14 @@ def stack(
     run : str, path or Result
         The run folder of an earlier `align` or `apply`.
     output : str or path, optional
-        The file to write: .tif or .fits (32-bit floats in the units of the originals) or .png (16 bits). None writes
-        nothing.
+        The file: .tif or .fits (32-bit floats in the units of the originals) or .png (16 bits). None writes nothing.
     method : str
         "clip": the mean of what is near the median, so that hot pixels and passers-by go away. "median". "mean".
         "sharp": the mean, weighted by the square of how much of the detail each image shows.
     sigma : float
         For "clip": how many standard deviations from the median still count.
     best : float or str
-        Use only the best so many percent of the images: those that show most of the detail.
+        Use only this percentage of the images, the ones that show most of the detail.
     flagged : bool
         Use images whose status is not ok as well.
     exclude : list of str, str or path, optional
@@ -85,11 +76,6 @@ def stack(
         The original images, if they moved since the run.
     quiet : bool
         Show no progress.
-
-    Returns
-    -------
-    StackResult
-        The picture, the ids of the images in it, and the file.
     """
     share = parse_share(best)
     path = None if output is None else Path(output).expanduser()
@@ -98,7 +84,7 @@ def stack(
     found = run_transforms(folder)
     images = open_originals(folder, found, source)
     sampling = parse_sampling(interpolation, None, images, folder.config)
-    frames = Frames.of(images, found, select_rows(found, exclude, flagged), sampling)
+    frames = Frames.of(images, found, usable_rows(found, exclude, flagged=flagged), sampling)
     picture, rows = combine_images(frames, method, float(sigma), share, quiet=quiet)
     if not np.isfinite(picture).any():
         raise RunFailed("the stack is empty: no image covers any pixel of it")
@@ -115,8 +101,14 @@ def check_request(method: str, sigma: float, path: Path | None) -> None:
         raise CongealError(f"unknown way to stack {method!r}: use {', '.join(METHODS)}")
     if isinstance(sigma, bool) or not isinstance(sigma, int | float) or not 0 < sigma < math.inf:
         raise CongealError(f"sigma is a number of standard deviations above 0, not {sigma!r}")
-    if path is not None:
-        check_ending(path)
+    if path is None:
+        return
+    if path.suffix.lower() not in (*TIFF, *FITS, *PNG):
+        raise CongealError(f"'{path}' cannot be written: the file ends in .tif (32 bits), .fits (32 bits) or .png (16)")
+    if path.suffix.lower() in FITS:
+        require("astropy.io.fits", "fits")
+    if path.is_dir():
+        raise CongealError(f"'{path}' is a folder; give a file")
 
 
 def combine_images(
@@ -128,10 +120,8 @@ def combine_images(
         first = mean(frames, None, what="averaging", quiet=quiet)
         detail = sharpness(frames, first, quiet=quiet)
         order = sorted(detail, key=lambda row: (-detail[row], row))
-        frames = frames.some(np.sort(order[: max(1, round(share * len(order)))]))
-        weights = {row: detail[row] ** 2 for row in frames.rows.tolist()}
-    if method == "mean":
-        weights = None
+        frames = replace(frames, rows=np.sort(order[: max(1, round(share * len(order)))]))
+        weights = {row: detail[row] ** 2 for row in frames.rows.tolist()} if method == "sharp" else None
     if method in ("mean", "sharp"):
         return mean(frames, weights, what="stacking", quiet=quiet), frames.rows
     return combine_by_rows(frames, sigma if method == "clip" else None, quiet=quiet), frames.rows
@@ -148,19 +138,37 @@ def parse_share(best: float | str) -> float:
     return percent / 100
 
 
-def select_rows(found: Transforms, exclude: IdList | None, flagged: bool) -> np.ndarray:
-    """The rows of the images that go into the stack."""
-    given = resolve_ids(exclude, "images to exclude")
-    meant = match_ids(given, found.ids)
-    unknown = [id for id in given if id not in meant]
-    if unknown:
-        raise CongealError(f"cannot exclude {unknown[0]!r}: the run has no image of that name")
-    unwanted = set(meant.values())
-    usable = np.isfinite(found.matrices).all((1, 2)) & (found.ok | flagged)
-    rows = np.flatnonzero(usable)
-    if unwanted:
-        rows = np.array([i for i in rows.tolist() if found.ids[i] not in unwanted], dtype=np.int64)
-    if not len(rows):
-        more = "" if flagged else "; --flagged uses those whose status is not ok as well"
-        raise CongealError(f"no image is left to stack{more}")
-    return rows
+# ---- the file
+
+
+def write_picture(path: Path, picture: np.ndarray, span: tuple[float, float], about: Mapping[str, str | int]) -> None:
+    """(h, w, C) float32, NaN where nothing is. span: the values that are black and white in a PNG."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    suffix = path.suffix.lower()
+    if suffix in PNG:
+        data = png_bytes(as_16_bits(picture, span))
+    else:
+        data = encode(picture, tiff=True)[0] if suffix in TIFF else _fits(picture, about)
+    write_bytes(path, data)
+
+
+def as_16_bits(picture: np.ndarray, span: tuple[float, float]) -> np.ndarray:
+    """0 for black and for nothing, 65535 for white."""
+    black, white = span
+    if picture.shape[-1] not in (1, 3):
+        raise CongealError(f"a PNG holds 1 or 3 channels, the stack has {picture.shape[-1]}: write a .tif")
+    levels = (np.nan_to_num(picture.astype(np.float64), nan=black) - black) * (65535 / (white - black))
+    return np.rint(np.clip(levels, 0, 65535)).astype(np.uint16)
+
+
+def _fits(picture: np.ndarray, about: Mapping[str, str | int]) -> bytes:
+    """Rows in the order of the picture; several channels are planes."""
+    from astropy.io import fits
+
+    planes = picture[..., 0] if picture.shape[-1] == 1 else np.moveaxis(picture, -1, 0)
+    image = fits.PrimaryHDU(np.ascontiguousarray(planes))
+    image.header.update(about)
+    buffer = io.BytesIO()
+    image.writeto(buffer)
+    return buffer.getvalue()

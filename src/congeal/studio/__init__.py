@@ -2,8 +2,9 @@
 
 server.py   the HTTP server: fixed routes behind a random token on 127.0.0.1
 session.py  the data of the page, and the files that it saves into RUN/studio
-refit.py    the pose of one image, corrected by the user      realign.py  the run again, without excluded images
-regroup.py  groups that the user renames, merges and splits   templates/  the page
+realign.py  groups that the user renames, merges and splits; the run again with them, without excluded images
+refit.py    the pose of one image, corrected by the user
+templates/  the page
 """
 
 from __future__ import annotations

@@ -7,57 +7,49 @@ begins with the token, which only the printed address has. Writing also needs JS
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import json
 import logging
-import math
 import os
 import secrets
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
-from typing import Any, cast
-from urllib.parse import SplitResult, parse_qs, urlsplit
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from congeal.errors import CongealError
 from congeal.report.page import fill_template, shown_name
 from congeal.studio.realign import Realignment
-from congeal.studio.session import LARGE, Session, quoted
+from congeal.studio.session import ENLARGED_SIDE_PX, Session, quoted
 
 log = logging.getLogger("congeal")
 
-LARGEST_UPLOAD = 32 << 20  # bytes: a mask of 5,000 pixels squared
+MAX_UPLOAD_BYTES = 32 << 20
+"""What a page may save at once; a mask of 5,000 pixels squared is smaller. Chosen by judgement."""
 MASK_PREFIX = "data:image/png;base64,"
 
 
 class Studio:
-    """`with Studio(run) as studio:` serves it; `studio.url` is the address, token included."""
+    """`with Studio(run) as studio:` serves it; `studio.url` is the address, with the token that lets one in."""
 
     def __init__(self, run: str | os.PathLike[str], *, source: Any = None, port: int = 0) -> None:
         self.session = Session(run, source)
         self.token = secrets.token_urlsafe(24)
-        self._changing, self._realignment = threading.Lock(), cast("Realignment | None", None)
+        self._changing = threading.Lock()
+        self._realignment: Realignment | None = None
         try:
             self._server = _Server(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
             raise CongealError(f"cannot listen on port {port} ({error}); choose another --port, or 0") from error
         self._server.studio = self
+        self.port = int(self._server.server_address[1])
+        self.url = f"http://127.0.0.1:{self.port}/{self.token}/"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
-
-    @property
-    def port(self) -> int:
-        """The port it listens at."""
-        return int(self._server.server_address[1])
-
-    @property
-    def url(self) -> str:
-        """The address to open, with the token that lets one in."""
-        return f"http://127.0.0.1:{self.port}/{self.token}/"
 
     @property
     def folder(self) -> Path:
@@ -68,9 +60,7 @@ class Studio:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -80,7 +70,7 @@ class Studio:
     def realign(self) -> dict[str, Any]:
         """Begin to align the set again without the images that were saved as excluded; gives how it goes."""
         with self._changing:
-            if self._realignment is not None and self._realignment.running:
+            if self._realignment is not None and self._realignment.status == "running":
                 raise CongealError("the set is being aligned already; wait until that is done")
             excluded = self.session.state()["excluded"]
             self._realignment = Realignment(self.session.run, self.session.source, excluded)
@@ -91,13 +81,12 @@ class Studio:
         again = self._realignment
         if again is None:
             return {"state": "none"}
-        words = {"folder": shown_name(str(again.run)), "next": f"congeal studio {quoted(again.run)}"}
-        return {**again.state(), **words}
+        return {**again.state(), "folder": shown_name(str(again.run)), "next": f"congeal studio {quoted(again.run)}"}
 
     def open_realigned(self) -> dict[str, Any]:
         """Show the run that was made last instead of the one before; the page loads anew."""
         with self._changing:
-            if self._realignment is None or not self._realignment.done:
+            if self._realignment is None or self._realignment.status != "done":
                 raise CongealError("there is no finished run to open")
             self.session = Session(self._realignment.run, self.session.source)
             self._realignment = None
@@ -117,18 +106,13 @@ class _Server(ThreadingHTTPServer):
     studio: Studio
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle is everyday; anything else is a bug to be seen."""
-        error = sys.exception()
-        if not isinstance(error, ConnectionError | TimeoutError):
-            log.error("congeal: the studio could not answer a request", exc_info=error)
+        """A browser that goes away in the middle is normal; anything else is a bug to be seen."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            log.exception("congeal: the studio could not answer a request")
 
 
-class _Refused(Exception):
+class _Refusal(Exception):
     """Ends a request with a status and a sentence."""
-
-    def __init__(self, status: HTTPStatus, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -148,118 +132,104 @@ class _Handler(BaseHTTPRequestHandler):
 
     # ---- who may ask
 
-    def _answer(self, work: Any) -> None:
+    def _answer(self, work: Callable[[str], None]) -> None:
         self._body_read = self.headers.get("Content-Length") in (None, "0")
         try:
-            work(self._allowed_route())
-        except _Refused as refusal:
-            self._send(refusal.status, "text/plain; charset=utf-8", str(refusal).encode())
+            return work(self._allowed_route())
+        except _Refusal as refusal:
+            status, sentence = refusal.args
         except CongealError as error:
-            self._send(HTTPStatus.UNPROCESSABLE_ENTITY, "text/plain; charset=utf-8", shown_name(str(error)).encode())
+            status, sentence = HTTPStatus.UNPROCESSABLE_ENTITY, shown_name(str(error))
         except (ConnectionError, TimeoutError):
             raise  # nobody is there to answer
-        except Exception as error:
-            log.error("congeal: the studio could not answer a request", exc_info=error)
-            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", b"that could not be answered")
+        except Exception:
+            log.exception("congeal: the studio could not answer a request")
+            status, sentence = HTTPStatus.INTERNAL_SERVER_ERROR, "that could not be answered"
+        self._send(status, "text/plain; charset=utf-8", sentence.encode())
 
     def _allowed_route(self) -> str:
         """What follows the token in the path; refuses everybody who does not know it."""
         hosts = {f"{name}:{self.server.studio.port}" for name in ("127.0.0.1", "localhost")}
         if self.headers.get("Host") not in hosts:
-            raise _Refused(HTTPStatus.FORBIDDEN, "this server answers only to its own address")
-        token, slash, route = self._split().path.removeprefix("/").partition("/")
-        if not slash or not hmac.compare_digest(token.encode(), self.server.studio.token.encode()):
-            raise _Refused(HTTPStatus.FORBIDDEN, "open the address that 'congeal studio' printed")
-        return route
-
-    def _split(self) -> SplitResult:
+            raise _Refusal(HTTPStatus.FORBIDDEN, "this server answers only to its own address")
         try:
-            return urlsplit(self.path)
+            path, self._query = urlsplit(self.path)[2:4]
         except ValueError as error:  # half an IPv6 address
-            raise _Refused(HTTPStatus.BAD_REQUEST, "that is not an address") from error
+            raise _Refusal(HTTPStatus.BAD_REQUEST, "that is not an address") from error
+        token, slash, route = path.removeprefix("/").partition("/")
+        if not slash or not hmac.compare_digest(token.encode(), self.server.studio.token.encode()):
+            raise _Refusal(HTTPStatus.FORBIDDEN, "open the address that 'congeal studio' printed")
+        return route
 
     # ---- what one may ask for
 
     def _get(self, route: str) -> None:
-        session = self.server.studio.session
-        if route == "":
+        studio, session = self.server.studio, self.server.studio.session
+        kind, _, number = route.partition("/")
+        pictures: dict[str, Callable[[int], bytes | None]] = {
+            "original": session.thumbnail,
+            "large": partial(session.thumbnail, longest=ENLARGED_SIDE_PX),
+            "group": session.group_mean,
+        }
+        if kind in pictures and number.isdecimal() and len(number) < 20:
+            self._send_picture(pictures[kind](int(number)), keep=kind != "group")
+        elif route == "":
             self._send_page()
         elif route == "state":
             self._send_json(session.state())
         elif route == "images":
-            asked = self._asked()
-            self._send_json(session.some_rows(asked) if asked is not None else session.rows(**self._choice()))
+            self._send_json(session.rows(**self._asked()))
         elif route == "order":
-            wanted = {key: value for key, value in self._choice().items() if key not in ("first", "count")}
-            self._send_json({"order": session.order(**wanted).tolist()})
-        elif route.startswith("group/") and route.removeprefix("group/").isdecimal() and len(route) < 30:
-            groups = session.groups
-            self._send_picture(None if groups is None else groups.mean(int(route.removeprefix("group/"))), keep=False)
+            self._send_json({"order": session.order(**self._asked()).tolist()})
         elif route in ("mean.png", "mask.png"):
             self._send_picture(session.picture(route), keep=False)
-        elif route.startswith("original/") and route.removeprefix("original/").isdecimal() and len(route) < 30:
-            self._send_picture(session.thumbnail(int(route.removeprefix("original/"))), keep=True)
-        elif route.startswith("large/") and route.removeprefix("large/").isdecimal() and len(route) < 30:
-            self._send_picture(session.thumbnail(int(route.removeprefix("large/")), LARGE), keep=True)
         elif route == "realign":
-            self._send_json(self.server.studio.realignment_state())
+            self._send_json(studio.realignment_state())
         else:
-            raise _Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+            raise _Refusal(HTTPStatus.NOT_FOUND, "there is nothing here")
 
-    def _asked(self) -> list[int] | None:
-        """Numbers of images that are asked for one by one, or None."""
-        numbers = parse_qs(self._split().query).get("index")
-        if numbers is None:
-            return None
+    def _asked(self) -> dict[str, Any]:
+        """What the query of an address asks for: arguments of `Session.rows`."""
+        given = {key: values[-1] for key, values in parse_qs(self._query).items()}
         try:
-            return [int(number) for number in numbers[-1].split(",")]
+            asked: dict[str, Any] = {key: float(given[key]) for key in ("low", "high") if key in given}
+            asked |= {key: int(given[key]) for key in ("first", "count") if key in given}
+            if "index" in given:
+                asked["numbers"] = [int(number) for number in given["index"].split(",")]
         except ValueError as error:
-            raise _Refused(HTTPStatus.BAD_REQUEST, f"that is not a number: {error}") from error
-
-    def _choice(self) -> dict[str, Any]:
-        given = {key: values[-1] for key, values in parse_qs(self._split().query).items()}
-        try:
-            low, high = float(given.get("low", -math.inf)), float(given.get("high", math.inf))
-            first, count = int(given.get("first", 0)), int(given.get("count", 60))
-        except ValueError as error:
-            raise _Refused(HTTPStatus.BAD_REQUEST, f"that is not a number: {error}") from error
-        sort, show = given.get("sort", "worst"), given.get("show", "all")
-        return {"first": first, "count": count, "sort": sort, "low": low, "high": high, "show": show}
+            raise _Refusal(HTTPStatus.BAD_REQUEST, f"that is not a number: {error}") from error
+        return asked | {key: given[key] for key in ("sort", "show") if key in given}
 
     def _post(self, route: str) -> None:
-        if route not in ("save", "refit", "split", "realign", "open"):
-            raise _Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+        studio = self.server.studio
+        works: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "save": lambda document: studio.session.save(document, _decoded_mask(document.get("mask"))),
+            "refit": studio.session.refit_pose,
+            "split": studio.session.split,
+            "realign": lambda _: studio.realign(),
+            "open": lambda _: studio.open_realigned(),
+        }
+        if route not in works:
+            raise _Refusal(HTTPStatus.NOT_FOUND, "there is nothing here")
         origin = self.headers.get("Origin")
         if origin is not None and origin != f"http://{self.headers['Host']}":
-            raise _Refused(HTTPStatus.FORBIDDEN, "only the studio's own page may save")
+            raise _Refusal(HTTPStatus.FORBIDDEN, "only the studio's own page may save")
         if self.headers.get_content_type() != "application/json":
-            raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON")
-        document = self._read_document()
-        studio = self.server.studio
-        if route == "refit":
-            self._send_json(studio.session.refit_pose(document))
-        elif route == "split":
-            self._send_json(studio.session.split(document))
-        elif route == "realign":
-            self._send_json(studio.realign())
-        elif route == "open":
-            self._send_json(studio.open_realigned())
-        else:
-            studio.session.save(document, _decoded_mask(document.get("mask")))
-            self._send_json(studio.session.saved_words())
+            raise _Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON")
+        self._send_json(works[route](self._read_document()))
 
     def _read_document(self) -> Mapping[str, Any]:
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or len(length) > 20 or int(length) > LARGEST_UPLOAD:
-            raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too much to save at once")
+        if not length.isdecimal() or len(length) > 20 or int(length) > MAX_UPLOAD_BYTES:
+            raise _Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too much to save at once")
         body = self.rfile.read(int(length))
         self._body_read = True
         try:
             document = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise _Refused(HTTPStatus.BAD_REQUEST, "that is not JSON") from error
+            raise _Refusal(HTTPStatus.BAD_REQUEST, "that is not JSON") from error
         if not isinstance(document, dict):
-            raise _Refused(HTTPStatus.BAD_REQUEST, "that is not a JSON object")
+            raise _Refusal(HTTPStatus.BAD_REQUEST, "that is not a JSON object")
         return document
 
     # ---- answers
@@ -279,7 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_picture(self, data: bytes | None, *, keep: bool) -> None:
         if data is None:
-            raise _Refused(HTTPStatus.NOT_FOUND, "there is no such picture")
+            raise _Refusal(HTTPStatus.NOT_FOUND, "there is no such picture")
         kind = "image/jpeg" if data.startswith(b"\xff\xd8") else "image/png"
         self._send(HTTPStatus.OK, kind, data, {"Cache-Control": "private, max-age=3600"} if keep else {})
 
@@ -306,9 +276,10 @@ class _Handler(BaseHTTPRequestHandler):
 def _decoded_mask(mask: Any) -> bytes | None:
     if mask is None:
         return None
+    complaint = _Refusal(HTTPStatus.BAD_REQUEST, "the mask must be a PNG as a data URI")
+    if not isinstance(mask, str) or not mask.startswith(MASK_PREFIX):
+        raise complaint
     try:
-        if not isinstance(mask, str) or not mask.startswith(MASK_PREFIX):
-            raise ValueError("not a PNG")
         return base64.b64decode(mask.removeprefix(MASK_PREFIX), validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise _Refused(HTTPStatus.BAD_REQUEST, "the mask must be a PNG as a data URI") from error
+    except ValueError as error:
+        raise complaint from error

@@ -22,24 +22,29 @@ from congeal.geometry.matrix import invert, map_points, rescale
 from congeal.geometry.motion import MOTIONS
 from congeal.images import UnreadableImage
 from congeal.pipeline.display import display_range_of, fit_within
-from congeal.propagate.tables import read_points
+from congeal.propagate.points import read_points
 from congeal.report.page import shown_name
 from congeal.report.pictures import encode
 from congeal.report.run_page import page_contrast
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import CORRECTIONS, open_originals, run_transforms
+from congeal.studio.realign import Groups
 from congeal.studio.refit import refit_pose
-from congeal.studio.regroup import Groups
 from congeal.transforms import Transforms
-from congeal.transforms.lists import read_table
+from congeal.transforms.ids import read_table
 
-LARGE = 1024  # … and of one that is enlarged
-THUMBNAIL = 224  # longer side of the originals in the gallery, in pixels
-MASK_SIDE = 512  # the mask is painted at a multiple of the aligned size that reaches about this
-PAGE = 120  # images told about at a time, at most
-MOST_POINTS = 500
-LONGEST_NAME = 200
-LARGEST = 1e9  # of a coordinate
+THUMBNAIL_SIDE_PX = 224
+"""Longer side of the originals in the gallery: six of them fit beside each other on a laptop."""
+ENLARGED_SIDE_PX = 1024
+"""Longer side of one that is enlarged: as tall as a screen."""
+MASK_SIDE_PX = 512
+"""The mask is painted at a multiple of the aligned size that reaches about this, so that a brush has a round edge."""
+MAX_JPEG_FREE_PIXELS = 10_000
+"""Larger pictures are sent as JPEG: a PNG of an enlarged photograph takes a megabyte."""
+MAX_ROWS = 120
+"""Images told about at a time: two pages of the gallery."""
+MAX_POINTS, MAX_COORDINATE = 500, 1e9
+"""Bounds on what a page sends, far above what anybody marks by hand. Chosen by judgement."""
 
 
 def quoted(path: Path) -> str:
@@ -47,8 +52,15 @@ def quoted(path: Path) -> str:
     return shown_name(shlex.quote(str(path)))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+def check_numbers(given: Any, keys: Sequence[Any], complaint: str) -> list[float]:
+    """The numbers under these keys of an object, or at these places of a list."""
+    try:
+        values = [given[key] for key in keys]
+    except (TypeError, KeyError, IndexError):
+        values = [None]
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < MAX_COORDINATE for v in values):
+        raise CongealError(complaint)
+    return values
 
 
 class Session:
@@ -61,12 +73,12 @@ class Session:
         self.source = source
         self.folder = self.run / "studio"
         self.aligned = self.found.aligned_size or (1, 1)
-        self.mask_scale = max(1, MASK_SIDE // max(self.aligned))
+        self.mask_scale = max(1, MASK_SIDE_PX // max(self.aligned))
         self._back = self.found.inverse().matrices
         self._known = np.flatnonzero(np.isfinite(self.found.matrices).all(axis=(1, 2)))
         self.groups = None if self.found.group is None else Groups(self.run, self.found)
         self._display, self._contrast = display_range_of(self.run), page_contrast(self.run)
-        self._saving = threading.Lock()  # the three files of one page stay together
+        self._saving = threading.Lock()  # the files of one page stay together
         self._reading = threading.Lock()  # sources of shards and TIFF stacks share one open file
 
     # ---- what the page sees
@@ -76,6 +88,8 @@ class Session:
         refuse_links(self.folder)
         points, excluded = self.folder / "points.csv", self.folder / "excluded.csv"
         xy, names = read_points(points) if points.exists() else (np.zeros((0, 2)), [])
+        now = run_transforms(self.run).matrices if (self.run / CORRECTIONS).exists() else self.found.matrices
+        moved = [int(i) for i in self._known if not np.array_equal(now[i], self.found.matrices[i])]
         return {
             "n_images": len(self._known),
             "aligned": list(self.aligned),
@@ -83,22 +97,28 @@ class Session:
             "points": [{"x": x, "y": y, "name": name} for (x, y), name in zip(xy.tolist(), names, strict=True)],
             "excluded": [row["id"] for row in read_table(excluded, ("id",))] if excluded.exists() else [],
             "has_mask": (self.folder / "mask.png").exists(),
-            "poses": [self._pose(i, matrix) for i, matrix in self._saved_poses().items()],
+            "poses": [self._corrected_pose(i, now[i]) for i in moved],
             "can_realign": self.run.config.get("task") == "align",
             "groups": None if self.groups is None else self.groups.state(),
         }
 
-    def rows(self, first: int, count: int, sort: str, low: float, high: float, show: str) -> dict[str, Any]:
-        """Images first … first + count of those with a score in [low, high], in the order asked for.
+    def rows(
+        self, first: int = 0, count: int = 60, numbers: Sequence[int] | None = None, **choice: Any
+    ) -> dict[str, Any]:
+        """Some of the images that `order` gives for a choice, or those with these numbers."""
+        if numbers is not None:
+            return {"rows": [self._row(self._checked_index(i)) for i in numbers[:MAX_ROWS]]}
+        rows = self.order(**choice)
+        part = rows[max(first, 0) : max(first, 0) + min(max(count, 0), MAX_ROWS)]
+        return {"total": len(rows), "rows": [self._row(int(i)) for i in part]}
+
+    def order(
+        self, sort: str = "worst", low: float = -math.inf, high: float = math.inf, show: str = "all", **_: Any
+    ) -> np.ndarray:
+        """Numbers of the images with a score in [low, high], in the order asked for.
 
         sort: "worst", "best" or "id"; show: "all" or "flagged".
         """
-        rows = self.order(sort, low, high, show)
-        part = rows[max(first, 0) : max(first, 0) + min(max(count, 0), PAGE)]
-        return {"total": len(rows), "rows": [self._row(int(i)) for i in part]}
-
-    def order(self, sort: str, low: float, high: float, show: str) -> np.ndarray:
-        """Numbers of all such images; a page that shows one group takes its own among them."""
         score = self.found.score[self._known]
         # A score nobody knows passes as long as nobody asks for a range.
         wanted = (score >= low) & (score <= high) | np.isnan(score) & (low == -math.inf) & (high == math.inf)
@@ -109,10 +129,6 @@ class Session:
             order = np.argsort(self.found.score[rows], kind="stable")
             rows = rows[order if sort == "worst" else order[::-1]]
         return rows
-
-    def some_rows(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """A few images by number."""
-        return {"rows": [self._row(self._checked_index(i)) for i in numbers[:PAGE]]}
 
     def split(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Which images of a group part from the others; nothing is saved. document: {members: [index]}."""
@@ -125,25 +141,36 @@ class Session:
         with self._reading:
             return {"parted": self.groups.split(self.images, rows)}
 
-    def _saved_poses(self) -> dict[int, np.ndarray]:
-        """Corrected poses by number, as they were saved last time."""
-        if not (self.run / CORRECTIONS).exists():
-            return {}
-        now = run_transforms(self.run).matrices
-        return {int(i): now[i] for i in self._known if not np.array_equal(now[i], self.found.matrices[i])}
-
     def _size(self, i: int) -> tuple[int, int]:
         return int(self.found.source_sizes[i, 0]), int(self.found.source_sizes[i, 1])
 
-    def _pose(self, i: int, matrix: np.ndarray, **more: Any) -> dict[str, Any]:
-        """What the page needs of a pose that is not the run's."""
-        thumbnail_from_aligned = rescale(self._size(i), self._thumbnail_size(i)) @ invert(matrix)
+    def _thumbnail_size(self, i: int) -> tuple[int, int]:
+        return fit_within(self._size(i), THUMBNAIL_SIDE_PX)
+
+    def _pose(self, i: int, source_from_aligned: np.ndarray) -> dict[str, Any]:
+        """Between the aligned picture and the thumbnail of image i, both ways."""
+        thumbnail_from_aligned = rescale(self._size(i), self._thumbnail_size(i)) @ source_from_aligned
         return {
             "index": i,
-            "matrix": matrix.ravel().tolist(),
             "thumbnail_from_aligned": thumbnail_from_aligned.ravel().tolist(),
             "aligned_from_thumbnail": invert(thumbnail_from_aligned).ravel().tolist(),
-            **more,
+        }
+
+    def _corrected_pose(self, i: int, matrix: np.ndarray) -> dict[str, Any]:
+        return {**self._pose(i, invert(matrix)), "matrix": matrix.ravel().tolist()}
+
+    def _row(self, i: int) -> dict[str, Any]:
+        height, width = self._thumbnail_size(i)
+        score, error = float(self.found.score[i]), float(self.found.uncertainty_px[i])
+        return {
+            **self._pose(i, self._back[i]),
+            "id": self.found.ids[i],  # in JSON even bytes that are not UTF-8 come back as they were
+            "shown": shown_name(self.found.ids[i]),
+            "score": score if math.isfinite(score) else None,
+            "uncertainty_px": error if math.isfinite(error) else None,
+            "status": str(self.found[i].status[0]),
+            "width": width,
+            "height": height,
         }
 
     def refit_pose(self, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,28 +180,28 @@ class Session:
         the run's, and (x, y) of the aligned picture that belong to (u, v) of the small picture.
         """
         i = self._checked_index(document.get("index"))
-        given = document.get("matrix")
-        base = self.found.matrices[i] if given is None else self._checked_matrix(given)
-        pins = self._checked_pins(document.get("pins"))
+        matrix = document.get("matrix")
+        base = self.found.matrices[i] if matrix is None else self._checked_matrix(matrix)
+        given_pins = document.get("pins")
+        if not isinstance(given_pins, list) or not 0 < len(given_pins) <= MAX_POINTS:
+            raise CongealError(f"one to {MAX_POINTS} points must be dragged")
+        complaint = "a dragged point needs numbers x, y, u and v"
+        pins = np.array([check_numbers(pin, ("x", "y", "u", "v"), complaint) for pin in given_pins], dtype=np.float64)
         source_from_thumbnail = rescale(self._thumbnail_size(i), self._size(i))
         places = map_points(source_from_thumbnail, pins[:, 2:])
-        mean = self._mean_of(i)
+        group = -1 if self.found.group is None else int(self.found.group[i])
+        mean = self.group_mean(group) or self.picture("mean.png")
         if mean is None:
             raise CongealError(f"{self.run} has no mean.png; run its 'congeal align' command again")
         with Pillow.open(io.BytesIO(mean), formats=["PNG"]) as picture:
             wanted = np.asarray(picture.convert("L"), dtype=np.float32)
-        seen = self._levels(i)
-        if seen is None:
+        levels = self._levels(i)
+        if levels is None:
             raise CongealError("that image cannot be read any more")
         motion = self.run.read_json("metrics.json").get("motion")
         motion = motion if motion in MOTIONS else "similarity"
-        refit = refit_pose(seen.mean(-1, dtype=np.float32), wanted, base, (pins[:, :2], places), motion)
-        return self._pose(i, refit.matrix, fitted=refit.fitted)
-
-    def _mean_of(self, i: int) -> bytes | None:
-        """What an image should look like: the mean of its group, or of all."""
-        own = None if self.groups is None else self.groups.mean(int(self.groups.own.group[i]))
-        return own or self.picture("mean.png")
+        refit = refit_pose(levels.mean(-1, dtype=np.float32), wanted, base, (pins[:, :2], places), motion)
+        return {**self._corrected_pose(i, refit.matrix), "fitted": refit.fitted}
 
     def _checked_index(self, index: Any) -> int:
         if not isinstance(index, int) or isinstance(index, bool) or index not in self._known:
@@ -182,58 +209,27 @@ class Session:
         return index
 
     def _checked_matrix(self, values: Any) -> np.ndarray:
-        if not isinstance(values, list) or len(values) != 9 or not all(map(_is_number, values)):
-            raise CongealError("a pose is nine numbers")
-        matrix = np.array(values, dtype=np.float64).reshape(3, 3)
+        matrix = np.array(check_numbers(values, range(9), "a pose is nine numbers"), dtype=np.float64).reshape(3, 3)
         if abs(np.linalg.det(matrix)) < 1e-12 or abs(matrix[2, 2]) < 1e-12:
             raise CongealError("a pose must have an inverse")
         return matrix / matrix[2, 2]
-
-    def _checked_pins(self, pins: Any) -> np.ndarray:
-        if not isinstance(pins, list) or not 0 < len(pins) <= MOST_POINTS:
-            raise CongealError(f"one to {MOST_POINTS} points must be dragged")
-        rows = [[pin.get(key) for key in ("x", "y", "u", "v")] if isinstance(pin, dict) else [] for pin in pins]
-        if not all(len(row) == 4 and all(map(_is_number, row)) for row in rows):
-            raise CongealError("a dragged point needs numbers x, y, u and v")
-        return np.array(rows, dtype=np.float64)
 
     def _checked_poses(self, poses: Any) -> Transforms | None:
         """Corrected poses as a table; the score of an image moved by hand is not known."""
         if not isinstance(poses, list) or len(poses) > len(self.found):
             raise CongealError("the corrected poses must be a list")
-        found = {
-            self._checked_index(one.get("index")): self._checked_matrix(one.get("matrix"))
-            for one in poses
-            if isinstance(one, dict)
-        }
-        rows = sorted(found)
-        if not rows:
+        given = [one for one in poses if isinstance(one, dict)]
+        found = {self._checked_index(one.get("index")): self._checked_matrix(one.get("matrix")) for one in given}
+        if not found:
             return None
-        ids, sizes = [self.found.ids[i] for i in rows], self.found.source_sizes[rows]
-        return Transforms(ids, np.stack([found[i] for i in rows]), sizes, self.aligned, ["ok"] * len(rows))
+        some = self.found[sorted(found)]
+        return Transforms(some.ids, [found[i] for i in sorted(found)], some.source_sizes, self.aligned)
 
-    def _row(self, i: int) -> dict[str, Any]:
-        height, width = self._thumbnail_size(i)
-        thumbnail_from_aligned = rescale(self._size(i), (height, width)) @ self._back[i]
-        score, error = float(self.found.score[i]), float(self.found.uncertainty_px[i])
-        return {
-            "index": i,
-            "id": self.found.ids[i],  # in JSON even bytes that are not UTF-8 come back as they were
-            "shown": shown_name(self.found.ids[i]),
-            "score": score if math.isfinite(score) else None,
-            "uncertainty_px": error if math.isfinite(error) else None,
-            "status": str(self.found.status[i]),
-            "width": width,
-            "height": height,
-            "thumbnail_from_aligned": thumbnail_from_aligned.ravel().tolist(),
-            "aligned_from_thumbnail": invert(thumbnail_from_aligned).ravel().tolist(),
-        }
+    def group_mean(self, number: int) -> bytes | None:
+        """mean.png of a group of the run."""
+        return None if self.groups is None else self.groups.mean(number)
 
-    def _thumbnail_size(self, i: int) -> tuple[int, int]:
-        height, width = self.found.source_sizes[i].tolist()
-        return fit_within((height, width), THUMBNAIL)
-
-    def thumbnail(self, i: int, longest: int = THUMBNAIL) -> bytes | None:
+    def thumbnail(self, i: int, longest: int = THUMBNAIL_SIDE_PX) -> bytes | None:
         """The original number i, small, as PNG or JPEG; None if there is none or it cannot be read."""
         if not 0 <= i < len(self.found) or not np.isfinite(self.found.matrices[i]).all():
             return None
@@ -245,7 +241,8 @@ class Session:
         picture = self._contrast.shown(Pillow.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels))
         if picture.size != (width, height):
             picture = picture.resize((width, height), Pillow.Resampling.BILINEAR, reducing_gap=2.0)
-        return encode(picture, "JPEG", quality=85) if width * height > 10_000 else encode(picture, "PNG")
+        small = width * height <= MAX_JPEG_FREE_PIXELS
+        return encode(picture, "PNG") if small else encode(picture, "JPEG", quality=85)
 
     def _levels(self, i: int) -> np.ndarray | None:
         """(H, W, 1 or 3) grey levels of the original number i; None if it cannot be read."""
@@ -263,42 +260,39 @@ class Session:
 
     # ---- what it saves
 
-    def save(self, document: Mapping[str, Any], mask: bytes | None) -> Path:
+    def save(self, document: Mapping[str, Any], mask: bytes | None) -> dict[str, Any]:
         """Check everything, then write everything. document: {points: [{x, y, name}], excluded: [id]}; mask: a PNG
         whose opacity counts, at mask_scale times the aligned size, or None for no mask."""
         points, excluded = self._checked_points(document.get("points")), self._checked_ids(document.get("excluded"))
         painted = None if mask is None else self._checked_mask(mask)
+        painted = painted if painted is not None and painted.any() else None
         poses = self._checked_poses(document.get("poses", []))
         groups = None if self.groups is None else self.groups.checked(document.get("groups"))
         with self._saving:
             make_folders(self.run.path, "studio")
-            if poses is None:
-                (self.run / CORRECTIONS).unlink(missing_ok=True)
-            else:
-                refuse_links(self.run / CORRECTIONS)
-                poses.save(self.run / CORRECTIONS)
+            saved = {"transforms.csv": poses, "points.csv": points or None, "mask.png": painted}
+            for name in (name for name, content in saved.items() if content is None):
+                (self.folder / name).unlink(missing_ok=True)
+            write_rows(self.folder / "excluded.csv", [{"id": id} for id in excluded], columns=["id"])
             if self.groups is not None and groups is not None:
                 self.groups.save(groups)
-            write_rows(self.folder / "excluded.csv", [{"id": id} for id in excluded], columns=["id"])
+            if poses is not None:
+                poses.save(self.run / CORRECTIONS)
             if points:
                 write_rows(self.folder / "points.csv", points, columns=["x", "y", "name"])
-            else:
-                (self.folder / "points.csv").unlink(missing_ok=True)
-            if painted is not None and painted.any():
+            if painted is not None:
                 write_bytes(self.folder / "mask.png", encode(Pillow.fromarray(painted), "PNG"))
-            else:
-                (self.folder / "mask.png").unlink(missing_ok=True)
-        return self.folder
+        return self.saved_words()
 
     def saved_words(self) -> dict[str, Any]:
         """Where the page was saved to, and the command to go on with."""
         names = ("points.csv", "mask.png", "excluded.csv", "transforms.csv", "groups.csv")
         files = [name for name in names if (self.folder / name).exists()]
-        marks = [f"--points {quoted(self.folder / 'points.csv')}"] if "points.csv" in files else []
-        marks += [f"--mask {quoted(self.folder / 'mask.png')}"] if "mask.png" in files and not marks else []
         run, left_out = quoted(self.run.path), quoted(self.folder / "excluded.csv")
-        if marks:
-            following = f"congeal propagate {run} {marks[0]} --exclude {left_out} -o marks"
+        if "points.csv" in files or "mask.png" in files:
+            option = "--points" if "points.csv" in files else "--mask"
+            marks = f"{option} {quoted(self.folder / files[0])}"
+            following = f"congeal propagate {run} {marks} --exclude {left_out} -o marks"
         elif "groups.csv" in files and self.source is None and self.run.config.get("task") == "align":
             pile, table = quoted(Path(self.run.config["source"])), quoted(self.folder / "groups.csv")
             method = (self.run.config.get("params") or {}).get("method", "joint")
@@ -309,15 +303,13 @@ class Session:
         return {"saved": self.folder.name, "folder": shown_name(str(self.folder)), "files": files, "next": following}
 
     def _checked_points(self, points: Any) -> list[dict[str, Any]]:
-        if not isinstance(points, list) or len(points) > MOST_POINTS:
-            raise CongealError(f"points must be a list of at most {MOST_POINTS}")
+        if not isinstance(points, list) or len(points) > MAX_POINTS:
+            raise CongealError(f"points must be a list of at most {MAX_POINTS}")
         rows: list[dict[str, Any]] = []
         for number, point in enumerate(points, start=1):
-            values = [point.get(key) if isinstance(point, dict) else None for key in ("x", "y")]
-            if not all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < LARGEST for v in values):
-                raise CongealError(f"point {number} needs numbers x and y")
-            name = shown_name(str(point.get("name") or number)).strip()[:LONGEST_NAME]
-            rows.append({"x": values[0], "y": values[1], "name": name})
+            x, y = check_numbers(point, ("x", "y"), f"point {number} needs numbers x and y")
+            name = shown_name(str(point.get("name") or number)).strip()
+            rows.append({"x": x, "y": y, "name": name})
         if len({row["name"] for row in rows}) < len(rows):
             raise CongealError("two points have one name; names must differ")
         return rows

@@ -2,8 +2,7 @@
 
 transforms.py   `Transforms`, the value object
 files.py        CSV, JSON, NPZ, Parquet
-ids.py          a million names in one block
-lists.py        tables and lists of ids that people write
+ids.py          a million names in one block; tables and lists of ids that people write
 """
 
 from congeal.transforms.transforms import STATUSES, Transforms

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -35,7 +35,8 @@ NO_GROUP = -1
 
 _WORDS = np.array(STATUSES)
 FAILED, SKIPPED = STATUSES.index("failed"), STATUSES.index("skipped")
-_ROWS_AT_ONCE = 10_000
+_UNKNOWN = {"source_sizes": 0, "status": SKIPPED, "group": NO_GROUP}
+"""What a row without an image has in a column; NaN in the others."""
 
 Index = SupportsIndex | slice | Sequence[int] | Sequence[bool] | NDArray[Any]
 
@@ -56,32 +57,19 @@ class Transforms:
     status : iterable of str or array of uint8, shape (N,), optional
         Words of `STATUSES`, or positions in it. By default images with a finite matrix are "ok", the others "skipped".
         A "skipped" image could not be read and has a matrix of NaN; a "failed" one may have.
-    score : array_like, shape (N,), optional
-        Correlation with the mean image: 1 is perfect, NaN unknown.
-    out_of_frame : array_like, shape (N,), optional
-        Share of the aligned frame that lies outside the original image; NaN unknown.
-    uncertainty_px : array_like, shape (N,), optional
-        Standard error of the pose: of where a corner of the frame lies, in source pixels; NaN unknown.
-    group : array_like of int, shape (N,), optional
-        The group of each image where a pile was sorted into groups, from 0; −1 for none.
-    margin : array_like, shape (N,), optional
-        Likeness to the own group less that to the next best one; NaN unknown.
+    score, out_of_frame, uncertainty_px : array_like, shape (N,), optional
+        Correlation with the mean image, where 1 is perfect; share of the aligned frame that lies outside the original
+        image; and standard error of where a corner of the frame lies, in source pixels. NaN is unknown.
+    group, margin : array_like, shape (N,), optional
+        Where a pile was sorted into groups: the group of each image, from 0, or −1 for none; and the likeness to it
+        less that to the next best one.
     group_names : sequence of str, optional
         What the groups are called, where somebody named them.
     copy : bool
         False keeps arrays of the right type as they are instead of copying them.
 
-    Attributes
-    ----------
-    ids : Ids
-        A sequence of str.
-    matrices : ndarray of float64, shape (N, 3, 3)
-    source_sizes : ndarray of int32, shape (N, 2)
-    aligned_size : tuple of int or None
-    score, out_of_frame, uncertainty_px : ndarray of float64, shape (N,)
-    group : ndarray of int32, shape (N,), or None
-    margin : ndarray of float64, shape (N,), or None
-    group_names : tuple of str or None
+    The arguments are attributes of the same names: `ids` a sequence of str (`Ids`), the numbers arrays of float64,
+    `source_sizes` and `group` of int32, `status` an array of words.
     """
 
     def __init__(
@@ -116,19 +104,21 @@ class Transforms:
         self._check_rows(missing)
 
     def _check_rows(self, missing: NDArray[np.bool_]) -> None:
-        lost = missing & (self._status != SKIPPED) & (self._status != FAILED)
-        if lost.any():
-            row = int(np.flatnonzero(lost)[0])
+        for row in np.flatnonzero(missing & (self._status != SKIPPED) & (self._status != FAILED))[:1]:
             word = STATUSES[self._status[row]]
             raise CongealError(f"image '{self.ids[row]}' has status '{word}' but no finite matrix")
-        kept = ~missing & (self._status == SKIPPED)
-        if kept.any():
-            row = int(np.flatnonzero(kept)[0])
+        for row in np.flatnonzero(~missing & (self._status == SKIPPED))[:1]:
             raise CongealError(f"image '{self.ids[row]}' is skipped and must have a matrix of NaN")
         if (self.source_sizes < 0).any():
             raise CongealError("source_sizes must not be negative")
-        if self.group_names is not None and self.group.max(initial=NO_GROUP) >= len(self.group_names):  # type: ignore[union-attr]
+        last = NO_GROUP if self.group is None else int(self.group.max(initial=NO_GROUP))
+        if self.group_names is not None and last >= len(self.group_names):
             raise CongealError("every group needs a name, or none has one")
+
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        """Every array with one row per image."""
+        names = ("matrices", "source_sizes", *NUMBERS, *(() if self.group is None else GROUP_COLUMNS))
+        return {"status": self._status, **{name: getattr(self, name) for name in names}}
 
     # ---- looking at it
 
@@ -146,7 +136,7 @@ class Transforms:
         return self._status == STATUSES.index("ok")
 
     def counts(self) -> dict[str, int]:
-        """How many images have each status, for those that occur."""
+        """How many images have each status, without statuses that do not occur."""
         found = np.bincount(self._status, minlength=len(STATUSES)).tolist()
         return {name: n for name, n in zip(STATUSES, found, strict=True) if n}
 
@@ -154,19 +144,10 @@ class Transforms:
         """Same rows in the same order, float for float; NaN equals NaN."""
         if not isinstance(other, Transforms):
             return NotImplemented
-        return (
-            self.ids == other.ids
-            and self.aligned_size == other.aligned_size
-            and np.array_equal(self._status, other._status)
-            and np.array_equal(self.source_sizes, other.source_sizes)
-            and np.array_equal(self.matrices, other.matrices, equal_nan=True)
-            and np.array_equal(self.score, other.score, equal_nan=True)
-            and np.array_equal(self.out_of_frame, other.out_of_frame, equal_nan=True)
-            and np.array_equal(self.uncertainty_px, other.uncertainty_px, equal_nan=True)
-            and _same(self.group, other.group)
-            and _same(self.margin, other.margin)
-            and self.group_names == other.group_names
-        )
+        own, others = self._columns(), other._columns()
+        facts = [(one.ids, one.aligned_size, one.group_names) for one in (self, other)]
+        same = (np.array_equal(own[name], others[name], equal_nan=True) for name in own.keys() & others.keys())
+        return facts[0] == facts[1] and own.keys() == others.keys() and all(same)
 
     __hash__ = None  # type: ignore[assignment]  # holds arrays
 
@@ -205,24 +186,9 @@ class Transforms:
         rows = np.atleast_1d(np.arange(len(self))[np.asarray(index)])
         return self._take(rows, self.ids.take(rows))
 
-    def __iter__(self) -> Iterator[Transforms]:
-        return (self[i] for i in range(len(self)))
-
     def _take(self, rows: NDArray[np.intp] | slice, ids: Ids) -> Transforms:
-        return Transforms(
-            ids,
-            self.matrices[rows],
-            self.source_sizes[rows],
-            self.aligned_size,
-            self._status[rows],
-            self.score[rows],
-            self.out_of_frame[rows],
-            self.uncertainty_px[rows],
-            group=None if self.group is None else self.group[rows],
-            margin=None if self.margin is None else self.margin[rows],
-            group_names=self.group_names,
-            copy=False,
-        )
+        columns: dict[str, Any] = {name: values[rows] for name, values in self._columns().items()}
+        return Transforms(ids, aligned_size=self.aligned_size, group_names=self.group_names, copy=False, **columns)
 
     def matching(self, ids: Iterable[str]) -> Transforms:
         """The rows of these ids, in this order; an id without a row means that the file belongs to another set."""
@@ -243,17 +209,11 @@ class Transforms:
     def spread(self, rows: NDArray[Any], ids: Iterable[str]) -> Transforms:
         """One row per name of `ids`: those of self at the positions `rows` (N,), the others skipped."""
         names = Ids(ids)
-        n = len(names)
-        matrices, sizes = np.full((n, 3, 3), np.nan), np.zeros((n, 2), dtype=np.int32)
-        status, numbers = np.full(n, SKIPPED, dtype=np.uint8), [np.full(n, np.nan) for _ in range(3)]
-        matrices[rows], sizes[rows], status[rows] = self.matrices, self.source_sizes, self._status
-        for column, values in zip(numbers, (self.score, self.out_of_frame, self.uncertainty_px), strict=True):
-            column[rows] = values
-        groups: dict[str, Any] = {"group_names": self.group_names}
-        if self.group is not None and self.margin is not None:
-            groups |= {"group": np.full(n, NO_GROUP, dtype=np.int32), "margin": np.full(n, np.nan)}
-            groups["group"][rows], groups["margin"][rows] = self.group, self.margin
-        return Transforms(names, matrices, sizes, self.aligned_size, status, *numbers, **groups, copy=False)
+        columns: dict[str, Any] = {}
+        for name, values in self._columns().items():
+            columns[name] = np.full((len(names), *values.shape[1:]), _UNKNOWN.get(name, np.nan), values.dtype)
+            columns[name][rows] = values
+        return Transforms(names, aligned_size=self.aligned_size, group_names=self.group_names, copy=False, **columns)
 
     # ---- geometry
 
@@ -279,8 +239,7 @@ class Transforms:
         with np.errstate(divide="ignore", invalid="ignore"):
             back[known] = matrix.invert(self.matrices[known])
             singular = known & ((np.linalg.det(self.matrices) == 0) | ~np.isfinite(back).all(axis=(1, 2)))
-        if singular.any():
-            row = int(np.flatnonzero(singular)[0])
+        for row in np.flatnonzero(singular)[:1]:
             raise CongealError(f"the transform of image '{self.ids[row]}' has no inverse: its matrix is singular")
         return back
 
@@ -340,13 +299,6 @@ class Transforms:
         return load(path, step)
 
 
-def _same(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
-    """Equal, NaN equal to NaN, or both not there."""
-    if one is None or other is None:
-        return one is other
-    return np.array_equal(one, other, equal_nan=True)
-
-
 def _shaped(values: ArrayLike, shape: tuple[int, ...], dtype: Any, name: str, copy: bool) -> NDArray[Any]:
     """Exactly this shape and dtype, as an own copy unless told otherwise; an empty list counts as any empty shape."""
     try:
@@ -384,13 +336,8 @@ def _codes(status: Iterable[str] | NDArray[np.uint8], ids: Ids) -> NDArray[np.ui
     if isinstance(words, np.ndarray) and words.dtype == np.uint8:
         codes: NDArray[np.uint8] = words
     else:
-        codes = np.full(len(ids), len(STATUSES), dtype=np.uint8)
-        for start in range(0, len(ids), _ROWS_AT_ONCE):
-            part = np.asarray(words[start : start + _ROWS_AT_ONCE])
-            for code, word in enumerate(STATUSES):
-                codes[start : start + _ROWS_AT_ONCE][part == word] = code
-    wrong = codes >= len(STATUSES)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
+        known = {word: code for code, word in enumerate(STATUSES)}
+        codes = np.fromiter((known.get(word, len(STATUSES)) for word in words), np.uint8, count=len(ids))
+    for row in np.flatnonzero(codes >= len(STATUSES))[:1]:
         raise CongealError(f"image '{ids[row]}' has status '{words[row]}'; use {', '.join(STATUSES)}")
     return codes

@@ -17,8 +17,7 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.geometry.orientation import make_upright
 from congeal.images.sources.base import Header, Image, ImageSource, Indices, UnreadableImage
-from congeal.transforms.ids import Ids
-from congeal.transforms.lists import IdList, match_ids, resolve_ids
+from congeal.transforms.ids import IdList, Ids, match_ids, resolve_ids
 
 log = logging.getLogger("congeal")
 

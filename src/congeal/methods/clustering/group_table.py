@@ -11,7 +11,7 @@ import numpy as np
 
 from congeal.errors import CongealError
 from congeal.images.formats.writers import check_group_name
-from congeal.transforms.lists import match_ids, read_table
+from congeal.transforms.ids import match_ids, read_table
 from congeal.transforms.transforms import NO_GROUP
 
 NOT_LISTED = -2

@@ -27,7 +27,7 @@ from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.methods.joint.pyramid import poses_at
 from congeal.methods.sequence.pairwise_registration import PairSolver, PictureTiles
-from congeal.methods.sequence.pose_graph import Origin
+from congeal.methods.sequence.pose_graph import Origin, smooth_trajectory
 from congeal.methods.sequence.tracking import (
     FIRST_MOTION,
     ContrastPictures,
@@ -40,7 +40,6 @@ from congeal.methods.sequence.tracking import (
     restrict_motion,
     track,
 )
-from congeal.methods.sequence.trajectory_smoothing import smooth_trajectory
 from congeal.registration.cross_correlation import find_shifts, shifted
 from congeal.registration.features import ImageFeatures, robust_features
 from congeal.registration.gauge import Gauge, within_motion
@@ -161,7 +160,7 @@ class _SequenceFit:
             assert self.known is not None
             if number < len(sizes) and bool((self.known.error * (sizes[number] / size) < MAX_SKIPPED_ERROR_PX).all()):
                 continue
-            self.known = refine(self.known, pictures, self.motion, self.origin, joint=self.joint)
+            self.known = refine(self.known, pictures, self.motion, self.origin)
             self.sizes.append(max(larger.frame))
             self._keep(number + 1, total)
 
@@ -173,7 +172,7 @@ class _SequenceFit:
         self.decisions["motion"] = {"sentence": choice.sentence(), "explained_variance": choice.explained_variance}
         self._restrict()
         if again:
-            self.known = refine(self.known, pictures, self.motion, self.origin, joint=self.joint)
+            self.known = refine(self.known, pictures, self.motion, self.origin)
 
     def _restrict(self) -> None:
         """Restrict the views to the chosen motion, step by step."""
@@ -237,7 +236,7 @@ class _SequenceFit:
     def _component_errors(self, known: TrackedViews) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Errors (n,), NaN across a break in the sequence; images (n,) that are not in the largest component; and
         the error of the last against the first."""
-        links = known.links if self.joint else known.links.some(~known.lost[known.links.second])
+        links = known.links
         part = connected_components(len(known.views), links)
         count = torch.bincount(part)
         most = int(count.argmax())

@@ -33,17 +33,21 @@ from congeal.registration.features import pixel_features
 
 
 @dataclass
-class AmongNeighbours:
-    """What is known of n images, each NaN where neither neighbour can be compared."""
+class TemporalLikeness:
+    """Likeness of n images to their neighbours in time, NaN where no neighbour can be compared.
 
-    before: np.ndarray  # (n,) mean likeness to neighbours where the images started
-    after: np.ndarray  # (n,) the same as aligned
-    flat: np.ndarray  # (n,) bool: shows nothing
-    chance: float  # likeness that noise of the same kind reaches
-    least: float  # of which an image of the sequence has at least this
+    before, after: (n,) mean likeness at the start and as aligned. flat: (n,) bool, images that show nothing. chance:
+    likeness that noise of the same kind reaches. least: likeness that an image of the sequence has at least.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    flat: np.ndarray
+    chance: float
+    least: float
 
 
-def temporal_likeness(stack: Stack, stack_from_frame: np.ndarray, kind: str) -> AmongNeighbours:
+def temporal_likeness(stack: Stack, stack_from_frame: np.ndarray, kind: str) -> TemporalLikeness:
     """Likeness of every image to those `TIME_NEIGHBOURS` before and after it."""
     views = _OwnViews(stack, stack_from_frame, kind)
     n = len(stack)
@@ -71,7 +75,7 @@ def temporal_likeness(stack: Stack, stack_from_frame: np.ndarray, kind: str) -> 
     known = end[np.isfinite(end)]
     usual = float(np.quantile(known, TYPICAL_QUANTILE)) if len(known) else 0.0
     chance = float(np.mean(chances)) if chances else 0.0
-    return AmongNeighbours(start, end, flat, chance, NEIGHBOUR_SHARE * usual)
+    return TemporalLikeness(start, end, flat, chance, NEIGHBOUR_SHARE * usual)
 
 
 class _View(NamedTuple):

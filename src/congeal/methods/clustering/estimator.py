@@ -18,12 +18,11 @@ from congeal.images import Layout, Stack
 from congeal.images.formats.writers import check_group_name
 from congeal.methods.base import Alignment, Method
 from congeal.methods.checks import Count, Range
+from congeal.methods.clustering.exemplars import GroupModel
 from congeal.methods.clustering.group_fit import GroupCheckpoint, GroupFit, pooled_quality
 from congeal.methods.clustering.group_table import NOT_LISTED, GivenGroups, read_group_table
 from congeal.methods.clustering.sample_clustering import (
-    GroupModel,
     SampleClustering,
-    batch_assigner,
     cluster_sample,
     clusters_from_table,
     describe_choice,
@@ -261,8 +260,13 @@ class CongealGroups(Method):
         outputs = torch.zeros(n, dtype=torch.long), torch.zeros(n), torch.zeros(n), torch.zeros(n, dtype=torch.float64)
         extractor = self._extractor() if len(exemplars) < n else None
 
+        model, position = self._group_model, torch.as_tensor(own)
+        _ = model.exemplars.unit_vectors, model.exemplars.linearisations  # cached before threads use them
+
+        def work(part: np.ndarray) -> tuple[torch.Tensor, ...]:
+            return model.assign_images(stack, part, position[part], image_features, extractor)
+
         with single_torch_thread() as threads:
-            work = batch_assigner(stack, image_features, self._group_model, own, extractor)
             context.map_images(work, chunks(stack), *outputs, state=beside, threads=threads)
         beside["placed"] = (n, [output.clone() for output in outputs])
         return Assignment(*(output.numpy() for output in outputs))

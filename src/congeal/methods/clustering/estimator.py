@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.methods.measure import BLANK, OK, OUTLIER
 from congeal.methods.registry import method_class
-from congeal.methods.semantic.extractors import Extractor, is_semantic, open_extractor
+from congeal.methods.semantic.extractors import FeatureTrust, is_semantic
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures, robust_features
 from congeal.transforms.transforms import NO_GROUP
@@ -57,7 +57,7 @@ class GroupedPoses(FitResult):
 
 
 @dataclass(kw_only=True, eq=False)
-class CongealGroups(Method):
+class CongealGroups(FeatureTrust, Method):
     """Clusters a set with several kinds of objects into groups, and aligns each group by itself.
 
     Images are compared with each other once aligned, so that the pose does not matter. The graph of their nearest
@@ -137,23 +137,6 @@ class CongealGroups(Method):
                 f"{self.features!r}"
             )
         self._inner_method("object").check_parameters()
-
-    def set_params(self, **params: Any) -> Self:
-        """Change hyper-parameters; passing `features` again after loading a model confirms that they are trusted."""
-        if "features" in params:
-            self._features_from_file = False
-        return super().set_params(**params)
-
-    def _extractor(self) -> Extractor | None:
-        """The extractor of the features, if any; a model file must not decide which program is run."""
-        if self.features is None:
-            return None
-        if getattr(self, "_features_from_file", False):
-            raise CongealError(
-                f"this model was clustered by features of {self.features!r}, a program that its file must not choose: "
-                "load it from Python and give them again, with set_params(features=…)"
-            )
-        return open_extractor(self.features)
 
     def _features(self, kind: str) -> ImageFeatures:
         return robust_features(kind)
@@ -240,7 +223,7 @@ class CongealGroups(Method):
         if "clustering" in saved:
             return SampleClustering.restore(saved["clustering"])
         how: dict[str, Any] = {"sample": self.fit_sample, "random_state": self.random_state_}
-        how["extractor"] = self._extractor()
+        how["extractor"] = self.extractor()
         if given is not None:
             return clusters_from_table(stack, image_features, given.group, **how)
         return cluster_sample(stack, image_features, self.n_groups, most_groups=self.most_groups, **how)
@@ -258,7 +241,7 @@ class CongealGroups(Method):
         own = np.full(n, -1)
         own[exemplars] = np.arange(len(exemplars))
         outputs = torch.zeros(n, dtype=torch.long), torch.zeros(n), torch.zeros(n), torch.zeros(n, dtype=torch.float64)
-        extractor = self._extractor() if len(exemplars) < n else None
+        extractor = self.extractor() if len(exemplars) < n else None
 
         model, position = self._group_model, torch.as_tensor(own)
         _ = model.exemplars.unit_vectors, model.exemplars.linearisations  # cached before threads use them

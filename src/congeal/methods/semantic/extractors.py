@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.nn import functional
@@ -232,3 +232,27 @@ class Timm(Extractor):
         """Maps of the last two stages, at the cells of the finer one."""
         finer, coarser = self._net(_standardised(picture)[None])[-2:]
         return [finer[0], functional.interpolate(coarser, finer.shape[2:], mode="bilinear", align_corners=False)[0]]
+
+
+class FeatureTrust:
+    """Estimators with features by name: a model file must not decide which program is run."""
+
+    features: str | None
+    _features_from_file = False
+
+    def set_params(self, **params: Any) -> Self:
+        """Change hyper-parameters; passing `features` again after loading a model confirms that they are trusted."""
+        if "features" in params:
+            self._features_from_file = False
+        return super().set_params(**params)  # type: ignore[misc]
+
+    def extractor(self) -> Extractor | None:
+        """The extractor of the features, if any."""
+        if self.features is None:
+            return None
+        if self._features_from_file:
+            raise CongealError(
+                f"this model was fitted on features of {self.features!r}, a program that its file must not choose: "
+                "load it from Python and give them again, with set_params(features=…)"
+            )
+        return open_extractor(self.features)

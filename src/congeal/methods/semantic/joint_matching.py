@@ -209,14 +209,8 @@ def match_all_pairs(
                 if rules.reach is not None:  # second pass: both points of a match get half of the subcell offset
                     ours = ours + subcell_offset(own, other, rows, columns, seen.grid) * seen.cell / 2
                     theirs = theirs + subcell_offset(other, own, columns, rows, seen.grid) * seen.cell / 2
-                pair = pairs[a, b, way] = consensus_similarity(
-                    ours,
-                    theirs,
-                    alike,
-                    rules,
-                    seen.side,
-                    int(np.random.SeedSequence((seed, a, b, way)).generate_state(1)[0]),
-                )
+                own_seed = int(np.random.SeedSequence((seed, a, b, way)).generate_state(1)[0])
+                pair = pairs[a, b, way] = consensus_similarity(ours, theirs, alike, rules, seen.side, own_seed)
                 if null is not None and way == 0 and (a + b) % step == 0:
                     mixed = np.random.default_rng(len(ours)).permutation(theirs)
                     null.append((pair.score, consensus_similarity(ours, mixed, alike, rules, seen.side, 0).score))

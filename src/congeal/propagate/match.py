@@ -6,7 +6,6 @@ near its place by the same features, because parts of one thing do not move toge
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,15 +21,13 @@ from congeal.images import prepare
 from congeal.methods.base import load
 from congeal.methods.semantic.estimator import SemanticCongealing
 from congeal.methods.semantic.feature_maps import compute_feature_maps
-from congeal.methods.semantic.keypoint_transfer import KeypointTransfer, widest_consistent_search
+from congeal.methods.semantic.keypoint_transfer import KeypointTransfer
 from congeal.propagate.tables import parse_coordinates
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
 from congeal.transforms import Transforms
 from congeal.transforms.lists import match_ids, read_table
 
-log = logging.getLogger("congeal")
-_OBJECT = 0.5  # of the most that images agree anywhere: there is the object
 COLUMNS = ("from", "name", "to", "x", "y", "frame_x", "frame_y", "visible")
 
 
@@ -110,9 +107,6 @@ class _Finder:
         extractor, template = model.extractor(), model.object_template
         seen = compute_feature_maps(stack, poses, template.window, extractor, basis=template.basis)
         self._transfer = KeypointTransfer(seen)
-        on_object = (template.weight > _OBJECT * template.weight.max()).numpy() & seen.seen[:, 0].all(0)
-        self._transfer.spread = widest_consistent_search(self._transfer, seen.places[on_object], seen.side)
-        log.info("points are looked for within %g of the object's view", self._transfer.spread)
         self._aligned_from_view = aligned_from_frame @ template.window.frame_from_view(seen.side)
 
     def follow(self, row: int, aligned: np.ndarray) -> np.ndarray:

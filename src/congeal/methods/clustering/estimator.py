@@ -109,20 +109,13 @@ class CongealGroups(FeatureTrust, Method):
     """
 
     n_groups: Annotated[int, Range(least=1)] | Literal["auto"] = "auto"
-    """Number of groups; "auto" estimates it."""
     method: str = "joint"
-    """Method that aligns each group."""
     method_params: dict | None = None
-    """Hyper-parameters of that method, by name."""
     motion: str = "auto"
     fit_sample: Annotated[int, Range(least=2)] = 10_000
-    """Groups are found among at most this many images."""
     most_groups: Count = 20
-    """The largest number of groups that "auto" tries."""
     table: str | None = None
-    """A CSV file with the columns id and group, in place of clustering."""
     features: str | None = None
-    """Compare images by the features of a network."""
 
     name: ClassVar[str] = "groups"
     motions: ClassVar[tuple[str, ...]] = (*MOTIONS, "auto")

@@ -300,26 +300,27 @@ def describe_choice(
 ) -> dict[str, Any]:
     """The choice of the number of groups, in a sentence and in numbers; features: it is that of `count_clusters`."""
     groups = "1 group" if count == 1 else f"{count} groups"
+    numbers: dict[str, Any] = {"n_groups": count, "conductances": list(conductances)}
     if not curve:
-        how, worst = "given" if given else "asked", max(conductances)
-        sentence = f"{groups}, as {how}: up to {worst:.1%} of the nearest neighbours of a group are in another one."
-        return {"sentence": sentence, "n_groups": count, "conductances": list(conductances)}
+        how = "given" if given else "asked"
+        worst = f"up to {max(conductances):.1%} of the nearest neighbours of a group are in another one"
+        return {"sentence": f"{groups}, as {how}: {worst}.", **numbers}
     limit = MAX_RELATIVE_CONDUCTANCE if features else MAX_CONDUCTANCE
     here, after = dict(curve).get(count, 0.0), min((value for number, value in curve if number > count), default=1.0)
     sure = here <= CLEAR_CHOICE_FACTOR * limit and after >= limit / CLEAR_CHOICE_FACTOR
     if features:
-        last = f"the conductance of the last split is {here:.0%} of that of a set of one kind; " if count > 1 else ""
-        sentence = f"{groups}: {last}that of one more would be {after:.0%} of it (the limit is {limit:.0%})."
         name = "conductance of the next split, as a share of that of a set of one kind"
+        last = f"the conductance of the last split is {here:.0%} of that of a set of one kind; " if count > 1 else ""
+        sentence = f"{last}that of one more would be {after:.0%} of it (the limit is {limit:.0%})"
     else:
-        sentence = (
-            f"{groups}: up to {here:.1%} of the nearest neighbours of a group are in another one; with more groups it "
-            f"would be {after:.1%} or more (the limit is {limit:.0%})."
-        )
         name = "share of neighbours in another group"
-    numbers = {"n_groups": count, "sure": sure, "limit": limit, "conductances": list(conductances)}
-    shown = {"curve": [list(one) for one in curve], "curve_name": name}
-    return {"sentence": f"{sentence} The choice is {'clear' if sure else 'close'}.", **numbers, **shown}
+        sentence = (
+            f"up to {here:.1%} of the nearest neighbours of a group are in another one; with more groups it would be "
+            f"{after:.1%} or more (the limit is {limit:.0%})"
+        )
+    sentence = f"{groups}: {sentence}. The choice is {'clear' if sure else 'close'}."
+    shown = {"sure": sure, "limit": limit, "curve": [list(one) for one in curve], "curve_name": name}
+    return {"sentence": sentence, **numbers, **shown}
 
 
 def suggest_features(chosen: dict[str, Any], kind: str) -> dict[str, str]:

@@ -181,9 +181,7 @@ def _refine_orientations(seen: torch.Tensor, chosen: np.ndarray, ways: Sequence[
         before, chosen = chosen, _best_orientations(fits, ways)
         if (before == chosen).all():
             break
-    usual = int(
-        np.bincount(chosen, minlength=len(ways)).argmax()
-    )  # the orientation of most images becomes the plain one
+    usual = int(np.bincount(chosen, minlength=len(ways)).argmax())  # that of most images becomes the plain one
     return float(np.mean(fits[np.arange(len(seen)), chosen])), relative_orientations(ways)[usual, chosen]
 
 

@@ -40,18 +40,9 @@ CONVERGED_PX = 5e-3
 class PictureTiles:
     """T tiles of P pixels of each of B pictures.
 
-    Attributes
-    ----------
-    frame : (height, width)
-        Of the pictures.
-    corner : (B, T, 2) tensor of int64
-        Pixels (x, y) at their top left.
-    valid : (B, T) tensor of bool
-        False where a picture has less structure than tiles.
-    values : (B, T, P) tensor
-        Local contrast.
-    jacobian : (B, T, k, P) tensor
-        Its derivative by each motion parameter.
+    frame: (height, width) of the pictures. corner (B, T, 2) int64: pixels (x, y) at the top left of a tile. valid (B,
+    T) bool: False where a picture has less structure than tiles. values (B, T, P): local contrast. jacobian (B, T, k,
+    P): its derivative by each motion parameter.
     """
 
     frame: Size
@@ -139,18 +130,11 @@ def _steps(side: int) -> torch.Tensor:
 class PairPoses:
     """Registration of E pairs.
 
-    Attributes
-    ----------
-    matrices : (E, 3, 3) tensor
-        b_from_a, in pixels of the frame.
-    information : (E, k, k) tensor
-        Inverse covariance of its parameters, for steps from the right in normalised coordinates.
-    error : (E,) tensor
-        Standard error of a corner of the frame along an axis, in pixels; NaN if the overlap is too small.
-    likeness : (E,) tensor
-        Correlation on the tiles that lie in both.
-    explained_variance : (E,) tensor
-        Share of the second picture's variance that the first explains, corrected for overfitting (Takeuchi).
+    matrices (E, 3, 3): b_from_a, in pixels of the frame. information (E, k, k): inverse covariance of its parameters,
+    for steps from the right in normalised coordinates. error (E,): standard error of a corner of the frame along an
+    axis, in pixels. likeness (E,): correlation on the tiles that lie in both. explained_variance (E,): share of the
+    second picture's variance that the first explains, corrected for overfitting (Takeuchi). The last three are NaN
+    where the overlap is too small.
     """
 
     matrices: torch.Tensor

@@ -46,18 +46,8 @@ Origin = int | Literal["mean", "near"]
 
 @dataclass(frozen=True)
 class PoseGraph:
-    """Relative poses of pairs of views.
-
-    Attributes
-    ----------
-    first, second : (E,) tensors of int64
-    matrices : (E, 3, 3) tensor
-        second_from_first of each pair, in pixels.
-    information : (E, k, k) tensor
-        Inverse covariance of the parameters of a step from the right.
-    frame : (height, width)
-    motion : str
-    """
+    """Relative poses of pairs of views: matrices (E, 3, 3) second_from_first, in pixels, of views first and second
+    (E,), and information (E, k, k), the inverse covariance of the parameters of a step from the right."""
 
     first: torch.Tensor
     second: torch.Tensor

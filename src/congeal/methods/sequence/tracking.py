@@ -55,15 +55,8 @@ time than one pass over the sequence (chosen by judgement)."""
 
 @dataclass(frozen=True)
 class Links:
-    """Pairs of views, in the order of the second.
-
-    Attributes
-    ----------
-    first, second : (E,) tensors of int64
-        Positions in the sequence; first < second.
-    matrices : (E, 3, 3) tensor
-        second_from_first, in pixels of the frame at hand.
-    """
+    """Pairs of views, in the order of the second: positions first < second (E,) in the sequence, and matrices (E, 3, 3)
+    second_from_first, in pixels of the frame at hand."""
 
     first: torch.Tensor
     second: torch.Tensor
@@ -109,19 +102,10 @@ class ContrastPictures:
 class TrackedViews:
     """Poses of a sequence of n views at one size.
 
-    Attributes
-    ----------
-    views : (n, 3, 3) tensor
-        view_from_frame, in pixels.
-    links : Links
-        Valid links, with the relative poses of the views.
-    error : (n,) tensor
-        Standard error of a view against the origin, accumulated over links: of a corner along an axis, in pixels; NaN
-        if it has no link.
-    ends : float
-        The same, of the last view against the first.
-    lost : (n,) tensor of bool
-        Views that match none of those before them.
+    views (n, 3, 3): view_from_frame, in pixels. links: valid links, with the relative poses of the views. error (n,):
+    standard error of a view against the origin, accumulated over links, of a corner along an axis, in pixels; NaN if it
+    has no link. ends: the same, of the last view against the first. lost (n,) bool: views that match none of those
+    before them.
     """
 
     views: torch.Tensor

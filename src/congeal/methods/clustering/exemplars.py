@@ -34,9 +34,11 @@ judgement)."""
 NEAREST_AVERAGED = 3
 """Exemplars of a group, most similar first, whose mean likeness is the likeness to the group …"""
 EXEMPLARS_PER_GROUP, GROUPS_TRIED = 6, 4
-"""… of those that an image is aligned to in each of the most similar groups; the others hardly ever win."""
+"""… of those that an image is aligned to in each of the most similar groups; the others hardly ever
+win (chosen by judgement)."""
 BATCH_IMAGES = 256
-"""Images that are compared with all exemplars at once: more would take hundreds of megabytes."""
+"""Images that are compared with all exemplars at once: more would take hundreds of
+megabytes."""
 NO_MATCH = -1.0
 """Likeness of an image to an exemplar that it cannot be aligned to."""
 

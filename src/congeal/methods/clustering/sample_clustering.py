@@ -35,24 +35,23 @@ from congeal.methods.semantic.extractors import Extractor
 from congeal.registration.features import ImageFeatures
 
 MAX_EXEMPLAR_VALUES = 4_000_000
-"""Values of all exemplars together: their linearisations take six times as much memory."""
-MAX_FEATURE_VALUES = 20_000_000
-"""The same if views are features, which are not linearised: 80 MB, two thousand images of lite0."""
+"""Values of all exemplars together, 16 MB: their linearisations take six times as much memory. Features, which are not
+linearised, may have five times as many: two thousand images of lite0."""
 CANDIDATES_PER_IMAGE = 30
-"""Exemplars, most similar unaligned, that an image of the sample is aligned to."""
-IMAGES_PER_NEIGHBOUR = 20
-"""Images of the sample for each neighbour in the graph, which has 3 to 10: a small set has few of each kind."""
+"""Exemplars, most similar unaligned, that an image of the sample is aligned to (chosen by
+judgement)."""
 CLUSTERING_STARTS = 8
-"""Starts of the partition into a given number of groups."""
+"""Starts of the partition into a given number of groups (chosen by judgement: split and merged, all of 19 starts ended at
+the best groups)."""
 MIN_GIVEN_EXEMPLARS = 30
-"""Exemplars of a given group, if it has as many images."""
+"""Exemplars of a given group, if it has as many images: all the poses of a rare kind (chosen by judgement)."""
 MAX_CONDUCTANCE = 0.08
 """Conductance of a group, at most, where the number of groups is found. MNIST training digits: three digits 0.003 to
 0.022, partitioned into four 0.09 and more; one digit partitioned into two 0.10 and more, but 0.075 for twos, with and
 without a loop; ten digits 0.06, partitioned into eleven 0.09."""
 CLEAR_CHOICE_FACTOR = 0.75
 """The number of groups is clear where the conductance is below the limit by this factor, and above it by the same
-factor for one group more."""
+factor for one group more (chosen by judgement)."""
 OUTLIER_DISTANCE_FACTOR, MIN_OUTLIER_DISTANCE = 3.0, 0.12
 """An image is an outlier if one minus its likeness to its nearest exemplars exceeds the median by this factor, and this
 value. Of MNIST training threes and sevens 0.5 % are, of noise as sparse as ink all."""
@@ -228,7 +227,9 @@ def _max_exemplars(stack: Stack, image_features: ImageFeatures, sample: int, ext
     first = np.arange(1)
     if extractor is None:
         return max(2, min(sample, MAX_EXEMPLAR_VALUES // make_views(stack, first, image_features).numel()))
-    return max(2, min(sample, MAX_FEATURE_VALUES // feature_views(stack, first, extractor, max(stack.frame)).numel()))
+    return max(
+        2, min(sample, 5 * MAX_EXEMPLAR_VALUES // feature_views(stack, first, extractor, max(stack.frame)).numel())
+    )
 
 
 def _batches(rows: np.ndarray) -> list[np.ndarray]:
@@ -251,8 +252,8 @@ def _split_off_noise(stack: Stack, rows: np.ndarray) -> tuple[np.ndarray, np.nda
 def _nearest_neighbours(exemplars: Exemplars) -> tuple[torch.Tensor, torch.Tensor]:
     """(S, k) the most similar exemplars of every exemplar once aligned, most similar first, and their likeness."""
     n = len(exemplars)
-    # Of features always ten, weighted by rank.
-    usual = max(3, n // IMAGES_PER_NEIGHBOUR) if exemplars.motion else FEATURE_NEIGHBOURS
+    # A small set has few of each kind, and 3 neighbours in place of 10. Of features always ten, weighted by rank.
+    usual = max(3, n // 20) if exemplars.motion else FEATURE_NEIGHBOURS
     count = min(FEATURE_NEIGHBOURS, usual, n - 1)
 
     def nearest(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

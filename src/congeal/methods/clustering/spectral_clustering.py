@@ -24,12 +24,8 @@ from scipy.spatial.distance import squareform
 from congeal.methods.clustering.exemplars import unit_vectors
 from congeal.methods.kmeans import kmeans
 
-MAX_DENSE_NODES = 400
-"""Nodes of a graph up to which all eigenvectors are computed at once: Lanczos iterations are not faster there."""
 MAX_SWEEPS = 30
 """Sweeps in which nodes change groups; graphs of ten thousand digits end after fewer than ten."""
-MIN_SPLIT_NODES = 4
-"""Nodes of a group that may be split: halves of a smaller one have no edges inside."""
 MAX_MERGES_TRIED = 4
 """Splits and merges that are carried out and refined before a partition counts as final, the most promising first
 (chosen by judgement: later ones hardly ever lower the conductance)."""
@@ -75,7 +71,7 @@ class NeighbourGraph:
         """The `count` largest eigenvalues (count,) of the normalised adjacency matrix, and eigenvectors (n, count)."""
         root = diags(1 / np.sqrt(np.maximum(self.degrees, 1e-12)))
         normalised = root @ self.weights @ root
-        if len(self) <= max(MAX_DENSE_NODES, 4 * count):
+        if len(self) <= max(400, 4 * count):  # Lanczos iterations are not faster here
             values, vectors = np.linalg.eigh(normalised.toarray())
         else:
             start = np.random.default_rng(0).standard_normal(len(self))
@@ -167,11 +163,9 @@ def split_and_merge(graph: NeighbourGraph, groups: np.ndarray, count: int, rows:
     the embedding by which groups are split.
     """
     best, least = groups, float(graph.conductances(groups, count).sum())
-    while True:
+    while True:  # halves of fewer than four images have no edges inside
         members = [np.flatnonzero(best == group) for group in range(count)]
-        halves = {
-            group: _split_group(graph, own, rows) for group, own in enumerate(members) if len(own) >= MIN_SPLIT_NODES
-        }
+        halves = {group: _split_group(graph, own, rows) for group, own in enumerate(members) if len(own) >= 4}
         for one, other, third in _promising(graph, best, count, halves)[:MAX_MERGES_TRIED]:
             changed = np.where(best == other, one, best)
             changed[halves[third]] = other

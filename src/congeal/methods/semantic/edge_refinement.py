@@ -24,8 +24,6 @@ STEPS = 15
 """Gauss-Newton steps: cells of the network leave poses some pixels off, and a step moves one (chosen by judgement)."""
 MOTION = "similarity"
 """Affine steps follow edges of the background: they are worse by features, and by landmarks of faces."""
-MAX_STEP_PX = 1.0
-"""Largest motion of a frame corner in one step: the edges' linearisation holds about as far as their last blur."""
 MAX_SIMILARITY_LOSS = 0.005
 """Loss of feature likeness that the refinement may cost: its competitors were fitted to these very features (chosen by
 judgement)."""
@@ -119,7 +117,7 @@ def feature_likeness(seen: FeatureMaps, view_from_common: np.ndarray) -> np.ndar
 
 
 def _newton(stack: Stack) -> GaussNewton:
-    return GaussNewton(MOTION, stack.frame, robust=robust_features("photo").robust, max_step=MAX_STEP_PX)
+    return GaussNewton(MOTION, stack.frame, robust=robust_features("photo").robust, max_step=1.0)
 
 
 class _BlurredEdges:

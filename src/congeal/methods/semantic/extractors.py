@@ -26,11 +26,12 @@ from congeal.errors import CongealError, first_line, require
 from congeal.geometry import warp
 
 INPUT_SIDE_PX = 320
-"""Side of the network's input: larger than the 224 pixels of its training, for a finer grid of cells."""
+"""Side of the network's input: larger than the 224 pixels of its training, for a finer grid of cells (chosen by
+judgement: 20 × 20 cells)."""
 PLAIN_FEATURES = ("auto", "edges", "pixels")
 """Names of features that are computed from the pixels alone."""
 MIN_CELLS = 4
-"""Cells along a side of a map: fewer do not locate anything."""
+"""Cells along a side of a map: fewer do not locate anything (chosen by judgement)."""
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the colours of ImageNet, on which lite0 and networks of timm were trained."""
 

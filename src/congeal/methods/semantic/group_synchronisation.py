@@ -25,13 +25,13 @@ MIN_REORIENTATION_GAIN = 0.05
 """Share by which the score of another orientation must exceed that of the plain one: objects that look the same from
 both sides match both ways and should stay as they are (chosen by judgement)."""
 MAX_SWEEPS = 30
-"""Sweeps of coordinate ascent over all orientations: a bound against cycles, most end after three."""
+"""Sweeps over all orientations: a bound against cycles, most end after four."""
+INITIAL_IMAGES = 16
+"""Images from which orientations are initialised, each as the upright one: one good image among them is enough (chosen
+by judgement)."""
 REWEIGHTING_STEPS, HOMOGRAPHY_STEPS = 30, 8
 """Steps of iteratively reweighted least squares, and of Gauss-Newton for homographies, of which four suffice for poses
 that are nearly affine."""
-INITIAL_TOLERANCE_FACTOR = 3.0
-"""Factor of the tolerance in the first step, which falls to 1 over 12 steps, so that distant images are attracted
-(chosen by judgement)."""
 MIN_REGULARISATION = 2e-3
 """Weight of the initial pose relative to a usual image's matches: it only decides where there are no matches."""
 SUBCELL_ERROR = 1 / 8
@@ -92,7 +92,7 @@ def synchronise_orientations(score: np.ndarray, ways: Sequence[int]) -> np.ndarr
         return sum(score_of(a, int(chosen[a]), chosen) for a in range(n)), chosen
 
     # From several images as the upright one: one start may end with half of the set the wrong way round.
-    roots = evenly_spaced_rows(n, 16)
+    roots = evenly_spaced_rows(n, INITIAL_IMAGES)
     _, chosen = max((coordinate_ascent(score[root].argmax(1)) for root in roots), key=lambda one: one[0])
     usual = int(np.bincount(chosen, minlength=len(ways)).argmax())
     chosen = np.array([table[usual, one] for one in chosen])
@@ -213,7 +213,7 @@ def synchronise_poses(
     for step in range(REWEIGHTING_STEPS):
         there = [np.einsum("mk,mkc->mc", p, solution[i]) for p, i in zip(points, images, strict=True)]
         error = np.sqrt((np.abs(there[0] - there[1]) ** 2).sum(1)) * unit
-        width = tolerance * max(1.0, INITIAL_TOLERANCE_FACTOR * (1 - step / 12))
+        width = tolerance * max(1.0, 3 * (1 - step / 12))  # wide at first, so that distant images are attracted
         weight = _robust_weight(matches, error, width)
         support = np.maximum(matches.per_image(weight), 1e-6 * usual)
         normal = _normal_matrix(matches, [one[:, None] for one in points], weight)

@@ -29,6 +29,8 @@ from congeal.geometry import warp
 from congeal.geometry.orientation import MIRROR
 from congeal.images import Stack
 from congeal.methods.semantic.group_synchronisation import (
+    INITIAL_IMAGES,
+    MAX_SWEEPS,
     MIN_REORIENTATION_GAIN,
     relative_orientations,
     synchronise_orientations,
@@ -42,10 +44,6 @@ MAX_SAMPLE_IMAGES = 100
 """Images whose orientations are estimated jointly: all pairs of them take seconds (chosen by judgement)."""
 MAX_SHIFT = 0.25
 """Largest shift, as a share of the frame: farther off, less than half of the object would overlap."""
-MAX_ROUNDS = 12
-"""Rounds of a new mean and new orientations: a bound against cycles, most end after four."""
-INITIAL_TEMPLATES = 16
-"""Single images from which rotations are initialised (chosen by judgement: one good image among them is enough)."""
 BLUR = 2.0 / 64
 """Blur as a share of the frame: sharper structure does not overlap before images are aligned (chosen by judgement)."""
 
@@ -148,10 +146,10 @@ def _estimate_upright(seen: torch.Tensor, ways: Sequence[int]) -> np.ndarray:
     everyone, partners = torch.arange(len(seen)), _partners(ways)
     plain = [number for number, way in enumerate(ways) if way < MIRROR]
     best, answer = -np.inf, np.zeros(len(seen), dtype=int)
-    for root in evenly_spaced_rows(len(seen), INITIAL_TEMPLATES).tolist():
+    for root in evenly_spaced_rows(len(seen), INITIAL_IMAGES).tolist():
         mean = _unit_spectra(seen[root, 0] + seen[root, partners[0]])
         chosen = np.full(len(seen), -1)
-        for _ in range(MAX_ROUNDS):
+        for _ in range(MAX_SWEEPS):
             before, chosen = chosen, _best_correlation(seen[:, plain], mean).numpy().argmax(1)
             if (before == chosen).all():
                 break
@@ -176,7 +174,7 @@ def _fits_to_mean_of_others(seen: torch.Tensor, chosen: np.ndarray) -> np.ndarra
 
 def _refine_orientations(seen: torch.Tensor, chosen: np.ndarray, ways: Sequence[int]) -> tuple[float, np.ndarray]:
     """The mean correlation and orientations after every image took the best one, until none changes."""
-    for _ in range(MAX_ROUNDS):
+    for _ in range(MAX_SWEEPS):
         fits = _fits_to_mean_of_others(seen, chosen)
         before, chosen = chosen, _best_orientations(fits, ways)
         if (before == chosen).all():

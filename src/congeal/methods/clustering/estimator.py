@@ -216,7 +216,7 @@ class CongealGroups(FeatureTrust, Method):
         if "clustering" in saved:
             return SampleClustering.restore(saved["clustering"])
         how: dict[str, Any] = {"sample": self.fit_sample, "random_state": self.random_state_}
-        how["extractor"] = self.extractor()
+        how["extractor"] = None if self.features is None else self.extractor()
         if given is not None:
             return clusters_from_table(stack, image_features, given.group, **how)
         return cluster_sample(stack, image_features, self.n_groups, most_groups=self.most_groups, **how)
@@ -234,7 +234,7 @@ class CongealGroups(FeatureTrust, Method):
         own = np.full(n, -1)
         own[exemplars] = np.arange(len(exemplars))
         outputs = torch.zeros(n, dtype=torch.long), torch.zeros(n), torch.zeros(n), torch.zeros(n, dtype=torch.float64)
-        extractor = self.extractor() if len(exemplars) < n else None
+        extractor = self.extractor() if self.features is not None and len(exemplars) < n else None
 
         model, position = self._group_model, torch.as_tensor(own)
         _ = model.exemplars.unit_vectors, model.exemplars.linearisations  # cached before threads use them

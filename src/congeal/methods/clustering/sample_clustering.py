@@ -41,8 +41,8 @@ CANDIDATES_PER_IMAGE = 30
 """Exemplars, most similar unaligned, that an image of the sample is aligned to (chosen by
 judgement)."""
 CLUSTERING_STARTS = 8
-"""Starts of the partition into a given number of groups (chosen by judgement: split and merged, all of 19 starts ended at
-the best groups)."""
+"""Starts of the partition into a given number of groups (chosen by judgement: split and merged, all of 19 starts ended
+at the best groups)."""
 MIN_GIVEN_EXEMPLARS = 30
 """Exemplars of a given group, if it has as many images: all the poses of a rare kind (chosen by judgement)."""
 MAX_CONDUCTANCE = 0.08
@@ -224,12 +224,12 @@ def clusters_from_table(
 
 
 def _max_exemplars(stack: Stack, image_features: ImageFeatures, sample: int, extractor: Extractor | None) -> int:
-    first = np.arange(1)
+    first, most = np.arange(1), MAX_EXEMPLAR_VALUES
     if extractor is None:
-        return max(2, min(sample, MAX_EXEMPLAR_VALUES // make_views(stack, first, image_features).numel()))
-    return max(
-        2, min(sample, 5 * MAX_EXEMPLAR_VALUES // feature_views(stack, first, extractor, max(stack.frame)).numel())
-    )
+        view = make_views(stack, first, image_features)
+    else:
+        view, most = feature_views(stack, first, extractor, max(stack.frame)), 5 * most
+    return max(2, min(sample, most // view.numel()))
 
 
 def _batches(rows: np.ndarray) -> list[np.ndarray]:

@@ -28,7 +28,7 @@ MAX_SWEEPS = 30
 """Sweeps in which nodes change groups; graphs of ten thousand digits end after fewer than ten."""
 MAX_MERGES_TRIED = 4
 """Splits and merges that are carried out and refined before a partition counts as final, the most promising first
-(chosen by judgement: later ones hardly ever lower the conductance)."""
+(chosen by judgement)."""
 FEATURE_NEIGHBOURS = 10
 """Nearest neighbours of each image in the graph of features (chosen by judgement)."""
 MIN_GROUP_IMAGES = 5

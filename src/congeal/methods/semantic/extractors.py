@@ -247,13 +247,12 @@ class FeatureTrust:
             self._features_from_file = False
         return super().set_params(**params)  # type: ignore[misc]
 
-    def extractor(self) -> Extractor | None:
-        """The extractor of the features, if any."""
-        if self.features is None:
-            return None
+    def extractor(self) -> Extractor:
+        """The extractor of the features, which there must be."""
         if self._features_from_file:
             raise CongealError(
                 f"this model was fitted on features of {self.features!r}, a program that its file must not choose: "
                 "load it from Python and give them again, with set_params(features=…)"
             )
+        assert self.features is not None
         return open_extractor(self.features)

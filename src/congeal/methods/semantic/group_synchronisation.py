@@ -25,7 +25,7 @@ MIN_REORIENTATION_GAIN = 0.05
 """Share by which the score of another orientation must exceed that of the plain one: objects that look the same from
 both sides match both ways and should stay as they are (chosen by judgement)."""
 MAX_SWEEPS = 30
-"""Sweeps over all orientations: a bound against cycles, most end after four."""
+"""Sweeps over all orientations: a bound against cycles (chosen by judgement)."""
 INITIAL_IMAGES = 16
 """Images from which orientations are initialised, each as the upright one: one good image among them is enough (chosen
 by judgement)."""
@@ -170,7 +170,7 @@ def match_graph(pairs: Mapping[PairKey, PairMatches], chosen: np.ndarray, ways: 
     ]
     first, second = np.array(list(used)).T
     begins = np.cumsum(sizes) - sizes
-    return MatchGraph(*points, weight, begins, first, second, len(chosen), np.array(similarities), scores)
+    return MatchGraph(points[0], points[1], weight, begins, first, second, len(chosen), np.array(similarities), scores)
 
 
 def spanning_tree_poses(matches: MatchGraph) -> tuple[np.ndarray, np.ndarray]:

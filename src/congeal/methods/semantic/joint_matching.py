@@ -53,8 +53,8 @@ FINE_MATCH_REACH, FINE_MATCH_TOLERANCE = 0.3, 0.05
 """Shares of the view's side: largest distance of matched points in the second pass, and its tolerance (chosen by
 judgement: four and two thirds of the first pass's tolerance)."""
 FINE_REGULARISATION = 0.02
-"""Weight of the first pass's pose in the second, relative to a usual image's matches: few matches must not bend it (chosen by
-judgement)."""
+"""Weight of the first pass's pose in the second, relative to a usual image's matches: few matches must not bend it
+(chosen by judgement)."""
 WINDOW_QUANTILE, WINDOW_MARGIN = 0.03, 1.25
 """Share of matches, on each side, that may lie outside the object's window, and the factor by which it is enlarged
 (chosen by judgement)."""

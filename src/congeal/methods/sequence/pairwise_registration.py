@@ -33,7 +33,8 @@ MIN_GRADIENT_RELIABILITY = 0.1
 """Share of a picture's gradient that is taken as signal, at least: bounds the error bar of a picture of noise (chosen
 by judgement)."""
 CONVERGED_PX = 5e-3
-"""Motion of the frame's corners in the last step: half of the smallest error that pictures of reduced size allow."""
+"""Motion of the frame's corners in the last step: less than half of the error that sampling alone leaves in
+pictures of reduced size (`REDUCTION_ERROR_PX`)."""
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,10 @@ from congeal.methods.sequence.pairwise_registration import CONVERGED_PX
 from congeal.registration.gauss_newton import point_motion
 
 MAX_ROUNDS = 10
-"""Reweighted Gauss-Newton steps: six are usual, more help only where pairs contradict each other (chosen by
-judgement)."""
+"""Reweighted Gauss-Newton steps: a bound where pairs contradict each other (chosen by judgement)."""
 CAUCHY_SCALE = 3.0
-"""Residual of a pair, in standard deviations, at which its weight is halved: a usual value, which 1 % of right pairs
-exceed."""
+"""Residual of a pair, in standard deviations, at which its weight is halved: a usual value
+(chosen by judgement)."""
 ERROR_SAMPLES = 256
 """Monte Carlo samples of the errors of all pairs: they tell a standard error to 1/√512 = 4 %."""
 KERNEL_DEVIATION = math.sqrt(math.log(2) / 2) / math.pi

@@ -66,7 +66,8 @@ def temporal_likeness(stack: Stack, stack_from_frame: np.ndarray, kind: str) -> 
         whole = np.arange(first, min(n, run[-1] + 1 + max(TIME_NEIGHBOURS)))
         images = larger.images(whole).mean(1, keepdim=True)
         own = contrast(images, whole, start[whole])
-        chances, pairs = [], []
+        chances: list[float] = []
+        pairs: list[tuple[np.ndarray, ...]] = []
         for distance in TIME_NEIGHBOURS:
             rows = run[run + distance < n]
             if not len(rows):

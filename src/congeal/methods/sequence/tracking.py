@@ -35,7 +35,7 @@ FIRST_MOTION = "similarity"
 """Motion of the registration before the motion is chosen."""
 WORKING_STEPS, FINE_STEPS = 12, 4
 """Gauss-Newton steps of a pair at working size, where it begins at a whole number of pixels, and at each finer one,
-where it begins at the pose of the one before (chosen by judgement: valid links converge earlier)."""
+where it begins at the pose of the one before (chosen by judgement)."""
 MIN_OVERLAP = 0.4
 """Overlap of two linked views, as a share of a view: less leaves too few tiles for a small error (chosen by
 judgement)."""

@@ -121,7 +121,10 @@ def register_links(pictures: ContrastPictures, links: Links, motion: str, steps:
     begin = within_motion(links.matrices, motion, pictures.frame)
     last_use = dict(zip(links.first.tolist(), links.second.tolist(), strict=True))  # the links are in order of these
     linked = torch.cat([links.first, links.second]).unique().numpy()
-    parts = np.array_split(linked, -(-len(linked) // len(chunks(pictures.stack)[0]))) if len(linked) else []
+    # A quarter of a chunk: the tiles of several links take more memory than a picture, and a batch takes as many steps
+    # as its slowest pair.
+    together = max(1, len(chunks(pictures.stack)[0]) // 4)
+    parts = np.array_split(linked, -(-len(linked) // together)) if len(linked) else []
 
     def prepare(part: np.ndarray) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None, PictureTiles]:
         shown, inside = pictures.of(part)

@@ -7,11 +7,10 @@ import torch
 
 from congeal.geometry import map_points
 from congeal.images import prepare
-from congeal.methods.semantic.edge_refinement import refine_on_edges
+from congeal.methods.semantic.edge_refinement import refine_on_edges, refine_unless_worse
 from congeal.methods.semantic.feature_maps import FeatureBasis, FeatureMaps, FeatureTemplate, Window, cell_places
 from congeal.methods.semantic.feature_matching import subcell_offset
 from congeal.methods.semantic.group_synchronisation import MatchGraph, pose_error, synchronise_poses
-from congeal.methods.semantic.joint_matching import _refine_on_edges
 from congeal.opening import open_images
 
 UNIT = 160.0
@@ -126,11 +125,11 @@ def test_edges_are_not_followed_where_features_object() -> None:
     moved, _ = refine_on_edges(stack, poses, torch.ones(1, 64, 64), np.ones(n, dtype=bool))
     found = moved[:, 0, 2] - moved[:, 0, 2].mean()
     assert np.allclose(found, -(shifts - shifts.mean()), atol=0.5)  # edges bring the stripes together
-    kept, (gain, edges) = _refine_on_edges(stack, seen(0 * shifts), window, poses, poses, template, np.ones(n))
+    kept, (gain, edges) = refine_unless_worse(stack, seen(0 * shifts), window, poses, poses, template, np.ones(n))
     assert gain < -0.005
     assert edges is None
     assert np.array_equal(kept, poses)
-    kept, (gain, edges) = _refine_on_edges(stack, seen(shifts), window, poses, poses, template, np.ones(n))
+    kept, (gain, edges) = refine_unless_worse(stack, seen(shifts), window, poses, poses, template, np.ones(n))
     assert gain > 0
     assert edges is not None
     assert np.allclose(kept[:, 0, 2], moved[:, 0, 2], atol=0.1)

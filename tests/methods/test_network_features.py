@@ -14,13 +14,14 @@ from congeal import CongealError, CongealGroups
 from congeal.cli import main
 from congeal.images import prepare
 from congeal.images.sources.arrays import ArraySource
-from congeal.methods.clustering.network_features import (
-    AugmentationCovariance,
+from congeal.methods.clustering.spectral_clustering import count_clusters
+from congeal.methods.clustering.views import (
     augment,
-    count_clusters,
+    change_covariance,
     feature_picture_size,
     feature_views,
     whiten,
+    whitening_matrix,
 )
 from congeal.methods.semantic.extractors import open_extractor
 
@@ -127,7 +128,8 @@ def test_mirror_images_look_the_same_and_the_shape_of_a_picture_does_not_count(n
     assert torch.allclose(seen(pictures[:, :, ::-1].copy()), views, atol=1e-5)
     half = views.clone()
     half[:, -1, :, :2] = 0
-    assert (whiten(half, torch.ones(3, 4, 4), None)[..., :2] == 0).all(), "where there is no image, nothing is compared"
+    nothing = whiten(half, torch.ones(3, 4, 4), torch.eye(3))[..., :2]
+    assert (nothing == 0).all(), "where there is no image, nothing is compared"
 
 
 def test_light_counts_less_than_the_object(tmp_path: Path) -> None:
@@ -146,15 +148,14 @@ def test_light_counts_less_than_the_object(tmp_path: Path) -> None:
 
 def test_features_are_whitened_by_their_change_under_augmentation() -> None:
     generator = torch.Generator().manual_seed(0)
-    covariance = AugmentationCovariance()
+    covariance = torch.zeros(2, 2, dtype=torch.float64)
     for _ in range(40):
         again = torch.randn(5, 2, 4, 4, generator=generator) * torch.tensor([3.0, 1.0])[:, None, None]
-        covariance.add(torch.cat([again, torch.ones(5, 1, 4, 4)], 1))
-    whitening = covariance.whitening()
+        covariance += change_covariance(torch.cat([again, torch.ones(5, 1, 4, 4)], 1))
+    whitening = whitening_matrix(covariance)
     assert float(whitening[1, 1] / whitening[0, 0]) == pytest.approx(((9 + 0.5) / (1 + 0.5)) ** 0.5, rel=0.05)
-    nothing = AugmentationCovariance()
-    nothing.add(torch.ones(5, 3, 4, 4))
-    assert (nothing.whitening() == torch.eye(2)).all(), "a network whose features are constant"
+    nothing = change_covariance(torch.ones(5, 3, 4, 4))
+    assert (whitening_matrix(nothing) == torch.eye(2)).all(), "a network whose features are constant"
 
 
 def test_an_augmented_picture_shows_the_same() -> None:

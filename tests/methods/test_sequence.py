@@ -20,9 +20,8 @@ from congeal.geometry.matrix import corners, map_points
 from congeal.images.resample import warp_pixels
 from congeal.methods.sequence.estimator import SequenceCongealing
 from congeal.methods.sequence.pairwise_registration import PairSolver, PictureTiles
-from congeal.methods.sequence.pose_graph import PoseGraph, adjust
+from congeal.methods.sequence.pose_graph import PoseGraph, adjust, smooth_trajectory
 from congeal.methods.sequence.tracking import Links, TrackedViews, restrict_motion
-from congeal.methods.sequence.trajectory_smoothing import smooth_trajectory
 from congeal.registration.cross_correlation import find_shifts, overlap, shifted
 from congeal.runs.checkpoint import Checkpoint
 

@@ -6,7 +6,6 @@ near its place by the same features, because parts of one thing do not move toge
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,15 +21,12 @@ from congeal.images import prepare
 from congeal.methods.base import load
 from congeal.methods.semantic.estimator import SemanticCongealing
 from congeal.methods.semantic.feature_maps import compute_feature_maps
-from congeal.methods.semantic.keypoint_transfer import KeypointTransfer, widest_consistent_search
+from congeal.methods.semantic.keypoint_transfer import KeypointTransfer
 from congeal.propagate.points import read_source_points
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
 from congeal.transforms import Transforms
 
-log = logging.getLogger("congeal")
-MIN_OBJECT_WEIGHT = 0.5
-"""The object is where the weight of the template exceeds this share of its maximum. Chosen by judgement: half."""
 COLUMNS = ("from", "name", "to", "x", "y", "frame_x", "frame_y", "visible")
 
 
@@ -107,9 +103,6 @@ class _Finder:
         extractor, template = model.extractor(), model.object_template
         seen = compute_feature_maps(stack, poses, template.window, extractor, basis=template.basis)
         self._transfer = KeypointTransfer(seen)
-        on_object = (template.weight > MIN_OBJECT_WEIGHT * template.weight.max()).numpy() & seen.seen[:, 0].all(0)
-        self._transfer.spread = widest_consistent_search(self._transfer, seen.places[on_object], seen.side)
-        log.info("points are looked for within %g of the object's view", self._transfer.spread)
         self._aligned_from_view = aligned_from_frame @ template.window.frame_from_view(seen.side)
 
     def follow(self, row: int, aligned: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,12 +18,11 @@ from congeal.images import Layout, Stack
 from congeal.images.formats.writers import check_group_name
 from congeal.methods.base import Alignment, Method
 from congeal.methods.checks import Count, Range
+from congeal.methods.clustering.exemplars import GroupModel
 from congeal.methods.clustering.group_fit import GroupCheckpoint, GroupFit, pooled_quality
 from congeal.methods.clustering.group_table import NOT_LISTED, GivenGroups, read_group_table
 from congeal.methods.clustering.sample_clustering import (
-    GroupModel,
     SampleClustering,
-    batch_assigner,
     cluster_sample,
     clusters_from_table,
     describe_choice,
@@ -33,7 +32,7 @@ from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.methods.measure import BLANK, OK, OUTLIER
 from congeal.methods.registry import method_class
-from congeal.methods.semantic.extractors import Extractor, is_semantic, open_extractor
+from congeal.methods.semantic.extractors import FeatureTrust, is_semantic
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures, robust_features
 from congeal.transforms.transforms import NO_GROUP
@@ -58,7 +57,7 @@ class GroupedPoses(FitResult):
 
 
 @dataclass(kw_only=True, eq=False)
-class CongealGroups(Method):
+class CongealGroups(FeatureTrust, Method):
     """Clusters a set with several kinds of objects into groups, and aligns each group by itself.
 
     Images are compared with each other once aligned, so that the pose does not matter. The graph of their nearest
@@ -110,20 +109,13 @@ class CongealGroups(Method):
     """
 
     n_groups: Annotated[int, Range(least=1)] | Literal["auto"] = "auto"
-    """Number of groups; "auto" estimates it."""
     method: str = "joint"
-    """Method that aligns each group."""
     method_params: dict | None = None
-    """Hyper-parameters of that method, by name."""
     motion: str = "auto"
     fit_sample: Annotated[int, Range(least=2)] = 10_000
-    """Groups are found among at most this many images."""
     most_groups: Count = 20
-    """The largest number of groups that "auto" tries."""
     table: str | None = None
-    """A CSV file with the columns id and group, in place of clustering."""
     features: str | None = None
-    """Compare images by the features of a network."""
 
     name: ClassVar[str] = "groups"
     motions: ClassVar[tuple[str, ...]] = (*MOTIONS, "auto")
@@ -138,23 +130,6 @@ class CongealGroups(Method):
                 f"{self.features!r}"
             )
         self._inner_method("object").check_parameters()
-
-    def set_params(self, **params: Any) -> Self:
-        """Change hyper-parameters; passing `features` again after loading a model confirms that they are trusted."""
-        if "features" in params:
-            self._features_from_file = False
-        return super().set_params(**params)
-
-    def _extractor(self) -> Extractor | None:
-        """The extractor of the features, if any; a model file must not decide which program is run."""
-        if self.features is None:
-            return None
-        if getattr(self, "_features_from_file", False):
-            raise CongealError(
-                f"this model was clustered by features of {self.features!r}, a program that its file must not choose: "
-                "load it from Python and give them again, with set_params(features=…)"
-            )
-        return open_extractor(self.features)
 
     def _features(self, kind: str) -> ImageFeatures:
         return robust_features(kind)
@@ -241,7 +216,7 @@ class CongealGroups(Method):
         if "clustering" in saved:
             return SampleClustering.restore(saved["clustering"])
         how: dict[str, Any] = {"sample": self.fit_sample, "random_state": self.random_state_}
-        how["extractor"] = self._extractor()
+        how["extractor"] = None if self.features is None else self.extractor()
         if given is not None:
             return clusters_from_table(stack, image_features, given.group, **how)
         return cluster_sample(stack, image_features, self.n_groups, most_groups=self.most_groups, **how)
@@ -259,10 +234,15 @@ class CongealGroups(Method):
         own = np.full(n, -1)
         own[exemplars] = np.arange(len(exemplars))
         outputs = torch.zeros(n, dtype=torch.long), torch.zeros(n), torch.zeros(n), torch.zeros(n, dtype=torch.float64)
-        extractor = self._extractor() if len(exemplars) < n else None
+        extractor = self.extractor() if self.features is not None and len(exemplars) < n else None
+
+        model, position = self._group_model, torch.as_tensor(own)
+        _ = model.exemplars.unit_vectors, model.exemplars.linearisations  # cached before threads use them
+
+        def work(part: np.ndarray) -> tuple[torch.Tensor, ...]:
+            return model.assign_images(stack, part, position[part], image_features, extractor)
 
         with single_torch_thread() as threads:
-            work = batch_assigner(stack, image_features, self._group_model, own, extractor)
             context.map_images(work, chunks(stack), *outputs, state=beside, threads=threads)
         beside["placed"] = (n, [output.clone() for output in outputs])
         return Assignment(*(output.numpy() for output in outputs))

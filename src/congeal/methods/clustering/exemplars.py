@@ -9,19 +9,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
+import numpy as np
 import torch
+from torch.nn.functional import pad
 
+from congeal.evaluation.coherence import coherence
 from congeal.geometry.matrix import Size
 from congeal.geometry.warping import one_at_centre, sample_in_units, to_units
+from congeal.images import Stack
+from congeal.methods.clustering.views import FeatureSpace, make_views
+from congeal.methods.semantic.extractors import Extractor
+from congeal.registration.batching import CHUNK_VALUES
+from congeal.registration.features import ImageFeatures
 from congeal.registration.gauss_newton import GaussNewton, steepest_descent
+from congeal.transforms.transforms import NO_GROUP
 
 GAUSS_NEWTON_STEPS = 5
 """Steps of an alignment: four reach what eight reach; the fifth is for images that start farther away."""
-MAX_BATCH_VALUES = 400_000
-"""Values of the views that are aligned together, so that they stay in cache."""
 AREA_CHANGE_RANGE = (0.4, 2.5)
-"""Change of area beyond which an alignment squeezes or enlarges an image too much to be a match."""
+"""Change of area beyond which an alignment squeezes or enlarges an image too much to be a match (chosen by
+judgement)."""
+NEAREST_AVERAGED = 3
+"""Exemplars of a group, most similar first, whose mean likeness is the likeness to the group …"""
+EXEMPLARS_PER_GROUP, GROUPS_TRIED = 6, 4
+"""… of those that an image is aligned to in each of the most similar groups; the others hardly ever
+win (chosen by judgement)."""
+BATCH_IMAGES = 256
+"""Images that are compared with all exemplars at once: more would take hundreds of
+megabytes."""
 NO_MATCH = -1.0
 """Likeness of an image to an exemplar that it cannot be aligned to."""
 
@@ -32,6 +49,11 @@ class Exemplars:
 
     views: torch.Tensor
     motion: str | None = "affine"
+
+    @classmethod
+    def of(cls, views: torch.Tensor, space: FeatureSpace | None) -> Exemplars:
+        """Features hardly change with small motions: they are compared unaligned."""
+        return cls(views, "affine" if space is None else None)
 
     def __len__(self) -> int:
         return len(self.views)
@@ -60,8 +82,7 @@ class Exemplars:
 
     @property
     def _newton(self) -> GaussNewton:
-        assert self.motion is not None
-        return GaussNewton(self.motion, self.size)
+        return GaussNewton(self.motion or "affine", self.size)
 
     def correlations(self, views: torch.Tensor) -> torch.Tensor:
         """(B, S) correlation of images with all exemplars, unaligned."""
@@ -80,7 +101,7 @@ class Exemplars:
         if self.motion is None:
             return (unit_vectors(views)[:, None] * self.unit_vectors[which]).sum(2).float()
         image, exemplar = torch.arange(count)[:, None].expand(count, many).flatten(), which.flatten()
-        block = max(1, MAX_BATCH_VALUES // self.views[0].numel())
+        block = max(1, CHUNK_VALUES // self.views[0].numel())
         parts = zip(image.split(block), exemplar.split(block), strict=True)
         return torch.cat([self._aligned_pairs(views[one], other) for one, other in parts]).view(count, many)
 
@@ -97,6 +118,100 @@ class Exemplars:
         area = torch.linalg.det(torch.linalg.solve(start, unit)[:, :2, :2])
         sound = (area > AREA_CHANGE_RANGE[0]) & (area < AREA_CHANGE_RANGE[1])
         return torch.where(sound, likeness, NO_MATCH)
+
+
+@dataclass(frozen=True)
+class GroupModel:
+    """The groups of a set, as they are stored in a model: new images are assigned by it.
+
+    exemplars : views (S, C, h, w), those of a group side by side. bounds (K + 1,): where each group begins and ends.
+    min_likeness, min_coherence: an image with less of either is in no group. space: that of features, if views are
+    features.
+    """
+
+    exemplars: Exemplars
+    bounds: torch.Tensor
+    min_likeness: float
+    min_coherence: float = 0.0
+    space: FeatureSpace | None = None
+
+    @property
+    def n_groups(self) -> int:
+        """The number of groups."""
+        return len(self.bounds) - 1
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(S,) the group of each exemplar."""
+        return np.repeat(np.arange(self.n_groups), self.bounds.diff().numpy())
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """As tensors, for a file."""
+        numbers = [self.min_likeness, self.min_coherence, self.space.picture_size if self.space else 0]
+        state = {"exemplars": self.exemplars.views, "bounds": self.bounds, "numbers": torch.tensor(numbers).double()}
+        more = {"centre": self.space.centre, "whitening": self.space.whitening} if self.space else {}
+        return state | more
+
+    @classmethod
+    def restore(cls, state: dict[str, torch.Tensor]) -> GroupModel:
+        """The inverse of `state`."""
+        likeness, coherent, size = state["numbers"].tolist()
+        space = FeatureSpace(state["centre"], state["whitening"], int(size)) if "centre" in state else None
+        return cls(Exemplars.of(state["exemplars"], space), state["bounds"], likeness, coherent, space)
+
+    @torch.no_grad()
+    def assign_images(
+        self,
+        stack: Stack,
+        rows: np.ndarray,
+        own: torch.Tensor,
+        image_features: ImageFeatures,
+        extractor: Extractor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """What `assign` gives for some images of a stack, and their total intensity; own (B,): exemplar or −1."""
+        parts = []
+        for part in torch.arange(len(rows)).split(BATCH_IMAGES):
+            some, exemplar = rows[part.numpy()], own[part]
+            images = stack.images(some)
+            if self.space is None:
+                views = make_views(stack, some, image_features)
+            else:
+                views, new = self.exemplars.views[exemplar], exemplar < 0  # features of exemplars are known already
+                if bool(new.any()):
+                    assert extractor is not None
+                    views[new] = self.space.views(stack, some[new.numpy()], extractor)
+            group, *numbers = self.assign(views, exemplar)
+            noise = coherence(images) < self.min_coherence
+            parts.append((group.masked_fill(noise, NO_GROUP), *numbers, images.flatten(1).double().sum(1)))
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+    def assign(self, views: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Group, likeness to it and margin to the next best one, (B,) each, of images (B, C, h, w).
+
+        own (B,): the exemplar that an image is itself, −1 for none.
+        """
+        alike = self.exemplars.correlations(views)
+        rows = torch.nonzero(own >= 0)[:, 0]
+        alike[rows, own[rows]] = -2
+        best, which = [], []
+        for low, high in pairwise(self.bounds.tolist()):
+            top = alike[:, low:high].topk(min(EXEMPLARS_PER_GROUP, high - low), 1)
+            lack = EXEMPLARS_PER_GROUP - top.values.shape[1]
+            best.append(pad(top.values, (0, lack), value=-2))
+            which.append(pad(top.indices + low, (0, lack), value=0))
+        first = torch.stack([values[:, 0] for values in best], 1)
+        tried = first.topk(min(GROUPS_TRIED, self.n_groups), 1).indices
+        take = tried[:, :, None].expand(-1, -1, EXEMPLARS_PER_GROUP)
+        values, exemplar = torch.stack(best, 1).gather(1, take), torch.stack(which, 1).gather(1, take)
+        likeness = self.exemplars.aligned_likeness(views, exemplar.flatten(1))
+        likeness = likeness.view(exemplar.shape).masked_fill(values <= -2, NO_MATCH)
+        near = likeness.topk(NEAREST_AVERAGED, 2).values
+        known = near > NO_MATCH
+        score = (near * known).sum(2) / known.sum(2).clamp(min=1)
+        score = torch.where(known.any(2), score, NO_MATCH)
+        top = score.topk(min(2, score.shape[1]), 1)
+        margin = top.values[:, 0] - top.values[:, 1] if score.shape[1] > 1 else torch.full((len(views),), float("nan"))
+        return tried.gather(1, top.indices[:, :1])[:, 0], top.values[:, 0], margin
 
 
 def unit_vectors(views: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from congeal.methods.fit_result import FitResult
 from congeal.registration.reference import frames
 
 MAX_TEMPLATE_IMAGES = 1_000
-"""Images of a group whose mean is its template: more do not change it visibly."""
+"""Images of a group whose mean is its template: more do not change it visibly (chosen by judgement)."""
 
 
 class GroupCheckpoint:

@@ -15,17 +15,18 @@ import torch
 from congeal.execution.threads import single_torch_thread
 from congeal.geometry import invert, normalise, warp
 from congeal.images import Stack
-from congeal.methods.semantic.feature_maps import FeatureMaps, Window
+from congeal.methods.semantic.feature_maps import MIN_RELATIVE_AGREEMENT, FeatureMaps, FeatureTemplate, Window
 from congeal.registration.features import robust_features
 from congeal.registration.gauge import Gauge
 from congeal.registration.gauss_newton import GaussNewton
 
 STEPS = 15
-"""Gauss-Newton steps."""
+"""Gauss-Newton steps: cells of the network leave poses some pixels off, and a step moves one (chosen by judgement)."""
 MOTION = "similarity"
 """Affine steps follow edges of the background: they are worse by features, and by landmarks of faces."""
-MAX_STEP_PX = 1.0
-"""Largest motion of a frame corner in one step."""
+MAX_SIMILARITY_LOSS = 0.005
+"""Loss of feature likeness that the refinement may cost: its competitors were fitted to these very features (chosen by
+judgement)."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class EdgeTemplate:
     def register(self, stack: Stack, poses: np.ndarray) -> np.ndarray:
         """stack_from_frame poses of images registered to the template, each by itself."""
         with single_torch_thread():
-            pose, line = [], _newton(stack).linearise(self.template)
+            pose, newton = [], _newton(stack)
+            line = newton.linearise(self.template)
             for i in range(len(stack)):
-                shown, found = _blurred_edges(stack, np.array([i])), torch.from_numpy(poses[[i]]).double()
+                edges, found = _BlurredEdges(stack, np.array([i])), torch.from_numpy(poses[[i]]).double()
                 for _ in range(STEPS):
-                    images, counted = _warp_edges(stack, np.array([i]), shown, found)
-                    delta = _newton(stack).delta(images, line, counted * self.weight)
-                    found = _newton(stack).compose(found, delta.double())
+                    images, counted = edges.warped(found)
+                    found = newton.compose(found, newton.delta(images, line, counted * self.weight).double())
                 pose.append(found)
             return np.asarray(normalise(torch.cat(pose).numpy()))
 
@@ -58,18 +59,41 @@ def refine_on_edges(
 
     weight (1, h, w): weight of the object in the frame, from 0 to 1.
     """
-    everyone, began = np.arange(len(stack)), torch.from_numpy(poses).double()
+    began = torch.from_numpy(poses).double()
     newton, found, mean = _newton(stack), began, torch.zeros(0)
     # Poses of mirrored and plain images have no mean; their motions have one.
     gauge = Gauge(torch.eye(3).double().expand(len(stack), 3, 3), stack.frame, MOTION)
     with single_torch_thread():
-        shown = _blurred_edges(stack, everyone)
+        edges = _BlurredEdges(stack, np.arange(len(stack)))
         for _ in range(STEPS):
-            images, counted = _warp_edges(stack, everyone, shown, found)
+            images, counted = edges.warped(found)
             mean = (images * counted)[keep].sum(0) / counted[keep].sum(0).clamp(min=1e-3)
             moved = newton.compose(found, newton.delta(images, newton.linearise(mean), counted * weight).double())
             found = began @ gauge.fix(invert(began) @ moved, None, torch.from_numpy(keep))
     return np.asarray(normalise(found.numpy())), EdgeTemplate(mean, weight)
+
+
+def refine_unless_worse(
+    stack: Stack,
+    seen: FeatureMaps,
+    window: Window,
+    begun: np.ndarray,
+    found: np.ndarray,
+    template: FeatureTemplate,
+    agreement: np.ndarray,
+) -> tuple[np.ndarray, tuple[float, EdgeTemplate | None]]:
+    """Poses after the edge refinement if features, computed under the poses `begun`, stay as alike; the gain of their
+    likeness, and the template of edges, None if the refinement was rejected."""
+    frame_from_view = window.frame_from_view(seen.side)
+
+    def likeness(poses: np.ndarray) -> float:
+        view_from_common = np.linalg.inv(frame_from_view) @ np.linalg.inv(begun) @ poses @ frame_from_view
+        return float(feature_likeness(seen, view_from_common).mean())
+
+    keep = agreement >= MIN_RELATIVE_AGREEMENT * np.median(agreement)
+    refined, edges = refine_on_edges(stack, found, object_weight(template.weight, seen, window, stack.frame), keep)
+    gain = likeness(refined) - likeness(found)
+    return (refined, (gain, edges)) if gain > -MAX_SIMILARITY_LOSS else (found, (gain, None))
 
 
 def object_weight(weight: torch.Tensor, seen: FeatureMaps, window: Window, frame: tuple[int, int]) -> torch.Tensor:
@@ -93,18 +117,18 @@ def feature_likeness(seen: FeatureMaps, view_from_common: np.ndarray) -> np.ndar
 
 
 def _newton(stack: Stack) -> GaussNewton:
-    return GaussNewton(MOTION, stack.frame, robust=robust_features("photo").robust, max_step=MAX_STEP_PX)
+    return GaussNewton(MOTION, stack.frame, robust=robust_features("photo").robust, max_step=1.0)
 
 
-def _blurred_edges(stack: Stack, rows: np.ndarray) -> torch.Tensor:
-    edges = robust_features("photo")
-    return edges.blurred(edges.features(stack.images(rows)), edges.last_blur(stack.frame))
+class _BlurredEdges:
+    """Edges of some images of a stack."""
 
+    def __init__(self, stack: Stack, rows: np.ndarray) -> None:
+        self.stack, self.masks, self.edges = stack, stack.masks(rows), robust_features("photo")
+        self.shown = self.edges.blurred(self.edges.features(stack.images(rows)), self.edges.last_blur(stack.frame))
 
-def _warp_edges(
-    stack: Stack, rows: np.ndarray, shown: torch.Tensor, poses: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Edges (B, C, h, w) warped to the frame, and their coverage (B, 1, h, w)."""
-    counted = robust_features("photo").covered(poses.float(), stack.size, stack.frame, stack.masks(rows))
-    assert counted is not None
-    return warp(shown, poses.float(), stack.frame), counted
+    def warped(self, poses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Edges (B, C, h, w) warped to the frame, and their coverage (B, 1, h, w)."""
+        counted = self.edges.covered(poses.float(), self.stack.size, self.stack.frame, self.masks)
+        assert counted is not None
+        return warp(self.shown, poses.float(), self.stack.frame), counted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from congeal.methods.checks import Range
 from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.methods.semantic.edge_refinement import EdgeTemplate
-from congeal.methods.semantic.extractors import Extractor, is_semantic, open_extractor
+from congeal.methods.semantic.extractors import Extractor, FeatureTrust, is_semantic, open_extractor
 from congeal.methods.semantic.feature_maps import (
     FeatureBasis,
     FeatureMaps,
@@ -49,11 +49,11 @@ from congeal.rows import evenly_spaced_rows
 MIN_IMAGES = 4
 """Fewer images have too few pairs to separate right matches from wrong ones."""
 BATCH_IMAGES = 16
-"""Images that are registered before progress is saved."""
+"""Images that are registered before progress is saved: a few seconds of work (chosen by judgement)."""
 
 
 @dataclass(kw_only=True, eq=False)
-class SemanticCongealing(Method):
+class SemanticCongealing(FeatureTrust, Method):
     """Alignment by dense features of a network: mutual nearest neighbours of all pairs, synchronised over the set.
 
     Parameters
@@ -250,21 +250,6 @@ class SemanticCongealing(Method):
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self._learnt = dict(state)
         self._features_from_file = self.features != "lite0"
-
-    def set_params(self, **params: Any) -> Self:
-        """Change hyper-parameters; passing `features` again after loading a model confirms that they are trusted."""
-        if "features" in params:
-            self._features_from_file = False
-        return super().set_params(**params)
-
-    def extractor(self) -> Extractor:
-        """The extractor of the features; a model file must not decide which program is run."""
-        if getattr(self, "_features_from_file", False):
-            raise CongealError(
-                f"this model was fitted on features of {self.features!r}, a program that its file must not choose: "
-                "load it from Python and give them again, with set_params(features=…)"
-            )
-        return open_extractor(self.features)
 
 
 def _template_state(name: str, template: FeatureTemplate) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.nn import functional
@@ -26,11 +26,12 @@ from congeal.errors import CongealError, first_line, require
 from congeal.geometry import warp
 
 INPUT_SIDE_PX = 320
-"""Side of the network's input: larger than the 224 pixels of its training, for a finer grid of cells."""
+"""Side of the network's input: larger than the 224 pixels of its training, for a finer grid of cells (chosen by
+judgement: 20 × 20 cells)."""
 PLAIN_FEATURES = ("auto", "edges", "pixels")
 """Names of features that are computed from the pixels alone."""
 MIN_CELLS = 4
-"""Cells along a side of a map: fewer do not locate anything."""
+"""Cells along a side of a map: fewer do not locate anything (chosen by judgement)."""
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the colours of ImageNet, on which lite0 and networks of timm were trained."""
 
@@ -232,3 +233,26 @@ class Timm(Extractor):
         """Maps of the last two stages, at the cells of the finer one."""
         finer, coarser = self._net(_standardised(picture)[None])[-2:]
         return [finer[0], functional.interpolate(coarser, finer.shape[2:], mode="bilinear", align_corners=False)[0]]
+
+
+class FeatureTrust:
+    """Estimators with features by name: a model file must not decide which program is run."""
+
+    features: str | None
+    _features_from_file = False
+
+    def set_params(self, **params: Any) -> Self:
+        """Change hyper-parameters; passing `features` again after loading a model confirms that they are trusted."""
+        if "features" in params:
+            self._features_from_file = False
+        return super().set_params(**params)  # type: ignore[misc]
+
+    def extractor(self) -> Extractor:
+        """The extractor of the features, which there must be."""
+        if self._features_from_file:
+            raise CongealError(
+                f"this model was fitted on features of {self.features!r}, a program that its file must not choose: "
+                "load it from Python and give them again, with set_params(features=…)"
+            )
+        assert self.features is not None
+        return open_extractor(self.features)

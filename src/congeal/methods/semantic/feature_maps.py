@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from congeal.execution.threads import map_ordered, single_torch_thread, usable_cores
-from congeal.files import create_npy
 from congeal.geometry import coverage, normalise, warp
 from congeal.geometry.orientation import upright_from_source
 from congeal.images import Stack
@@ -26,16 +23,17 @@ from congeal.rows import evenly_spaced_rows
 
 COMPONENTS = 64
 """Principal components stored per cell: two thirds of the variance, without loss of agreement of nearest neighbours."""
-MAX_BASIS_CELLS = 40_000
-"""Cells from which the principal components are estimated."""
-MIN_CELL_COVERAGE = 0.5
-"""Share of a cell that must lie in the image for the cell to count."""
-MAX_BYTES_IN_MEMORY = 256 << 20
-"""Feature maps that are larger go to a memory map."""
+BASIS_IMAGES, MAX_BASIS_CELLS = 100, 40_000
+"""Images and cells from which the principal components are estimated: far more cells than channels (chosen
+by judgement)."""
 MIN_RELATIVE_AGREEMENT = 0.5
-"""Share of the median agreement that an image needs to be part of a template."""
+"""Share of the median agreement that an image needs to be part of a template (chosen by judgement)."""
 SIMILARITY_CHANNELS = 16
-"""Principal components by which likeness is measured, as a square of pictures side by side."""
+"""Principal components by which likeness is measured, as a square of pictures side by side (chosen by judgement: the
+others hold little of the variance)."""
+
+Maps = tuple[torch.Tensor, np.ndarray]
+"""Features (C, h, w) of a picture, and which cells (h·w,) are covered by the image."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,23 @@ class FeatureBasis:
     centre: torch.Tensor
     directions: torch.Tensor
 
+    @classmethod
+    def of(cls, found: Sequence[Maps]) -> FeatureBasis:
+        """The principal components of the covered cells of some images."""
+        rows = []
+        for maps, seen in found:
+            cells = maps.flatten(1).T[torch.from_numpy(seen)]
+            rows.append(cells[:: max(1, len(cells) * len(found) // MAX_BASIS_CELLS)])
+        values = torch.cat(rows)
+        if len(values) < 2:
+            values = torch.cat([values, torch.zeros(2, values.shape[1])])
+        centre = values.mean(0)
+        covariance = ((values - centre).T @ (values - centre)).double() / len(values)
+        _, directions = torch.linalg.eigh(covariance)
+        kept = directions.flip(1)[:, :COMPONENTS].float()
+        sign = torch.sign(kept.gather(0, kept.abs().argmax(0, keepdim=True)))  # the sign of an eigenvector is arbitrary
+        return cls(centre, kept * sign)
+
     def project(self, maps: torch.Tensor) -> torch.Tensor:
         """(C, h, w) → (h·w, K), each row normalised to length 1."""
         return functional.normalize((maps.flatten(1).T - self.centre) @ self.directions, dim=1)
@@ -82,7 +97,7 @@ class FeatureMaps:
     basis : the principal components
     """
 
-    cells: Any
+    cells: np.ndarray
     seen: np.ndarray
     grid: tuple[int, int]
     places: np.ndarray
@@ -91,7 +106,7 @@ class FeatureMaps:
 
     def of(self, image: int, way: int = 0) -> torch.Tensor:
         """(L, K) the cells of one image in its orientation number `way`."""
-        return torch.from_numpy(np.asarray(self.cells[image, way], dtype=np.float32))
+        return torch.from_numpy(self.cells[image, way].astype(np.float32))
 
     @property
     def view_from_cell(self) -> np.ndarray:
@@ -134,36 +149,26 @@ def compute_feature_maps(
     """
     sampler = FeatureSampler(stack, poses, window, extractor)
     jobs = [(i, way) for i in range(len(stack)) for way in orientations]
+    found = []
     with single_torch_thread(), torch.inference_mode(False), torch.no_grad():
-        if basis is None:
-            basis = _estimate_basis(sampler, len(stack), orientations[0])
-        cells: Any = None
-        seen = np.zeros((len(stack), len(orientations), 0), dtype=bool)
+        known: dict[tuple[int, int], Maps] = {}
+        if basis is None:  # its maps are computed once
+            some = [(int(i), orientations[0]) for i in evenly_spaced_rows(len(stack), BASIS_IMAGES)]
+            known = dict(zip(some, map_ordered(lambda job: sampler.maps(*job), some, usable_cores()), strict=True))
+            basis = FeatureBasis.of(list(known.values()))
+
+        def cells(job: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+            maps, seen = known.pop(job) if job in known else sampler.maps(*job)
+            return basis.project(maps).numpy().astype(np.float16), seen
+
         with Progress(len(jobs), "features", quiet=quiet) as progress:
-            found = map_ordered(lambda job: sampler.cells(*job, basis), jobs, usable_cores())
-            for number, (values, inside) in enumerate(found):
-                if cells is None:
-                    shape = (len(stack), len(orientations), *values.shape)
-                    cells, seen = _allocate_cells(shape), np.zeros(shape[:3], dtype=bool)
-                cells[divmod(number, len(orientations))], seen[divmod(number, len(orientations))] = values, inside
+            for one in map_ordered(cells, jobs, usable_cores()):
+                found.append(one)
                 progress.update()
-    grid = sampler.grid
-    return FeatureMaps(cells, seen, grid, cell_places(grid, extractor), extractor.side, basis)
-
-
-def _allocate_cells(shape: tuple[int, ...]) -> Any:
-    """float16 array of all cells: in memory, or in a temporary file that is removed when the process ends."""
-    if 2 * int(np.prod(shape)) <= MAX_BYTES_IN_MEMORY:
-        return np.zeros(shape, np.float16)
-    import tempfile
-
-    folder = tempfile.TemporaryDirectory(prefix="congeal-features-")
-    room = create_npy(Path(folder.name) / "cells.npy", shape, np.dtype(np.float16))
-    _FOLDERS.append(folder)
-    return room
-
-
-_FOLDERS: list[Any] = []  # removed when the process ends
+    values, seen = (
+        np.stack(one).reshape(len(stack), len(orientations), *one[0].shape) for one in zip(*found, strict=True)
+    )
+    return FeatureMaps(values, seen, sampler.grid, cell_places(sampler.grid, extractor), extractor.side, basis)
 
 
 def cell_places(grid: tuple[int, int], extractor: Extractor) -> np.ndarray:
@@ -191,7 +196,6 @@ class FeatureSampler:
         view = window.frame_from_view(extractor.side)
         self.matrices = normalise(larger_from_stack @ np.asarray(poses, dtype=np.float64) @ view)
         self.grid = (0, 0)
-        self._cached_maps: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray]] = {}
 
     def picture(self, image: int, way: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(3, side, side) colours in [0, 1], grey outside the image, and (side, side) the coverage."""
@@ -206,39 +210,13 @@ class FeatureSampler:
         shown = shown if len(shown) == 3 else shown.mean(0, keepdim=True).expand(3, -1, -1)
         return torch.where(inside > 0.5, shown, torch.full_like(shown, 0.45)), inside
 
-    def maps(self, image: int, way: int) -> tuple[torch.Tensor, np.ndarray]:
+    def maps(self, image: int, way: int) -> Maps:
         """(C, h, w) features and (h·w,) which cells are covered."""
-        if (image, way) in self._cached_maps:
-            return self._cached_maps.pop((image, way))
         picture, inside = self.picture(image, way)
         maps = self.extractor.maps(picture)
         self.grid = (maps.shape[1], maps.shape[2])
-        seen = functional.adaptive_avg_pool2d(inside[None], self.grid)[0] > MIN_CELL_COVERAGE
+        seen = functional.adaptive_avg_pool2d(inside[None], self.grid)[0] > 0.5  # half of the cell
         return maps, seen.flatten().numpy()
-
-    def cells(self, image: int, way: int, basis: FeatureBasis) -> tuple[np.ndarray, np.ndarray]:
-        """(L, K) principal components, and (L,) which cells are covered."""
-        maps, seen = self.maps(image, way)
-        return basis.project(maps).numpy().astype(np.float16), seen
-
-
-def _estimate_basis(sampler: FeatureSampler, n: int, way: int) -> FeatureBasis:
-    """The principal components of the cells of up to 100 images, whose maps are cached until they are used."""
-    some = evenly_spaced_rows(n, 100).tolist()
-    rows = []
-    for i, (maps, seen) in zip(some, map_ordered(lambda i: sampler.maps(i, way), some, usable_cores()), strict=True):
-        sampler._cached_maps[i, way] = maps, seen
-        cells = maps.flatten(1).T[torch.from_numpy(seen)]
-        rows.append(cells[:: max(1, len(cells) * len(some) // MAX_BASIS_CELLS)])
-    values = torch.cat(rows)
-    if len(values) < 2:
-        values = torch.cat([values, torch.zeros(2, maps.shape[0])])
-    centre = values.mean(0)
-    covariance = ((values - centre).T @ (values - centre)).double() / len(values)
-    _, directions = torch.linalg.eigh(covariance)
-    kept = directions.flip(1)[:, :COMPONENTS].float()
-    sign = torch.sign(kept.gather(0, kept.abs().argmax(0, keepdim=True)))  # the sign of an eigenvector is arbitrary
-    return FeatureBasis(centre, kept * sign)
 
 
 def centring_matrices(side: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,17 +11,16 @@ import numpy as np
 import torch
 
 MAX_HYPOTHESES = 300
-"""Similarities that are tried for a pair, each through two of its matches."""
+"""Similarities that are tried for a pair, each through two of its matches: with one match in eight right, five of them
+go through two right ones."""
 MATCH_TOLERANCE = 0.075
-"""Standard deviation of matches from a similarity, as a share of the view's side."""
+"""Standard deviation of matches from a similarity, as a share of the view's side: a cell and a half of lite0, and what
+parts of animals move (chosen by judgement)."""
 MIN_HYPOTHESIS_BASELINE = 0.1
-"""Distance of the two matches of a hypothesis, as a share of the side: closer ones do not determine a similarity."""
+"""Distance of the two matches of a hypothesis, as a share of the side: closer ones do not determine a similarity
+(chosen by judgement)."""
 SCALE_RANGE = (0.4, 2.5)
-"""Scales of a similarity."""
-REFINEMENT_STEPS = 3
-"""Steps of reweighted least squares from the best hypothesis."""
-MIN_MATCH_WEIGHT = 0.05
-"""Matches of less weight are outliers."""
+"""Scales of a similarity: objects that differ more in size share no cells (chosen by judgement)."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def consensus_similarity(
     consensus = (weight * inlier_weight(z[:, None] * a + t[:, None] - b, z[:, None], rules)).sum(1)
     best = int(consensus.argmax())
     one_z, one_t = complex(z[best]), complex(t[best])
-    for _ in range(REFINEMENT_STEPS):
+    for _ in range(3):  # reweighted least squares
         share = weight * inlier_weight(one_z * a + one_t - b, one_z, rules)
         total = share.sum() + 1e-9
         mean_a, mean_b = (share * a).sum() / total, (share * b).sum() / total
@@ -114,7 +113,7 @@ def consensus_similarity(
             break
         one_z, one_t = better, complex(mean_b - better * mean_a)
     share = weight * inlier_weight(one_z * a + one_t - b, one_z, rules)
-    kept = share > MIN_MATCH_WEIGHT
+    kept = share > 0.05  # the others are outliers
     return PairMatches(a[kept], b[kept], share[kept], one_z, one_t, float(share.sum()))
 
 

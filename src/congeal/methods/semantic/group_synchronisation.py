@@ -8,7 +8,7 @@ the centre of a view, in pixels; poses are common_from_view about the centres.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,23 +23,25 @@ from congeal.rows import evenly_spaced_rows
 
 MIN_REORIENTATION_GAIN = 0.05
 """Share by which the score of another orientation must exceed that of the plain one: objects that look the same from
-both sides match both ways and should stay as they are."""
+both sides match both ways and should stay as they are (chosen by judgement)."""
 MAX_SWEEPS = 30
-"""Sweeps of coordinate ascent over all orientations."""
+"""Sweeps over all orientations: a bound against cycles (chosen by judgement)."""
+INITIAL_IMAGES = 16
+"""Images from which orientations are initialised, each as the upright one: one good image among them is enough (chosen
+by judgement)."""
 REWEIGHTING_STEPS, HOMOGRAPHY_STEPS = 30, 8
 """Steps of iteratively reweighted least squares, and of Gauss-Newton for homographies, of which four suffice for poses
 that are nearly affine."""
-INITIAL_TOLERANCE_FACTOR = 3.0
-"""Factor of the tolerance in the first step, which falls to 1 over 12 steps, so that distant images are attracted."""
 MIN_REGULARISATION = 2e-3
 """Weight of the initial pose relative to a usual image's matches: it only decides where there are no matches."""
 SUBCELL_ERROR = 1 / 8
 """Standard error of a matched point, in cells of the network: measured on synthetic birds with known poses."""
 MAX_PERSPECTIVE = 0.5
-"""Largest relative change of depth by perspective from the centre of a view to its edge."""
-BLOCKS, MIN_BLOCKS, MIN_BLOCK_WEIGHT = 5, 4, 0.01
-"""Blocks along a view whose matches have one common error; the least number of them for an error bar; and the share of
-all weight that makes a block count."""
+"""Largest relative change of depth by perspective from the centre of a view to its edge: less than 1, where the view
+folds (chosen by judgement)."""
+BLOCKS = 5
+"""Blocks along a view whose matches have one common error: about the size of the parts of an animal (chosen by
+judgement)."""
 
 PairKey = tuple[int, int, int]  # image a, image b, number of b's orientation
 
@@ -90,7 +92,7 @@ def synchronise_orientations(score: np.ndarray, ways: Sequence[int]) -> np.ndarr
         return sum(score_of(a, int(chosen[a]), chosen) for a in range(n)), chosen
 
     # From several images as the upright one: one start may end with half of the set the wrong way round.
-    roots = evenly_spaced_rows(n, 16)
+    roots = evenly_spaced_rows(n, INITIAL_IMAGES)
     _, chosen = max((coordinate_ascent(score[root].argmax(1)) for root in roots), key=lambda one: one[0])
     usual = int(np.bincount(chosen, minlength=len(ways)).argmax())
     chosen = np.array([table[usual, one] for one in chosen])
@@ -114,7 +116,8 @@ class MatchGraph:
     """Matches of E pairs of images, pair after pair.
 
     a, b (M,): matched points in upright views. weight (M,). begins (E,): where the matches of each pair begin. first,
-    second (E,): the images of each pair. n: the number of images.
+    second (E,): the images of each pair. n: the number of images. similarities (E, 2) complex: z and t of each pair, b
+    = z·a + t. scores (E,): of each pair.
     """
 
     a: np.ndarray
@@ -124,6 +127,8 @@ class MatchGraph:
     first: np.ndarray
     second: np.ndarray
     n: int
+    similarities: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), complex))
+    scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def images(self) -> tuple[np.ndarray, np.ndarray]:
@@ -143,56 +148,47 @@ class MatchGraph:
 
 def match_graph(pairs: Mapping[PairKey, PairMatches], chosen: np.ndarray, ways: Sequence[int]) -> MatchGraph:
     """The matches that are consistent with the chosen orientations, in upright views."""
-    table, parts = relative_orientations(ways), []
-    for (a, b, way), pair in sorted(pairs.items()):
-        if way == table[chosen[a], chosen[b]] and len(pair.a) >= 4:
-            own = ways[chosen[a]]
-            # Matches of a pair that agrees on few of them have less weight each.
-            weight = pair.weight * (pair.score / len(pair.a))
-            parts.append((reorient_points(pair.a, own), reorient_points(pair.b, own), weight, a, b))
-    if not parts:
+    table = relative_orientations(ways)
+    used = {
+        (a, b): pair
+        for (a, b, way), pair in sorted(pairs.items())
+        if way == table[chosen[a], chosen[b]] and len(pair.a) >= 4
+    }
+    if not used:
         return MatchGraph(*(np.zeros(0, complex),) * 2, np.zeros(0), *(np.zeros(0, int),) * 3, len(chosen))
-    sizes = np.array([len(part[0]) for part in parts])
-    ours, theirs, weight = (np.concatenate([part[k] for part in parts]) for k in range(3))
-    first, second = (np.array([part[k] for part in parts]) for k in (3, 4))
-    return MatchGraph(ours, theirs, weight, np.cumsum(sizes) - sizes, first, second, len(chosen))
+    own = [ways[chosen[a]] for a, _ in used]
+    points = [
+        np.concatenate([reorient_points(side, way) for side, way in zip(sides, own, strict=True)])
+        for sides in zip(*((pair.a, pair.b) for pair in used.values()), strict=True)
+    ]
+    sizes, scores = (np.array(one) for one in zip(*((len(p.a), p.score) for p in used.values()), strict=True))
+    # Matches of a pair that agrees on few of them have less weight each.
+    weight = np.concatenate([pair.weight for pair in used.values()]) * np.repeat(scores / sizes, sizes)
+    similarities = [
+        (np.conj(pair.z) if way >= MIRROR else pair.z, reorient_points(np.array(pair.t), way).item())
+        for pair, way in zip(used.values(), own, strict=True)
+    ]
+    first, second = np.array(list(used)).T
+    begins = np.cumsum(sizes) - sizes
+    return MatchGraph(points[0], points[1], weight, begins, first, second, len(chosen), np.array(similarities), scores)
 
 
-def spanning_tree_poses(
-    pairs: Mapping[PairKey, PairMatches], chosen: np.ndarray, ways: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
+def spanning_tree_poses(matches: MatchGraph) -> tuple[np.ndarray, np.ndarray]:
     """Initial similarities (n,) z and t of upright views, common = z·view + t, along the maximum spanning tree of the
     scores of pairs, from the image with the largest total score."""
-    n, table = len(chosen), relative_orientations(ways)
-    weight = np.zeros((n, n))
-    for (a, b, way), pair in pairs.items():
-        if way == table[chosen[a], chosen[b]]:
-            weight[a, b] = weight[b, a] = pair.score
+    n, edges = matches.n, (matches.first, matches.second)
+    weight = csr_matrix((matches.scores, edges), shape=(n, n))
+    root = int((weight.sum(1).A1 + weight.sum(0).A1).argmax())
+    order, parents = breadth_first_order(minimum_spanning_tree(-weight), root, directed=False)
     z, t = np.ones(n, complex), np.zeros(n, complex)
-    tree = minimum_spanning_tree(csr_matrix(-weight))
-    order, parents = breadth_first_order(tree, int(weight.sum(1).argmax()), directed=False)
+    number = {pair: k for k, pair in enumerate(zip(*(one.tolist() for one in edges), strict=True))}
     for new in order[1:].tolist():
         parent = int(parents[new])
-        own_z, own_t = _pair_similarity(pairs, parent, new, chosen, table, ways)
+        own_z, own_t = matches.similarities[number[min(parent, new), max(parent, new)]]
+        if parent < new:  # the similarity maps the first view to the second
+            own_z, own_t = 1 / own_z, -own_t / own_z
         z[new], t[new] = z[parent] * own_z, z[parent] * own_t + t[parent]
     return z, t
-
-
-def _pair_similarity(
-    pairs: Mapping[PairKey, PairMatches],
-    known: int,
-    new: int,
-    chosen: np.ndarray,
-    table: np.ndarray,
-    ways: Sequence[int],
-) -> tuple[complex, complex]:
-    """The similarity z, t of upright views: known = z·new + t."""
-    a, b = min(known, new), max(known, new)
-    pair = pairs[a, b, int(table[chosen[a], chosen[b]])]
-    own = ways[chosen[a]]
-    z = complex(np.conj(pair.z)) if own >= MIRROR else pair.z
-    t = complex(reorient_points(np.array([pair.t]), own)[0])
-    return (z, t) if known == b else (1 / z, -t / z)
 
 
 def synchronise_poses(
@@ -217,7 +213,7 @@ def synchronise_poses(
     for step in range(REWEIGHTING_STEPS):
         there = [np.einsum("mk,mkc->mc", p, solution[i]) for p, i in zip(points, images, strict=True)]
         error = np.sqrt((np.abs(there[0] - there[1]) ** 2).sum(1)) * unit
-        width = tolerance * max(1.0, INITIAL_TOLERANCE_FACTOR * (1 - step / 12))
+        width = tolerance * max(1.0, 3 * (1 - step / 12))  # wide at first, so that distant images are attracted
         weight = _robust_weight(matches, error, width)
         support = np.maximum(matches.per_image(weight), 1e-6 * usual)
         normal = _normal_matrix(matches, [one[:, None] for one in points], weight)
@@ -389,8 +385,8 @@ def pose_error(
     gradients, common = np.zeros((BLOCKS**2, freedom)), np.zeros((BLOCKS**2, 2, freedom))
     np.add.at(gradients, block, np.einsum("m,mci,mc->mi", weight, jacobian, residual / unit))
     np.add.at(common, block, weight[:, None, None] * jacobian * (point_error / unit))
-    used = int((np.bincount(block, weight, BLOCKS**2) > MIN_BLOCK_WEIGHT * weight.sum()).sum())
-    if used < max(MIN_BLOCKS, freedom / 2 + 1):
+    used = int((np.bincount(block, weight, BLOCKS**2) > 0.01 * weight.sum()).sum())
+    if used < max(4, freedom / 2 + 1):
         return float("nan")
     scatter = gradients.T @ gradients * used / (used - freedom / 2) + np.einsum("bci,bcj->ij", common, common)
     inverse = np.linalg.pinv(hessian + 1e-6 * np.trace(hessian) / freedom * np.eye(freedom))

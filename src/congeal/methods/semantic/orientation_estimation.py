@@ -3,10 +3,9 @@
 Images are compared at the shift of the best correlation. The orientations of a sample are initialised in several ways,
 and the result with the most similar images is taken:
 
-* rotations first, from single images and a mirror-symmetric mean: many objects, above all faces, look much the same in
-  a mirror, and the difference of left and right would only add noise;
-* then mirroring, from the images as they are or from the pairs that fit better one way than the other;
-* or both at once from all pairs, for objects that look different in a mirror.
+* both at once from all pairs, for objects that look different in a mirror;
+* or rotations alone, from single images and a mirror-symmetric mean: many objects, above all faces, look much the same
+  in a mirror, and the difference of left and right would only add noise. Mirroring then begins as the images are.
 
 From each, every image takes the orientation that fits the mean of the others best, until none changes. The mean of the
 sample classifies every other image, and new ones. Where too many images hardly fit one orientation better than another,
@@ -30,6 +29,8 @@ from congeal.geometry import warp
 from congeal.geometry.orientation import MIRROR
 from congeal.images import Stack
 from congeal.methods.semantic.group_synchronisation import (
+    INITIAL_IMAGES,
+    MAX_SWEEPS,
     MIN_REORIENTATION_GAIN,
     relative_orientations,
     synchronise_orientations,
@@ -40,15 +41,11 @@ from congeal.registration.filters import centre_window
 from congeal.rows import evenly_spaced_rows
 
 MAX_SAMPLE_IMAGES = 100
-"""Images whose orientations are estimated jointly."""
+"""Images whose orientations are estimated jointly: all pairs of them take seconds (chosen by judgement)."""
 MAX_SHIFT = 0.25
-"""Largest shift, as a share of the frame."""
-MAX_ROUNDS = 12
-"""Rounds of a new mean and new orientations."""
-INITIAL_TEMPLATES = 16
-"""Single images from which rotations are initialised."""
+"""Largest shift, as a share of the frame: farther off, less than half of the object would overlap."""
 BLUR = 2.0 / 64
-"""Blur as a share of the frame: sharper structure does not overlap before images are aligned."""
+"""Blur as a share of the frame: sharper structure does not overlap before images are aligned (chosen by judgement)."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,9 @@ def estimate_orientations(
             _unit_pictures(_mean_spectrum(seen, chosen)[0], seen.shape[-2]), _symmetries(fits, ways)
         )
         chosen = _canonical(chosen, upright.same, ways)
-    answer = np.zeros(len(stack), dtype=int) if len(sample) == len(stack) else None
-    answer = classify_orientations(stack, image_features, ways, upright) if answer is None else answer
+    answer = np.zeros(len(stack), dtype=int)
+    if len(sample) < len(stack):
+        answer = classify_orientations(stack, image_features, ways, upright)
     answer[sample] = np.array(ways)[chosen]
     return answer, upright
 
@@ -134,8 +132,7 @@ def _initial_orientations(seen: torch.Tensor, ways: Sequence[int]) -> list[np.nd
     score = np.stack([_best_correlation(seen, seen[a, 0]).numpy() for a in range(n)])
     found = [synchronise_orientations(score, ways)]
     if MIRROR in ways:
-        up = _estimate_upright(seen, ways) if len(ways) > 2 else np.zeros(n, dtype=int)
-        found += [up, _estimate_mirroring(seen, up, ways)]
+        found.append(_estimate_upright(seen, ways) if len(ways) > 2 else np.zeros(n, dtype=int))
     return found
 
 
@@ -149,10 +146,10 @@ def _estimate_upright(seen: torch.Tensor, ways: Sequence[int]) -> np.ndarray:
     everyone, partners = torch.arange(len(seen)), _partners(ways)
     plain = [number for number, way in enumerate(ways) if way < MIRROR]
     best, answer = -np.inf, np.zeros(len(seen), dtype=int)
-    for root in evenly_spaced_rows(len(seen), INITIAL_TEMPLATES).tolist():
+    for root in evenly_spaced_rows(len(seen), INITIAL_IMAGES).tolist():
         mean = _unit_spectra(seen[root, 0] + seen[root, partners[0]])
         chosen = np.full(len(seen), -1)
-        for _ in range(MAX_ROUNDS):
+        for _ in range(MAX_SWEEPS):
             before, chosen = chosen, _best_correlation(seen[:, plain], mean).numpy().argmax(1)
             if (before == chosen).all():
                 break
@@ -167,20 +164,6 @@ def _estimate_upright(seen: torch.Tensor, ways: Sequence[int]) -> np.ndarray:
     return np.array([plain[(one - usual) % len(plain)] for one in answer])
 
 
-def _estimate_mirroring(seen: torch.Tensor, up: np.ndarray, ways: Sequence[int]) -> np.ndarray:
-    """(n,) upright orientations, mirrored where the pairs of an image fit better that way (leading eigenvector)."""
-    n, partners = len(seen), _partners(ways)
-    everyone, numbers = torch.arange(n), torch.from_numpy(np.stack([up, partners[up]], 1))
-    sides = seen[everyone[:, None], numbers]
-    same = np.stack([_best_correlation(sides, sides[a, 0]).numpy() for a in range(n)])
-    preference = same[..., 0] - same[..., 1]
-    preference = (preference + preference.T) / 2
-    np.fill_diagonal(preference, 0)
-    leading = np.linalg.eigh(preference)[1][:, -1]
-    mirrored = leading * (1 if (leading > 0).sum() * 2 >= n else -1) < 0
-    return np.where(mirrored, partners[up], up)
-
-
 def _fits_to_mean_of_others(seen: torch.Tensor, chosen: np.ndarray) -> np.ndarray:
     """(n, O) correlation of every image in every orientation with the mean of the others in the chosen ones."""
     n = len(seen)
@@ -191,18 +174,13 @@ def _fits_to_mean_of_others(seen: torch.Tensor, chosen: np.ndarray) -> np.ndarra
 
 def _refine_orientations(seen: torch.Tensor, chosen: np.ndarray, ways: Sequence[int]) -> tuple[float, np.ndarray]:
     """The mean correlation and orientations after every image took the best one, until none changes."""
-    for _ in range(MAX_ROUNDS):
+    for _ in range(MAX_SWEEPS):
         fits = _fits_to_mean_of_others(seen, chosen)
         before, chosen = chosen, _best_orientations(fits, ways)
         if (before == chosen).all():
             break
-    return float(np.mean(fits[np.arange(len(seen)), chosen])), _majority_as_plain(chosen, ways)
-
-
-def _majority_as_plain(chosen: np.ndarray, ways: Sequence[int]) -> np.ndarray:
-    """The same relative orientations, with the plain one for most images."""
-    usual = int(np.bincount(chosen, minlength=len(ways)).argmax())
-    return np.asarray(relative_orientations(ways)[usual, chosen])
+    usual = int(np.bincount(chosen, minlength=len(ways)).argmax())  # that of most images becomes the plain one
+    return float(np.mean(fits[np.arange(len(seen)), chosen])), relative_orientations(ways)[usual, chosen]
 
 
 def _spectra(stack: Stack, rows: np.ndarray, image_features: ImageFeatures, ways: Sequence[int]) -> torch.Tensor:

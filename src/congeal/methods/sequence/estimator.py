@@ -26,9 +26,11 @@ from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.methods.joint.pyramid import poses_at
 from congeal.methods.sequence.pairwise_registration import PairSolver, PictureTiles
-from congeal.methods.sequence.pose_graph import Origin
+from congeal.methods.sequence.pose_graph import Origin, smooth_trajectory
 from congeal.methods.sequence.tracking import (
     FIRST_MOTION,
+    SAMPLE_VIEWS,
+    WORKING_STEPS,
     ContrastPictures,
     Links,
     TrackedViews,
@@ -39,7 +41,6 @@ from congeal.methods.sequence.tracking import (
     restrict_motion,
     track,
 )
-from congeal.methods.sequence.trajectory_smoothing import smooth_trajectory
 from congeal.registration.cross_correlation import find_shifts, shifted
 from congeal.registration.features import ImageFeatures, robust_features
 from congeal.registration.gauge import Gauge, within_motion
@@ -49,9 +50,8 @@ from congeal.rows import evenly_spaced_rows
 WORDS = ("first", "previous", "mean")
 """References of a sequence, besides a position or a file."""
 MAX_SKIPPED_ERROR_PX = 0.5
-"""Standard error, in pixels of the next size, below which a size is skipped."""
-MAX_REFERENCE_IMAGES = 64
-"""Images that an external reference is compared with."""
+"""Standard error, in pixels of the next size, below which a size is skipped: its registration begins close enough
+without it (chosen by judgement: steps reach further than a pixel)."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -112,7 +112,7 @@ class SequenceCongealing(Method):
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> FitResult:
         fit = _SequenceFit(self, stack, image_features, context)
         fit.run()
-        return fit.found()
+        return fit.result()
 
 
 class _SequenceFit:
@@ -123,6 +123,8 @@ class _SequenceFit:
     ) -> None:
         self.method, self.stack, self.image_features, self.context = method, stack, image_features, context
         self.joint = method.reference != "previous"
+        reference = method.reference
+        self.reference = int(reference) if isinstance(reference, str) and reference.isdecimal() else reference
         self.motion = FIRST_MOTION if method.motion == "auto" else method.motion
         self.decisions: dict[str, dict[str, Any]] = {}
         self.at, self.known = stack, None  # type: Stack, TrackedViews | None
@@ -146,16 +148,18 @@ class _SequenceFit:
             larger = self.stack.at(size, once=number == len(sizes) > 1)  # the last size is that of the originals
             if larger is self.stack:  # not to be had
                 break
-            self._move_to(larger)
+            assert self.known is not None
+            change = torch.as_tensor(larger.frame_from(self.at))
+            self.known = rescale_views(self.known, change, max(larger.frame) / max(self.at.frame))
+            self.at = larger
             if number < done:
                 continue
             pictures = ContrastPictures(larger, self.image_features)
             if number == 1:
                 self._choose_motion(pictures)
-            assert self.known is not None
             if number < len(sizes) and bool((self.known.error * (sizes[number] / size) < MAX_SKIPPED_ERROR_PX).all()):
                 continue
-            self.known = refine(self.known, pictures, self.motion, self.origin, joint=self.joint)
+            self.known = refine(self.known, pictures, self.motion, self.origin)
             self.sizes.append(max(larger.frame))
             self._keep(number + 1, total)
 
@@ -165,20 +169,9 @@ class _SequenceFit:
         choice = choose_sequence_motion(self.known, pictures)
         self.motion = choice.motion
         self.decisions["motion"] = {"sentence": choice.sentence(), "explained_variance": choice.explained_variance}
-        self._restrict()
-        if again:
-            self.known = refine(self.known, pictures, self.motion, self.origin, joint=self.joint)
-
-    def _restrict(self) -> None:
-        """Restrict the views to the chosen motion, step by step."""
-        assert self.known is not None
         self.known = restrict_motion(self.known, self.motion, self.at.frame)
-
-    def _move_to(self, larger: Stack) -> None:
-        assert self.known is not None
-        change = torch.as_tensor(larger.frame_from(self.at))
-        self.known = rescale_views(self.known, change, max(larger.frame) / max(self.at.frame))
-        self.at = larger
+        if again:
+            self.known = refine(self.known, pictures, self.motion, self.origin)
 
     # ---- checkpoints
 
@@ -213,7 +206,7 @@ class _SequenceFit:
 
     # ---- the result
 
-    def found(self) -> FitResult:
+    def result(self) -> FitResult:
         """Poses in the requested frame."""
         known, frame, method = self.known, self.at.frame, self.method
         assert known is not None
@@ -231,8 +224,7 @@ class _SequenceFit:
     def _component_errors(self, known: TrackedViews) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Errors (n,), NaN across a break in the sequence; images (n,) that are not in the largest component; and
         the error of the last against the first."""
-        links = known.links if self.joint else known.links.some(~known.lost[known.links.second])
-        part = connected_components(len(known.views), links)
+        part = connected_components(len(known.views), known.links)
         count = torch.bincount(part)
         most = int(count.argmax())
         single = count[part] == 1
@@ -258,66 +250,64 @@ class _SequenceFit:
     def _describe_unlinked(self, unknown: torch.Tensor) -> str:
         """A sentence on images without links to the others."""
         lost = torch.nonzero(unknown)[:, 0].tolist()
-        which = f"1 image, {self.stack.ids[lost[0]]}, shows" if len(lost) == 1 else f"{len(lost):,} images show"
-        first = "" if len(lost) == 1 else f", the first of them {self.stack.ids[lost[0]]}"
+        first = self.stack.ids[lost[0]]
+        which, first, flagged = (
+            (f"1 image, {first}, shows", "", "it is")
+            if len(lost) == 1
+            else (f"{len(lost):,} images show", f", the first of them {first}", "all of them are")
+        )
         said = (
             f" {which} too little of what the others show to be tied to them{first}: where that lies against the rest "
+            f"is not known, and {flagged} flagged."
         )
-        said += "is not known, and it is flagged." if len(lost) == 1 else "is not known, and all of them are flagged."
         if isinstance(self.origin, int) and bool(unknown[self.origin]):
             said += " The reference is among them, so that no error against it is known: choose another one."
         return said
 
     def _origin(self) -> Origin:
         """The origin of errors: the reference, or the neighbours where there is none."""
-        reference = self.method.reference
         if self.method.smooth is not None:
             return "near"
-        if isinstance(reference, int | np.integer) or (isinstance(reference, str) and reference.isdecimal()):
-            return min(int(reference), len(self.stack) - 1)
-        return 0 if reference in ("first", "auto", "previous") else "mean"
+        if isinstance(self.reference, int | np.integer):
+            return min(int(self.reference), len(self.stack) - 1)
+        return 0 if self.reference in ("first", "auto", "previous") else "mean"
 
     def _gauge(self, views: torch.Tensor) -> torch.Tensor:
         """(3, 3) frame_from_output, by which views are multiplied from the right."""
-        reference = self.method.reference
-        if isinstance(reference, str) and reference.isdecimal():
-            reference = int(reference)
-        if isinstance(reference, str) and reference == "mean":
-            still = torch.eye(3, dtype=torch.float64).expand(len(views), 3, 3)
-            return Gauge(still, self.at.frame, self.motion).correction(views)
-        if isinstance(reference, str) and reference in ("first", "auto", "previous"):
-            return invert(views[0])
+        reference = self.reference
         if isinstance(reference, int | np.integer):
             if not 0 <= reference < len(views):
                 raise CongealError(
                     f"reference {reference} is not one of the {len(views)} images (0 … {len(views) - 1})"
                 )
             return invert(views[int(reference)])
+        if isinstance(reference, str) and reference in ("first", "auto", "previous"):
+            return invert(views[0])
+        if isinstance(reference, str) and reference == "mean":
+            still = torch.eye(3, dtype=torch.float64).expand(len(views), 3, 3)
+            return Gauge(still, self.at.frame, self.motion).correction(views)
         return self._to_reference_image(views, reference)
 
+    @torch.no_grad()
     def _to_reference_image(self, views: torch.Tensor, reference: Any) -> torch.Tensor:
         """frame_from_output by registering the most similar image to an external reference."""
-        with torch.no_grad():
-            rows = evenly_spaced_rows(len(views), MAX_REFERENCE_IMAGES)
-            outside = self.image_features.detail(reference_image(reference, self.stack)[None])[:, 0]
-            shown = torch.cat(
-                [ContrastPictures(self.stack, self.image_features).of(np.array([row]))[0] for row in rows]
-            )
-            both, some = torch.cat([shown, outside]), torch.arange(len(rows))
-            shift, alike = find_shifts(both, some, torch.full_like(some, len(rows)))
-            best = int(alike.argmax())
-            change = torch.as_tensor(self.at.frame_from(self.stack))
-            picture_from_view = shifted(shift[[best]])
-            for stack, motion in ((self.stack, "translation"), (self.stack, self.motion), (self.at, self.motion)):
-                if stack is self.at and stack is not self.stack:
-                    picture_from_view = normalise(change @ picture_from_view @ torch.linalg.inv(change))
-                picture = self.image_features.detail(reference_image(reference, stack)[None])[0, 0]
-                tiles = PictureTiles.of(ContrastPictures(stack, self.image_features).of(rows[[best]])[0], motion)
-                solver = PairSolver(motion, stack.frame, 0.0)
-                begin = within_motion(picture_from_view, motion, stack.frame)
-                done = solver.register(picture[None], None, torch.zeros(1, dtype=torch.int64), tiles, begin, 12)
-                if not bool(done.error.isfinite().all()):
-                    raise CongealError(f"the reference {reference} shows nothing that the images show")
-                picture_from_view = done.matrices
+        rows = evenly_spaced_rows(len(views), SAMPLE_VIEWS)
+        pictures = ContrastPictures(self.stack, self.image_features)
+        outside = self.image_features.detail(reference_image(reference, self.stack)[None])[:, 0]
+        shown, some = torch.cat([pictures.of(rows)[0], outside]), torch.arange(len(rows))
+        shift, alike = find_shifts(shown, some, torch.full_like(some, len(rows)))
+        best = int(alike.argmax())
+        picture_from_view, before = shifted(shift[[best]]), self.stack
+        for stack, motion in ((self.stack, "translation"), (self.stack, self.motion), (self.at, self.motion)):
+            change = torch.as_tensor(stack.frame_from(before))
+            begin = normalise(change @ picture_from_view @ torch.linalg.inv(change))
+            picture = self.image_features.detail(reference_image(reference, stack)[None])[0]
+            tiles = PictureTiles.of(ContrastPictures(stack, self.image_features).of(rows[[best]])[0], motion)
+            solver, which = PairSolver(motion, stack.frame, 0.0), torch.zeros(1, dtype=torch.int64)
+            begin = within_motion(begin, motion, stack.frame)
+            done = solver.register(picture, None, which, tiles, begin, WORKING_STEPS)
+            if not bool(done.error.isfinite().all()):
+                raise CongealError(f"the reference {reference} shows nothing that the images show")
+            picture_from_view, before = done.matrices, stack
         # output = the picture: picture_from_view @ view_from_frame is picture_from_frame, whose inverse is wanted.
         return invert(picture_from_view[0] @ views[rows[best]])

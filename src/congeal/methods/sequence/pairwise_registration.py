@@ -10,11 +10,10 @@ pairs are registered in one batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, fields
 
 import torch
-from torch.nn.functional import avg_pool2d, one_hot, pad
+from torch.nn.functional import adaptive_max_pool2d, one_hot, pad
 
 from congeal.filters import NEIGHBOURHOOD_SHARE
 from congeal.geometry.kernels import spline_at, spline_coefficients
@@ -22,106 +21,99 @@ from congeal.geometry.matrix import Size, corners
 from congeal.geometry.warping import sample_at
 from congeal.registration.gauss_newton import GaussNewton, point_motion
 from congeal.registration.tile_solver import DAMPING, MIN_TILES, RESIDUAL_FREEDOM
-from congeal.registration.tiles import BLOCKS, CELLS, tile_side
+from congeal.registration.tiles import BLOCKS, tile_side
 
+CELLS = 8
+"""Cells along each side of a picture, of each of which the tile with the most structure is taken: 64 tiles determine a
+pose of eight parameters (chosen by judgement: 96 tiles take half as long again)."""
 BLOCK_CORRELATION = 1.6
-"""Factor of the variance that accounts for correlated errors of adjacent blocks."""
+"""Factor of the variance that accounts for correlated errors of adjacent blocks: with it errors are 0.5 to 1.4 times
+the error bars on frames cut from photographs, with noise of 3 and 10 grey levels (docs/sequences.md)."""
 MIN_GRADIENT_RELIABILITY = 0.1
-"""Least share of a picture's gradient that is taken as signal."""
+"""Share of a picture's gradient that is taken as signal, at least: bounds the error bar of a picture of noise (chosen
+by judgement)."""
 CONVERGED_PX = 5e-3
-"""Corner motion of the last step."""
-MAX_COPIED_PIXELS = 4
-"""Pictures with at most this many times the pixels of their tiles are copied for every pair, to be sampled at once."""
-TILES, LARGE_TILES = 96, 64
-"""Number of tiles of a picture, at most, and of a large one, whose tiles have 256 pixels each."""
-BORDER = NEIGHBOURHOOD_SHARE
-"""Border without tiles, as a share of the longer side: there local contrast depends on the position of the edge."""
+"""Motion of the frame's corners in the last step: less than half of the error that sampling alone leaves in
+pictures of reduced size (`REDUCTION_ERROR_PX`)."""
 
 
 @dataclass(frozen=True)
 class PictureTiles:
     """T tiles of P pixels of each of B pictures.
 
-    Attributes
-    ----------
-    frame : (height, width)
-        Of the pictures.
-    side : int
-        Of a tile, in pixels.
-    corner : (B, T, 2) tensor of int64
-        Pixels (x, y) at their top left.
-    valid : (B, T) tensor of bool
-        False where a picture has less structure than tiles.
-    values : (B, T, P) tensor
-        Local contrast.
-    jacobian : (B, T, k, P) tensor
-        Its derivative by each motion parameter.
-    hessian : (B, T, k, k) tensor
-        J·Jᵀ.
+    frame: (height, width) of the pictures. corner (B, T, 2) int64: pixels (x, y) at the top left of a tile. valid (B,
+    T) bool: False where a picture has less structure than tiles. values (B, T, P): local contrast. jacobian (B, T, k,
+    P): its derivative by each motion parameter.
     """
 
     frame: Size
-    side: int
     corner: torch.Tensor
     valid: torch.Tensor
     values: torch.Tensor
     jacobian: torch.Tensor
-    hessian: torch.Tensor
 
     @classmethod
-    def of(cls, pictures: torch.Tensor, motion: str, most: int = TILES) -> PictureTiles:
-        """Choose and linearise tiles of local contrast (B, h, w)."""
+    def of(cls, pictures: torch.Tensor, motion: str) -> PictureTiles:
+        """Choose and linearise tiles of local contrast (B, h, w): of a centred grid of squares, the one with the most
+        structure in every cell. None lie at the border, where local contrast depends on the position of the edge."""
         frame = (pictures.shape[1], pictures.shape[2])
-        grid = _grid(frame, most)
-        wide = pad(pictures[:, None], (1, 1, 1, 1), mode="replicate")[:, 0]
-        row, column, valid = grid.choose(wide)
-        side, (left, top) = grid.side, grid.rest
-        windows = wide[:, top:, left:].unfold(1, side + 2, side).unfold(2, side + 2, side)
-        values = windows[torch.arange(len(pictures))[:, None], row, column]  # (B, T, side + 2, side + 2)
-        dx = (values[..., 1:-1, 2:] - values[..., 1:-1, :-2]).flatten(2) / 2
-        dy = (values[..., 2:, 1:-1] - values[..., :-2, 1:-1]).flatten(2) / 2
-        corner = torch.stack([column * side + left, row * side + top], -1)
+        side, border = tile_side(frame), NEIGHBOURHOOD_SHARE * max(frame)
+        rest = [(length % side) // 2 for length in frame]
+        wide = pad(pictures[:, None], (1, 1, 1, 1), mode="replicate")[:, 0, rest[0] :, rest[1] :]
+        squares = wide.unfold(1, side + 2, side).unfold(2, side + 2, side)  # (B, rows, columns, side + 2, side + 2)
+        # The first square inside the border, of each axis; there is at least one, which may be invalid.
+        first = [min(-int(-(border - r) // side), n - 1) for r, n in zip(rest, squares.shape[1:3], strict=True)]
+        count = [max(1, n - 2 * f) for f, n in zip(first, squares.shape[1:3], strict=True)]
+        squares = squares[:, first[0] : first[0] + count[0], first[1] : first[1] + count[1]]
+        dx = (squares[..., 1:-1, 2:] - squares[..., 1:-1, :-2]) / 2
+        dy = (squares[..., 2:, 1:-1] - squares[..., :-2, 1:-1]) / 2
+        structure = (dx.square() + dy.square()).mean((-2, -1))[:, None]
+        best, place = (
+            one.flatten(1)
+            for one in adaptive_max_pool2d(structure, [min(CELLS, n) for n in count], return_indices=True)
+        )
+        repeated = (place[:, :, None] == place[:, None]).tril(-1).any(2)  # adjacent cells may share squares
+        row, column = place // count[1], place % count[1]
+        corner = torch.stack([(column + first[1]) * side + rest[1], (row + first[0]) * side + rest[0]], -1)
+        beyond = corner.new_tensor([frame[1], frame[0]]) - side - border
+        valid = (best > 0) & ~repeated & ((corner >= border) & (corner <= beyond)).all(-1)
+        tiles = torch.arange(len(pictures))[:, None], row, column
+        values, dx, dy = (one[tiles].flatten(2) for one in (squares[..., 1:-1, 1:-1], dx, dy))
         points = corner[:, :, None] + _steps(side)
         along = point_motion(points.flatten(0, 2).float(), frame, motion).unflatten(1, dx.shape)  # (k, B, T, P, 2)
         jacobian = torch.addcmul(dx * along[..., 0], dy, along[..., 1]).permute(1, 2, 0, 3).contiguous()
-        hessian = (jacobian @ jacobian.transpose(2, 3)).double()
-        return cls(frame, side, corner, valid, values[..., 1:-1, 1:-1].flatten(2), jacobian, hessian)
+        return cls(frame, corner, valid, values, jacobian)
 
     def __len__(self) -> int:
         return len(self.corner)
 
+    @property
+    def side(self) -> int:
+        """Of a tile, in pixels."""
+        return int(self.values.shape[2] ** 0.5)
+
+    def points(self, matrices: torch.Tensor) -> torch.Tensor:
+        """(2, B, T, P) x and y of their pixels through matrices (B, 3, 3)."""
+        corner, steps = self.corner.double(), _steps(self.side).double()
+        rows = []
+        for row in range(3):  # corners in float64; a product of matrices would take longer
+            across, down, shift = matrices[:, row].double()[..., None].unbind(1)  # (B, 1) each
+            begin = across * corner[..., 0] + down * corner[..., 1] + shift  # (B, T)
+            rows.append(begin.float()[..., None] + (across * steps[:, 0] + down * steps[:, 1]).float()[:, None])
+        places, perspective = torch.stack(rows[:2]), bool((matrices[:, 2, :2] != 0).any())
+        return places / rows[2] if perspective else places
+
     def one(self, k: int) -> PictureTiles:
         """The tiles of picture k alone."""
-        return PictureTiles(self.frame, self.side, *(values[k : k + 1] for values in self._arrays()))
+        return PictureTiles(self.frame, *(values[k : k + 1] for values in self._arrays()))
 
     @classmethod
     def cat(cls, some: Sequence[PictureTiles]) -> PictureTiles:
         """Concatenate tiles of pictures of one size."""
-        arrays = zip(*(tiles._arrays() for tiles in some), strict=True)
-        return cls(some[0].frame, some[0].side, *(torch.cat(parts) for parts in arrays))
+        return cls(some[0].frame, *map(torch.cat, zip(*(tiles._arrays() for tiles in some), strict=True)))
 
     def _arrays(self) -> tuple[torch.Tensor, ...]:
-        return self.corner, self.valid, self.values, self.jacobian, self.hessian
-
-    def points(self, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x and y (B, T, P) of their pixels through matrices (B, 3, 3)."""
-        corner, steps = self.corner.double(), _steps(self.side).double()
-
-        def through(row: int) -> torch.Tensor:
-            across, down, shift = matrices[:, row].double()[..., None].unbind(1)  # (B, 1) each
-            begin = across * corner[..., 0] + down * corner[..., 1] + shift  # (B, T)
-            return begin.float()[..., None] + (across * steps[:, 0] + down * steps[:, 1]).float()[:, None]
-
-        x, y = through(0), through(1)
-        if bool((matrices[:, 2, :2] == 0).all()):
-            return x, y
-        depth = through(2)
-        return x / depth, y / depth
-
-    def at_corners(self, values: torch.Tensor) -> torch.Tensor:
-        """(B, T, 4) the values (B, T, P) at the corners of each tile."""
-        last = max(1, self.side - 1)
-        return values.unflatten(2, (self.side, self.side))[..., ::last, ::last].flatten(2)
+        return self.corner, self.valid, self.values, self.jacobian
 
     def blocks(self) -> torch.Tensor:
         """(B, T, blocks) of 0 and 1: which block of the frame a tile is in."""
@@ -130,68 +122,20 @@ class PictureTiles:
         return one_hot(row * BLOCKS + column, BLOCKS**2).double() * self.valid[..., None]
 
 
-@lru_cache(maxsize=8)
 def _steps(side: int) -> torch.Tensor:
     """(P, 2) pixels (x, y) of a tile from its corner, row by row."""
-    y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    return torch.stack([x.flatten(), y.flatten()], 1)
-
-
-class _Grid:
-    """Squares side by side in a frame, and the cell of each: every cell gives the same number of tiles."""
-
-    def __init__(self, frame: Size, most: int) -> None:
-        self.side = side = tile_side(frame)
-        self.columns = frame[1] // side
-        rows = frame[0] // side
-        # The grid is centred; pixels that do not fill a square are left out.
-        self.rest = left, top = (frame[1] % side) // 2, (frame[0] % side) // 2
-        margin = BORDER * max(frame)
-        cells: list[list[int]] = [[] for _ in range(CELLS**2)]
-        for row in range(rows):
-            for column in range(self.columns):
-                x, y = column * side + left, row * side + top
-                if min(x, y) >= margin and x + side <= frame[1] - margin and y + side <= frame[0] - margin:
-                    cells[(row * CELLS // rows) * CELLS + column * CELLS // self.columns].append(
-                        row * self.columns + column
-                    )
-        longest = max(1, *map(len, cells))
-        each = min(longest, most // CELLS**2)
-        self.candidates = torch.tensor([cell + [-1] * (longest - len(cell)) for cell in cells])  # (cells, longest)
-        ranks = [(cell, rank) for cell, squares in enumerate(cells) for rank in range(min(each, len(squares)))]
-        # A frame without any valid square has one invalid tile.
-        self.cell, self.rank = torch.tensor(ranks or [(0, 0)]).T
-
-    def choose(self, wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rows, columns and validity (B, T) of tiles, for pictures padded by one pixel (B, h + 2, w + 2)."""
-        dx = wide[:, 1:-1, 2:] - wide[:, 1:-1, :-2]
-        dy = wide[:, 2:, 1:-1] - wide[:, :-2, 1:-1]
-        structure = avg_pool2d(dx.square_().addcmul_(dy, dy)[:, None], self.side).flatten(1)
-        worth = structure[:, self.candidates.clamp(min=0)].masked_fill(self.candidates < 0, -1.0)
-        order = worth.sort(dim=2, descending=True, stable=True)
-        place = self.candidates[self.cell, order.indices[:, self.cell, self.rank]].clamp(min=0)
-        return place // self.columns, place % self.columns, order.values[:, self.cell, self.rank] > 0
-
-
-_grid = lru_cache(maxsize=16)(_Grid)
+    return torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(1)
 
 
 @dataclass(frozen=True)
 class PairPoses:
     """Registration of E pairs.
 
-    Attributes
-    ----------
-    matrices : (E, 3, 3) tensor
-        b_from_a, in pixels of the frame.
-    information : (E, k, k) tensor
-        Inverse covariance of its parameters, for steps from the right in normalised coordinates.
-    error : (E,) tensor
-        Standard error of a corner of the frame along an axis, in pixels; NaN if the overlap is too small.
-    likeness : (E,) tensor
-        Correlation on the tiles that lie in both.
-    explained_variance : (E,) tensor
-        Share of the second picture's variance that the first explains, corrected for overfitting (Takeuchi).
+    matrices (E, 3, 3): b_from_a, in pixels of the frame. information (E, k, k): inverse covariance of its parameters,
+    for steps from the right in normalised coordinates. error (E,): standard error of a corner of the frame along an
+    axis, in pixels. likeness (E,): correlation on the tiles that lie in both. explained_variance (E,): share of the
+    second picture's variance that the first explains, corrected for overfitting (Takeuchi). The last three are NaN
+    where the overlap is too small.
     """
 
     matrices: torch.Tensor
@@ -203,8 +147,7 @@ class PairPoses:
     @classmethod
     def cat(cls, parts: Sequence[PairPoses]) -> PairPoses:
         """Concatenate pairs."""
-        names = ("matrices", "information", "error", "likeness", "explained_variance")
-        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 class PairSolver:
@@ -213,9 +156,8 @@ class PairSolver:
     def __init__(self, motion: str, frame: Size, min_error: float) -> None:
         self.motion, self.frame, self.min_error = motion, frame, min_error
         self.newton = GaussNewton(motion, frame, damping=DAMPING)
-        self.corner_jacobian = point_motion(torch.as_tensor(corners(frame)).double(), frame, motion).flatten(
-            1
-        )  # (k, 8)
+        corner = point_motion(torch.as_tensor(corners(frame)).double(), frame, motion)
+        self.corner_jacobian = corner.flatten(1)  # (k, 8)
 
     @torch.no_grad()
     def register(
@@ -230,31 +172,31 @@ class PairSolver:
         """Register pictures a to pictures b, for E pairs.
 
         pictures (B, h, w): local contrast of every b. inside (B, h, w): their coverage; None: complete. which (E,): the
-        b of each pair. tiles: those of its a, in the same motion. begin (E, 3, 3): initial b_from_a. steps: the largest
-        number.
+        b of each pair. tiles: those of its a, in the same motion. begin (E, 3, 3): initial b_from_a. steps:
+        the largest number.
         """
         matrices, (height, width) = begin.double(), pictures.shape[1:]
-        splines, masks = _SplineSampler(pictures, which, tiles), None if inside is None else inside[which]
-        border = BORDER * max(height, width)
+        splines = torch.from_numpy(spline_coefficients(pictures[:, None].numpy()))[:, 0]
+        splines = splines if len(splines) == 1 else splines[which]  # a large picture comes alone and is not copied
+        border = NEIGHBOURHOOD_SHARE * max(height, width)
+        allowed = torch.tensor([width, height])[:, None, None, None] - 1 - border
+        side = tiles.side
+        hessians = (tiles.jacobian @ tiles.jacobian.transpose(2, 3)).double()
         moving = torch.ones(len(matrices), dtype=torch.bool)
         for _ in range(steps + 1):
-            x, y = tiles.points(matrices)
-            far_x, far_y = tiles.at_corners(x), tiles.at_corners(y)
-            there = (
-                (far_x >= border) & (far_x <= width - 1 - border) & (far_y >= border) & (far_y <= height - 1 - border)
-            )
-            covered = there.all(2) & tiles.valid
-            if masks is not None:
-                covered &= (sample_at(masks, torch.stack([x, y], -1))[0] > 0.5).all(2)
-            enough = covered.sum(1) >= MIN_TILES
-            covered = covered & enough[:, None]
-            shown = splines.at(x, y)
+            places = tiles.points(matrices)
+            ends = places[..., [0, side - 1, -side, -1]]
+            covered = ((ends >= border) & (ends <= allowed)).all(3).all(0) & tiles.valid
+            if inside is not None:
+                covered &= (sample_at(inside[which], places.movedim(0, -1))[0] > 0.5).all(2)
+            covered &= covered.sum(1, keepdim=True) >= MIN_TILES
+            shown = spline_at(splines, *places).view_as(tiles.values)
             residual = shown - tiles.values
             squared = residual.square().mean(2)
             noise = squared.masked_fill(~covered, torch.nan).nanmedian(1, keepdim=True).values.nan_to_num(1.0)
             weight = (covered * (RESIDUAL_FREEDOM + 1) / (RESIDUAL_FREEDOM * noise + squared + 1e-9)).double()
             gradient = (tiles.jacobian @ residual[..., None])[..., 0].double() * weight[..., None]  # (E, T, k)
-            hessian = torch.einsum("et,etkl->ekl", weight, tiles.hessian)
+            hessian = torch.einsum("et,etkl->ekl", weight, hessians)
             inverse = self.newton.damped_inverse(hessian)
             delta = (inverse @ gradient.sum(1)[..., None])[..., 0]
             # The result of a pair does not depend on the number of steps of the others.
@@ -262,28 +204,25 @@ class PairSolver:
             moving &= (delta @ self.corner_jacobian).abs().amax(1) >= CONVERGED_PX
             if not bool(moving.any()):
                 break
-        remainder = gradient - torch.einsum("et,etkl,el->etk", weight, tiles.hessian, delta)
-        return self._result(tiles, matrices, hessian, inverse, weight, gradient, remainder, shown, covered)
+        fitted = (weight, gradient, hessian, inverse)
+        remainder = gradient - torch.einsum("et,etkl,el->etk", weight, hessians, delta)
+        return self._result(tiles, matrices, covered, shown, fitted, remainder)
 
     def _result(
         self,
         tiles: PictureTiles,
         matrices: torch.Tensor,
-        hessian: torch.Tensor,
-        inverse: torch.Tensor,
-        weight: torch.Tensor,
-        gradient: torch.Tensor,
-        remainder: torch.Tensor,
-        shown: torch.Tensor,
         covered: torch.Tensor,
+        shown: torch.Tensor,
+        fitted: tuple[torch.Tensor, ...],
+        remainder: torch.Tensor,
     ) -> PairPoses:
         """Poses with their covariance, likeness and explained variance."""
-        k, enough = len(self.corner_jacobian), covered.any(1)
-        blocks = tiles.blocks()
+        weight, gradient, hessian, inverse = fitted
+        k, blocks = len(self.corner_jacobian), tiles.blocks()
         used = (blocks * covered[..., None]).amax(1).sum(1)
-        scatter = (
-            _block_scatter(blocks, remainder) * (BLOCK_CORRELATION * used / (used - k / 2).clamp(min=1))[:, None, None]
-        )
+        correction = BLOCK_CORRELATION * used / (used - k / 2).clamp(min=1)
+        scatter = _block_scatter(blocks, remainder) * correction[:, None, None]
         # Noise inflates the gradient of a picture, so that steps and their errors look too small.
         reliability = _gradient_reliability(tiles, shown, weight)
         error = (self._corner_variance(inverse @ scatter @ inverse) / reliability.square() + self.min_error**2).sqrt()
@@ -294,53 +233,23 @@ class PairSolver:
         unexplained, total = ((weight * part.square().sum(2).double()).sum(1) / 2 for part in (residual, shown))
         a, b = (part.double() * covered[..., None] for part in (tiles.values, shown))
         likeness = (a * b).sum((1, 2)) / (a.square().sum((1, 2)) * b.square().sum((1, 2))).sqrt().clamp(min=1e-12)
-        unknown = torch.full_like(error, torch.nan)
-        return PairPoses(
-            matrices,
-            torch.where(enough[:, None, None], information, 0.0),
-            torch.where(enough, error, unknown),
-            torch.where(enough, likeness, unknown),
-            torch.where(enough, 1 - (unexplained + overfit) / total.clamp(min=1e-9), unknown),
-        )
+        explained = 1 - (unexplained + overfit) / total.clamp(min=1e-9)
+        enough = covered.any(1)
+        known = (torch.where(enough, one, torch.nan) for one in (error, likeness, explained))
+        return PairPoses(matrices, torch.where(enough[:, None, None], information, 0.0), *known)
 
     def _corner_variance(self, covariance: torch.Tensor) -> torch.Tensor:
         """(E,) variance of a corner along an axis, in pixels, for covariances (E, k, k) of parameters."""
-        return (
-            torch.einsum("kc,ekl,lc->e", self.corner_jacobian, covariance, self.corner_jacobian)
-            / self.corner_jacobian.shape[1]
-        )
-
-
-class _SplineSampler:
-    """Spline interpolation of the second picture of each pair: pictures (B, h, w), `which` (E,) ascending."""
-
-    def __init__(self, pictures: torch.Tensor, which: torch.Tensor, tiles: PictureTiles) -> None:
-        # Small pictures are copied for every pair and sampled in one call; copies of large ones would leave the cache.
-        copied = pictures[0].numel() <= MAX_COPIED_PIXELS * tiles.values[0].numel()
-        parts = [pictures] if copied else pictures.split(1)
-        splines = [torch.from_numpy(spline_coefficients(part[:, None].numpy()))[:, 0] for part in parts]
-        self.splines = [splines[0][which]] if copied else splines
-        self.counts = [len(which)] if copied else torch.bincount(which, minlength=len(pictures)).tolist()
-
-    def at(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """At pixels x, y (E, T, P)."""
-        shown = torch.empty_like(x)
-        for spline, *part in zip(self.splines, *(all_.split(self.counts) for all_ in (x, y, shown)), strict=True):
-            here_x, here_y, here = (one.reshape(len(spline), -1) for one in part)
-            here.copy_(spline_at(spline, here_x, here_y))
-        return shown
+        total = torch.einsum("kc,ekl,lc->e", self.corner_jacobian, covariance, self.corner_jacobian)
+        return total / self.corner_jacobian.shape[1]
 
 
 def _gradient_reliability(tiles: PictureTiles, shown: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """(E,) regression coefficient of the second picture's gradient on the first's."""
-    own, other = (values.unflatten(-1, (tiles.side, tiles.side)) for values in (tiles.values, shown))
-    both, alone = torch.zeros_like(weight), torch.zeros_like(weight)
-    for step in ((..., slice(2, None), slice(1, -1)), (..., slice(1, -1), slice(2, None))):
-        back = (..., *(slice(None, -2) if part == slice(2, None) else part for part in step[1:]))
-        gradient = own[step] - own[back]
-        both += (gradient * (other[step] - other[back])).sum((-2, -1))
-        alone += gradient.square().sum((-2, -1))
-    return ((weight * both).sum(1) / (weight * alone).sum(1).clamp(min=1e-12)).clamp(MIN_GRADIENT_RELIABILITY, 1)
+    square = (tiles.side, tiles.side)
+    own, other = (torch.stack(torch.gradient(v.unflatten(-1, square), dim=(-2, -1))) for v in (tiles.values, shown))
+    both, alone = ((weight * (own * one).sum((0, -2, -1))).sum(1) for one in (other, own))
+    return (both / alone.clamp(min=1e-12)).clamp(MIN_GRADIENT_RELIABILITY, 1)
 
 
 def _block_scatter(blocks: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

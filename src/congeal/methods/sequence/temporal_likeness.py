@@ -6,15 +6,12 @@ looked at as it is, and its neighbours as its own frame would show them.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from congeal.evaluation.likeness import visible_contrast
+from congeal.evaluation.likeness import Pictures, visible_contrast
 from congeal.evaluation.null_model import fit_surrogates
 from congeal.evaluation.thresholds import (
     BOTH_SEEN,
@@ -30,113 +27,92 @@ from congeal.geometry import invert, normalise, warp
 from congeal.images import Stack
 from congeal.registration.batching import chunks
 from congeal.registration.features import pixel_features
+from congeal.rows import evenly_spaced_rows
 
 
 @dataclass
-class AmongNeighbours:
-    """What is known of n images, each NaN where neither neighbour can be compared."""
+class TemporalLikeness:
+    """Likeness of n images to their neighbours in time, NaN where no neighbour can be compared.
 
-    before: np.ndarray  # (n,) mean likeness to neighbours where the images started
-    after: np.ndarray  # (n,) the same as aligned
-    flat: np.ndarray  # (n,) bool: shows nothing
-    chance: float  # likeness that noise of the same kind reaches
-    least: float  # of which an image of the sequence has at least this
+    before, after: (n,) mean likeness at the start and as aligned. flat: (n,) bool, images that show nothing. chance:
+    likeness that noise of the same kind reaches. least: likeness that an image of the sequence has at least.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    flat: np.ndarray
+    chance: float
+    least: float
 
 
-def temporal_likeness(stack: Stack, stack_from_frame: np.ndarray, kind: str) -> AmongNeighbours:
-    """Likeness of every image to those `TIME_NEIGHBOURS` before and after it."""
-    views = _OwnViews(stack, stack_from_frame, kind)
-    n = len(stack)
-    before, after = np.zeros((2, n)), np.zeros((2, n))  # sums, and of how many
-    flat, chances = np.zeros(n, dtype=bool), []
-    noisy = set(np.linspace(0, n - 1, min(n, MAX_SURROGATES)).round().astype(int).tolist())
-    last = deque[_Seen](maxlen=max(TIME_NEIGHBOURS) + 1)
-    for j, seen in enumerate(chain.from_iterable(map_ordered(views.seen, views.runs(), torch.get_num_threads()))):
-        flat[j] = not bool(seen.own.contrast.any())
-        last.append(seen)
+@torch.no_grad()
+def temporal_likeness(stack: Stack, stack_from_frame: np.ndarray, kind: str) -> TemporalLikeness:
+    """Likeness of every image to those `TIME_NEIGHBOURS` before and after it, at the resolution of all likeness."""
+    n, image_features = len(stack), pixel_features(kind)
+    larger = stack.at(MEASURED_SIDE_PX) if n <= MAX_FINE_IMAGES else stack
+    left, right = larger.stack_from(stack), stack.frame_from(larger)
+    start, found = (left @ poses.astype(np.float64) @ right for poses in (stack.start, stack_from_frame))
+    surrogates = evenly_spaced_rows(n, MAX_SURROGATES)
+
+    def contrast(images: torch.Tensor, rows: np.ndarray, poses: np.ndarray) -> Pictures:
+        matrices = torch.as_tensor(np.nan_to_num(normalise(poses))).float()
+        shown = warp(images, matrices, larger.frame, padding=image_features.padding)
+        covered = image_features.covered(matrices, larger.size, larger.frame, larger.masks(rows))
+        return visible_contrast(shown, covered)
+
+    def compare(run: np.ndarray) -> tuple[np.ndarray, list[float], list[tuple[np.ndarray, ...]]]:
+        """Of a run: which images show nothing, likeness of surrogates, and likeness of pairs: rows, before, after."""
+        first = run[0]
+        whole = np.arange(first, min(n, run[-1] + 1 + max(TIME_NEIGHBOURS)))
+        images = larger.images(whole).mean(1, keepdim=True)
+        own = contrast(images, whole, start[whole])
+        chances: list[float] = []
+        pairs: list[tuple[np.ndarray, ...]] = []
         for distance in TIME_NEIGHBOURS:
-            i = j - distance
-            if i < 0:
+            rows = run[run + distance < n]
+            if not len(rows):
                 continue
-            own, moved = last[-1 - distance].own, last[-1 - distance].later[distance]
-            if i in noisy and distance == TIME_NEIGHBOURS[0]:
-                chances.append(float(fit_surrogates(own.contrast[None], moved.contrast[None])[1]))
-            for total, other in ((before, seen.own), (after, moved)):
-                like = _correlation(own, other)
-                if like is not None:
-                    total[0, [i, j]] += like
-                    total[1, [i, j]] += 1
+            later = rows + distance
+            poses = found[later] @ invert(found[rows]) @ start[rows]
+            moved = contrast(images[later - first], later, poses)
+            here, there = (_some(own, one - first) for one in (rows, later))
+            pairs.append((rows, later, _correlation(here, there), _correlation(here, moved)))
+            if distance == TIME_NEIGHBOURS[0]:
+                some = np.flatnonzero(np.isin(rows, surrogates)).tolist()
+                chances += [float(fit_surrogates(here[0][[k]], moved[0][[k]])[1]) for k in some]
+        return ~own[0][: len(run)].flatten(1).any(1).numpy(), chances, pairs
+
+    sums, counts = np.zeros((2, n)), np.zeros((2, n))
+    flats, chances = [], []
+    for flat, noise, pairs in map_ordered(compare, chunks(larger), torch.get_num_threads()):
+        flats.append(flat)
+        chances += noise
+        for rows, later, *alike in pairs:
+            for k, value in enumerate(alike):
+                for ends in (rows, later):
+                    sums[k, ends] += np.nan_to_num(value)
+                    counts[k, ends] += np.isfinite(value)
     with np.errstate(invalid="ignore", divide="ignore"):
-        start, end = before[0] / before[1], after[0] / after[1]
-    known = end[np.isfinite(end)]
+        before, after = sums / counts
+    known = after[np.isfinite(after)]
     usual = float(np.quantile(known, TYPICAL_QUANTILE)) if len(known) else 0.0
     chance = float(np.mean(chances)) if chances else 0.0
-    return AmongNeighbours(start, end, flat, chance, NEIGHBOUR_SHARE * usual)
+    return TemporalLikeness(before, after, np.concatenate(flats), chance, NEIGHBOUR_SHARE * usual)
 
 
-class _View(NamedTuple):
-    """Local contrast (h, w), and where it counts; None: everywhere."""
-
-    contrast: torch.Tensor
-    counts: torch.Tensor | None
+def _some(pictures: Pictures, rows: np.ndarray) -> Pictures:
+    contrast, counts = pictures
+    return contrast[rows], None if counts is None else counts[rows]
 
 
-class _Seen(NamedTuple):
-    """An image at its start, and those so far behind it as its own frame shows them now."""
-
-    own: _View
-    later: dict[int, _View]
-
-
-class _OwnViews:
-    """Local contrast of images as one of them sees them, at the resolution that likeness is measured at."""
-
-    def __init__(self, stack: Stack, stack_from_frame: np.ndarray, kind: str) -> None:
-        self.stack = stack.at(MEASURED_SIDE_PX) if len(stack) <= MAX_FINE_IMAGES else stack
-        self.image_features = pixel_features(kind)
-        left, right = self.stack.stack_from(stack), stack.frame_from(self.stack)
-        self.start = left @ stack.start @ right
-        self.found = left @ stack_from_frame.astype(np.float64) @ right
-
-    def runs(self) -> list[range]:
-        """All images, as many together as suits the cache."""
-        return [range(part[0], part[-1] + 1) for part in chunks(self.stack)]
-
-    @torch.no_grad()
-    def seen(self, run: range) -> list[_Seen]:
-        """Each image of a run, and its neighbours where they lie against it."""
-        whole = np.arange(run.start, min(len(self.found), run.stop + max(TIME_NEIGHBOURS)))
-        images = self.stack.images(whole).mean(1, keepdim=True)
-        own = self._shown(images, whole, np.asarray(run), self.start[run.start : run.stop])
-        found = [_Seen(view, {}) for view in own]
-        for distance in TIME_NEIGHBOURS:
-            rows = np.arange(run.start, min(run.stop, len(self.found) - distance))
-            frames = invert(self.found[rows]) @ self.start[rows]
-            moved = self._shown(images, whole, rows + distance, self.found[rows + distance] @ frames)
-            for seen, view in zip(found, moved, strict=False):  # the last ones have nothing behind them
-                seen.later[distance] = view
-        return found
-
-    def _shown(self, images: torch.Tensor, whole: np.ndarray, rows: np.ndarray, poses: np.ndarray) -> list[_View]:
-        """Images `rows`, which are some of `whole` (B, 1, H, W), at poses of theirs."""
-        if not len(rows):
-            return []
-        stack, first = self.stack, int(rows[0] - whole[0])
-        matrices = torch.as_tensor(np.nan_to_num(normalise(poses))).float()
-        some = images[first : first + len(rows)]
-        shown = warp(some, matrices, stack.frame, padding=self.image_features.padding)
-        weights = self.image_features.covered(matrices, stack.size, stack.frame, stack.masks(rows))
-        contrast, counts = visible_contrast(shown, weights)
-        return [_View(one, None if counts is None else counts[k]) for k, one in enumerate(contrast)]
-
-
-def _correlation(one: _View, other: _View) -> float | None:
-    """Of two pictures where both show something; None where that is too little."""
+def _correlation(one: Pictures, other: Pictures) -> np.ndarray:
+    """(B,) of pictures where both show something; NaN where that is too little."""
     (a, counts_a), (b, counts_b) = one, other
+    enough = torch.ones(len(a), dtype=torch.bool)
     if counts_a is not None and counts_b is not None:
         both = counts_a * counts_b
-        if float(both.mean()) < BOTH_SEEN:
-            return None
+        enough = both.mean((1, 2)) >= BOTH_SEEN
         a, b = a * both, b * both
-    norm = float(a.norm()) * float(b.norm())
-    return None if norm < 1e-9 else float((a * b).sum()) / norm
+    norm = a.flatten(1).norm(dim=1).double() * b.flatten(1).norm(dim=1).double()
+    alike = (a * b).sum((1, 2)).double() / norm
+    return torch.where(enough & (norm >= 1e-9), alike, torch.nan).numpy()

@@ -9,20 +9,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.sparse import coo_matrix, csgraph
 
 from congeal.execution.threads import map_ordered
-from congeal.geometry import MOTIONS, invert, warp
-from congeal.geometry.matrix import Size, corners, normalise
+from congeal.geometry import MOTIONS, invert, normalise, warp
+from congeal.geometry.matrix import Size, corners
 from congeal.images import Stack
-from congeal.methods.sequence.pairwise_registration import LARGE_TILES, TILES, PairPoses, PairSolver, PictureTiles
+from congeal.methods.sequence.pairwise_registration import PairPoses, PairSolver, PictureTiles
 from congeal.methods.sequence.pose_graph import Origin, PoseGraph, adjust
 from congeal.registration.batching import chunks
 from congeal.registration.cross_correlation import find_shifts, overlap, shifted
@@ -30,40 +29,34 @@ from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import within_motion
 from congeal.registration.gauss_newton import point_motion
 from congeal.registration.motion_selection import ExplainedVariance, MotionChoice, simplest
+from congeal.registration.tile_solver import REDUCTION_ERROR_PX, SAMPLING_ERROR_PX
 
 FIRST_MOTION = "similarity"
 """Motion of the registration before the motion is chosen."""
-SAMPLING_ERROR_PX, REDUCTION_ERROR_PX = 0.004, 0.01
-"""Standard error of a pair along an axis by sampling, and in pictures that were reduced in size."""
 WORKING_STEPS, FINE_STEPS = 12, 4
-"""Gauss-Newton steps of a pair at working size and at each finer one."""
+"""Gauss-Newton steps of a pair at working size, where it begins at a whole number of pixels, and at each finer one,
+where it begins at the pose of the one before (chosen by judgement)."""
 MIN_OVERLAP = 0.4
-"""Overlap of two linked views, as a share of a view."""
+"""Overlap of two linked views, as a share of a view: less leaves too few tiles for a small error (chosen by
+judgement)."""
 RELATIVE_MIN_LIKENESS, MIN_LIKENESS = 0.5, 0.15
-"""Likeness of a valid link, as a share of the median likeness of neighbours, and its lower bound."""
+"""Likeness of a valid link, as a share of the median likeness of neighbours, and its lower bound, below which noise
+correlates with noise (chosen by judgement)."""
 MAX_LINK_ERROR_PX = 1.0
-"""Standard error of a valid link."""
+"""Standard error of a valid link: a pair that is off by a pixel would only blur the poses of its neighbours (chosen by
+judgement)."""
 UNMATCHED_ERROR_PX = 5.0
-"""Standard deviation by which a view without links is tied to the one before it."""
-LARGE_PICTURE_PX = 256
-"""Longer side from which pictures have fewer, larger tiles."""
-MOTION_LINKS = 32
-"""Links by which the motion is chosen."""
-BATCH_VALUES = 1 << 17
-"""Tile values that are registered in one batch: single small pictures would leave threads idle."""
+"""Standard deviation by which a view without links is tied to the one before it: far more than the error of any link,
+so that it only decides where there is nothing else (chosen by judgement)."""
+SAMPLE_VIEWS = 32
+"""Links by which the motion is chosen, and views that an external reference is compared with: a sample that takes less
+time than one pass over the sequence (chosen by judgement)."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """Pairs of views, in the order of the second.
-
-    Attributes
-    ----------
-    first, second : (E,) tensors of int64
-        Positions in the sequence; first < second.
-    matrices : (E, 3, 3) tensor
-        second_from_first, in pixels of the frame at hand.
-    """
+    """Pairs of views, in the order of the second: positions first < second (E,) in the sequence, and matrices (E, 3, 3)
+    second_from_first, in pixels of the frame at hand."""
 
     first: torch.Tensor
     second: torch.Tensor
@@ -109,19 +102,10 @@ class ContrastPictures:
 class TrackedViews:
     """Poses of a sequence of n views at one size.
 
-    Attributes
-    ----------
-    views : (n, 3, 3) tensor
-        view_from_frame, in pixels.
-    links : Links
-        Valid links, with the relative poses of the views.
-    error : (n,) tensor
-        Standard error of a view against the origin, accumulated over links: of a corner along an axis, in pixels; NaN
-        if it has no link.
-    ends : float
-        The same, of the last view against the first.
-    lost : (n,) tensor of bool
-        Views that match none of those before them.
+    views (n, 3, 3): view_from_frame, in pixels. links: valid links, with the relative poses of the views. error (n,):
+    standard error of a view against the origin, accumulated over links, of a corner along an axis, in pixels; NaN if it
+    has no link. ends: the same, of the last view against the first. lost (n,) bool: views that match none of those
+    before them.
     """
 
     views: torch.Tensor
@@ -131,93 +115,33 @@ class TrackedViews:
     lost: torch.Tensor
 
 
-@dataclass(frozen=True)
-class _PreparedView:
-    """One view that is ready to be registered."""
+def register_links(pictures: ContrastPictures, links: Links, motion: str, steps: int = WORKING_STEPS) -> PairPoses:
+    """Register every link on tiles, in one pass over the pictures: each when its second view is read."""
+    solver, threads = PairSolver(motion, pictures.frame, pictures.min_error), torch.get_num_threads()
+    begin = within_motion(links.matrices, motion, pictures.frame)
+    last_use = dict(zip(links.first.tolist(), links.second.tolist(), strict=True))  # the links are in order of these
+    linked = torch.cat([links.first, links.second]).unique().numpy()
+    # A quarter of a chunk: the tiles of several links take more memory than a picture, and a batch takes as many steps
+    # as its slowest pair.
+    together = max(1, len(chunks(pictures.stack)[0]) // 4)
+    parts = np.array_split(linked, -(-len(linked) // together)) if len(linked) else []
 
-    row: int
-    shown: torch.Tensor
-    inside: torch.Tensor | None
-    tiles: PictureTiles | None
+    def prepare(part: np.ndarray) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None, PictureTiles]:
+        shown, inside = pictures.of(part)
+        return part, shown, inside, PictureTiles.of(shown, motion)
 
-
-class _LinkRegistration:
-    """One pass over the pictures: every link is registered when its second view is read."""
-
-    def __init__(self, pictures: ContrastPictures, links: Links, motion: str, steps: int) -> None:
-        self.pictures, self.links, self.steps, n = pictures, links, steps, len(pictures.stack)
-        self.solver = PairSolver(motion, pictures.frame, pictures.min_error)
-        self.begin = within_motion(links.matrices, motion, pictures.frame)
-        self.tiles = TILES if max(pictures.frame) < LARGE_PICTURE_PX else LARGE_TILES
-        # The links that end at a view, and the last view that needs its tiles.
-        self.starts = torch.searchsorted(links.second, torch.arange(n + 1)).tolist()
-        self.needed = [0] * n
-        for i, j in zip(links.first.tolist(), links.second.tolist(), strict=True):
-            self.needed[i] = max(self.needed[i], j)
-
-    def run(self) -> PairPoses:
-        """All links, in order."""
-        threads = torch.get_num_threads()
-        made = map_ordered(self._prepare, self._linked_batches(), threads)
-        return PairPoses.cat([*map_ordered(self._register, self._batch_links(made), threads)])
-
-    def _linked_batches(self) -> list[np.ndarray]:
-        """Batches of the views at which a link begins or ends."""
-        asked = torch.cat([self.links.first, self.links.second]).unique().numpy()
-        together = len(chunks(self.pictures.stack)[0])
-        return np.array_split(asked, -(-len(asked) // together)) if len(asked) else []
-
-    def _prepare(self, part: np.ndarray) -> list[_PreparedView]:
-        shown, inside = self.pictures.of(part)
-        wanted = any(self.needed[j] for j in part)
-        patches = PictureTiles.of(shown, self.solver.motion, self.tiles) if wanted else None
-        return [
-            _PreparedView(
-                int(j),
-                shown[k],
-                None if inside is None else inside[k],
-                None if patches is None else patches.one(k),
-            )
-            for k, j in enumerate(part)
-        ]
-
-    def _batch_links(
-        self, made: Iterable[list[_PreparedView]]
-    ) -> Iterator[list[tuple[_PreparedView, list[PictureTiles]]]]:
-        """Views with the tiles of their links' first views, in batches that fit the cache."""
+    def jobs() -> Iterator[tuple[Any, ...]]:
         kept: dict[int, PictureTiles] = {}
-        waiting: list[tuple[_PreparedView, list[PictureTiles]]] = []
-        values = 0
-        for one in chain.from_iterable(made):
-            others = [kept[i] for i in self.links.first[self.starts[one.row] : self.starts[one.row + 1]].tolist()]
-            if one.tiles is not None and self.needed[one.row]:
-                kept[one.row] = one.tiles
-            for row in [row for row in kept if self.needed[row] <= one.row]:
-                del kept[row]
-            if others:
-                waiting.append((one, others))
-                values += sum(patches.values.numel() for patches in others)
-            if values >= BATCH_VALUES:
-                yield waiting
-                waiting, values = [], 0
-        if waiting:
-            yield waiting
+        for part, shown, inside, tiles in map_ordered(prepare, parts, threads):
+            kept |= {row: tiles.one(k) for k, row in enumerate(part.tolist())}
+            low, high = torch.searchsorted(links.second, torch.tensor([part[0], part[-1] + 1])).tolist()
+            if low < high:
+                which = torch.searchsorted(torch.from_numpy(part), links.second[low:high])
+                others = PictureTiles.cat([kept[i] for i in links.first[low:high].tolist()])
+                yield shown, inside, which, others, begin[low:high], steps
+            kept = {row: tiles for row, tiles in kept.items() if last_use.get(row, -1) > part[-1]}
 
-    @torch.no_grad()
-    def _register(self, items: list[tuple[_PreparedView, list[PictureTiles]]]) -> PairPoses:
-        views = [one for one, _ in items]
-        shown = torch.stack([one.shown for one in views])
-        inside = None if views[0].inside is None else torch.stack([cast("torch.Tensor", one.inside) for one in views])
-        which = torch.repeat_interleave(torch.tensor([len(others) for _, others in items]))
-        # Views between them that end no link have none to leave out.
-        begin = self.begin[self.starts[views[0].row] : self.starts[views[-1].row + 1]]
-        others = PictureTiles.cat([patches for _, some in items for patches in some])
-        return self.solver.register(shown, inside, which, others, begin, self.steps)
-
-
-def register_links(pictures: ContrastPictures, links: Links, motion: str, steps: int) -> PairPoses:
-    """Register every link on tiles, in one pass over the pictures; links in the order of their second view."""
-    return _LinkRegistration(pictures, links, motion, steps).run()
+    return PairPoses.cat([*map_ordered(lambda job: solver.register(*job), jobs(), threads)])
 
 
 # ---- working size
@@ -225,33 +149,24 @@ def register_links(pictures: ContrastPictures, links: Links, motion: str, steps:
 
 @torch.no_grad()
 def track(pictures: ContrastPictures, motion: str, origin: Origin, *, joint: bool = True) -> TrackedViews:
-    """Views of a sequence from its pictures alone. origin: the reference of errors. joint: with links beyond neighbours
-    and the joint adjustment."""
+    """Views of a sequence from its pictures alone. origin: the reference of errors. joint: with links beyond
+    neighbours."""
     n = len(pictures.stack)
     shown = torch.cat([pictures.of(part)[0] for part in chunks(pictures.stack)])
     reach = (1, 2) if joint else (1,)
     first = torch.cat([torch.arange(n - step) for step in reach if n > step])
     second = torch.cat([torch.arange(step, n) for step in reach if n > step])
-    shift, _ = find_shifts(shown, first, second)
-    near = Links(first, second, shifted(shift)).ordered()
-    done = register_links(pictures, near, motion, WORKING_STEPS)
+    near = Links(first, second, shifted(find_shifts(shown, first, second)[0])).ordered()
+    done = register_links(pictures, near, motion)
     bar = min_link_likeness(done, near)
-    good = valid_links(done, bar)
-    views, lost = _chain(n, replace(near, matrices=done.matrices), done.likeness, good, shown, bar)
-    if not joint:
-        links = Links(near.first, near.second, done.matrices)
-        error = _accumulated_error(done, n)
-        return TrackedViews(views, links.between(views), error, float(error[-1]), lost)
+    views, lost = _chain(replace(near, matrices=done.matrices), done.likeness, valid_links(done, bar), shown, bar)
     links = near.between(views)
-    more = far_links(views, pictures.frame, n)
-    if len(more):
-        links = Links(*(torch.cat(pair) for pair in zip(_parts(links), _parts(more), strict=True))).ordered()
-    done = register_links(pictures, links, motion, WORKING_STEPS // 2)
+    if joint:
+        more = far_links(views, pictures.frame)
+        both = ((links.first, more.first), (links.second, more.second), (links.matrices, more.matrices))
+        links = Links(*map(torch.cat, both)).ordered()
+        done = register_links(pictures, links, motion)
     return adjust_views(links, done, views, lost, bar, pictures.frame, motion, origin)
-
-
-def _parts(links: Links) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return links.first, links.second, links.matrices
 
 
 def min_link_likeness(done: PairPoses, links: Links) -> float:
@@ -266,9 +181,10 @@ def valid_links(done: PairPoses, bar: float) -> torch.Tensor:
 
 
 def _chain(
-    n: int, links: Links, likeness: torch.Tensor, good: torch.Tensor, shown: torch.Tensor, bar: float
+    links: Links, likeness: torch.Tensor, good: torch.Tensor, shown: torch.Tensor, bar: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Views (n, 3, 3), each from the best link to a view before it, and which have no such link (n,)."""
+    n = len(shown)
     views, lost = torch.eye(3, dtype=torch.float64).repeat(n, 1, 1), torch.zeros(n, dtype=torch.bool)
     by_second: list[list[int]] = [[] for _ in range(n)]
     for edge in torch.nonzero(good)[:, 0].tolist():
@@ -289,21 +205,16 @@ def _chain(
     return normalise(views), lost
 
 
-def far_links(views: torch.Tensor, frame: Size, n: int) -> Links:
-    """Links over 4, 8, 16, … views, half as many each time, between views that overlap enough."""
-    first, second, step = [], [], 4
+def far_links(views: torch.Tensor, frame: Size) -> Links:
+    """Links over 4, 8, 16, … views, half as many each time, and of the first with the last view, where both views
+    overlap enough."""
+    n, step = len(views), 4
+    pairs = [(0, n - 1)] if n > 4 else []
     while step < n:
-        begin = torch.arange(0, n - step, step // 2)
-        first.append(begin)
-        second.append(begin + step)
+        pairs += [(begin, begin + step) for begin in range(0, n - step, step // 2)]
         step *= 2
-    if n > 4:
-        first.append(torch.tensor([0]))
-        second.append(torch.tensor([n - 1]))
-    if not first:
-        none = torch.zeros(0, dtype=torch.int64)
-        return Links(none, none, torch.zeros(0, 3, 3, dtype=torch.float64))
-    links = Links(torch.cat(first), torch.cat(second), torch.empty(0)).between(views)
+    first, second = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
+    links = Links(first, second, torch.empty(0)).between(views)
     return links.some(overlap(links.matrices, frame) >= MIN_OVERLAP)
 
 
@@ -319,44 +230,24 @@ def adjust_views(
 ) -> TrackedViews:
     """Adjust views to the valid links; a view without one is tied weakly to the view before it."""
     good = valid_links(done, bar)
-    held = ~_has_link(len(views), links.some(good))
-    held[0] = False
+    valid = links.some(good)
+    held = torch.ones(len(views), dtype=torch.bool)
+    held[valid.second], held[0] = False, False
     rows = torch.nonzero(held)[:, 0]
-    weak = Links(rows - 1, rows, torch.eye(3, dtype=torch.float64).repeat(len(rows), 1, 1)).between(views)
+    weak = Links(rows - 1, rows, torch.empty(0)).between(views)
+    corner = point_motion(torch.as_tensor(corners(frame)).double(), frame, motion).flatten(1)
+    information = corner @ corner.T / (corner.shape[1] * UNMATCHED_ERROR_PX**2)
     graph = PoseGraph(
-        torch.cat([links.first[good], weak.first]),
-        torch.cat([links.second[good], weak.second]),
+        torch.cat([valid.first, weak.first]),
+        torch.cat([valid.second, weak.second]),
         torch.cat([done.matrices[good], weak.matrices]),
-        torch.cat([done.information[good], _weak_information(motion, frame).expand(len(rows), -1, -1)]),
+        torch.cat([done.information[good], information.expand(len(rows), -1, -1)]),
         frame,
         motion,
     )
     result = adjust(graph, views, origin)
     error = torch.where(held, torch.nan, result.error)
-    return TrackedViews(
-        normalise(result.views), links.some(good).between(result.views), error, result.ends, lost | held
-    )
-
-
-def _weak_information(motion: str, frame: Size) -> torch.Tensor:
-    """(k, k) information of corners with a standard deviation of `UNMATCHED_ERROR_PX` pixels."""
-    corner = point_motion(torch.as_tensor(corners(frame)).double(), frame, motion).flatten(1)
-    return corner @ corner.T / (corner.shape[1] * UNMATCHED_ERROR_PX**2)
-
-
-def _has_link(n: int, links: Links) -> torch.Tensor:
-    """(n,) bool: views with a link from an earlier one."""
-    reached = torch.zeros(n, dtype=torch.bool)
-    reached[links.second] = True
-    return reached
-
-
-def _accumulated_error(done: PairPoses, n: int) -> torch.Tensor:
-    """(n,) error of each view against the first, accumulated along the chain; for the first, that of the second."""
-    if n < 2:
-        return torch.full((1,), torch.nan, dtype=torch.float64)
-    added = done.error.square().nan_to_num(UNMATCHED_ERROR_PX**2).cumsum(0).sqrt()
-    return torch.cat([added[:1], torch.where(done.error.isfinite(), added, torch.nan)])
+    return TrackedViews(normalise(result.views), valid.between(result.views), error, result.ends, lost | held)
 
 
 def connected_components(n: int, links: Links) -> torch.Tensor:
@@ -377,25 +268,12 @@ def thin_links(links: Links, n: int) -> Links:
 
 
 @torch.no_grad()
-def refine(
-    known: TrackedViews, pictures: ContrastPictures, motion: str, origin: Origin, *, joint: bool = True
-) -> TrackedViews:
+def refine(known: TrackedViews, pictures: ContrastPictures, motion: str, origin: Origin) -> TrackedViews:
     """Refine views in larger pictures; `known` is in their pixels."""
-    if joint:
-        known = replace(known, links=thin_links(known.links, len(known.views)))
-    done = register_links(pictures, known.links, motion, FINE_STEPS)
-    bar = min_link_likeness(done, known.links)
-    if joint:
-        return adjust_views(known.links, done, known.views, known.lost, bar, pictures.frame, motion, origin)
-    good = valid_links(done, bar)
-    matrices = torch.where(good[:, None, None], done.matrices, known.links.matrices)
-    views = known.views.clone()
-    for edge, j in enumerate(known.links.second.tolist()):
-        views[j] = matrices[edge] @ views[j - 1]
-    views = normalise(views)
-    lost = torch.cat([torch.zeros(1, dtype=torch.bool), ~good])
-    error = _accumulated_error(done, len(views))
-    return TrackedViews(views, known.links.between(views), error, float(error[-1]), lost)
+    links = thin_links(known.links, len(known.views))
+    done = register_links(pictures, links, motion, FINE_STEPS)
+    bar = min_link_likeness(done, links)
+    return adjust_views(links, done, known.views, known.lost, bar, pictures.frame, motion, origin)
 
 
 @torch.no_grad()
@@ -404,11 +282,11 @@ def choose_sequence_motion(
 ) -> MotionChoice:
     """The simplest sufficient motion, by the longest links."""
     length = known.links.second - known.links.first
-    longest = torch.argsort(length, descending=True, stable=True)[: 4 * MOTION_LINKS]
-    some = longest[:: max(1, len(longest) // MOTION_LINKS)].sort().values
+    longest = torch.argsort(length, descending=True, stable=True)[: 4 * SAMPLE_VIEWS]
+    some = longest[:: max(1, len(longest) // SAMPLE_VIEWS)].sort().values
     links = known.links.some(some)
     return simplest(
-        lambda motion: ExplainedVariance(register_links(pictures, links, motion, WORKING_STEPS).explained_variance),
+        lambda motion: ExplainedVariance(register_links(pictures, links, motion).explained_variance),
         motions,
     )
 

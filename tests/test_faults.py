@@ -23,7 +23,6 @@ from congeal import align
 from congeal.cli import main
 from congeal.comparison import compare as comparing
 from congeal.comparison.process import FitClock, failure
-from congeal.runs.folder import RunFolder
 from killed import count_moments, fork, outputs, run_killed
 from small_files import LSC, SIDE, picture, save_images
 

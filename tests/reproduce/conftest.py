@@ -10,7 +10,7 @@ import pytest
 
 from congeal.cli import main
 from congeal.comparison.process import FitClock, failure
-from congeal.experiments import aligning
+from congeal.experiments import measures
 
 
 @pytest.fixture
@@ -34,4 +34,4 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         except Exception as error:
             return failure(error)
 
-    monkeypatch.setattr(aligning, "run_in_process", run_here)
+    monkeypatch.setattr(measures, "run_in_process", run_here)

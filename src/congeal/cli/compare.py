@@ -121,8 +121,7 @@ class Reproduce(DebugFlag, QuietFlag):
 
     def run(self, command: str) -> None:
         """Run the experiment and print its table."""
-        from congeal.experiments.execute import check_any, reproduce
-        from congeal.experiments.plan import Options, load_experiment, read_methods
+        from congeal.experiments.experiment import Options, check_any, load_experiment, read_methods, reproduce
 
         load_experiment(self.experiment)
         output = self.output or f"reproduce-{self.experiment}"

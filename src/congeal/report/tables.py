@@ -82,8 +82,8 @@ def markdown(rows: Sequence[Row]) -> str:
     """A table for people. Likeness and APSNR of a collapsed row are struck out, the best of the others is bold."""
     winner = best(rows)
     bold = None if winner is None else ranked_by([winner])
-    lines = ["| " + " | ".join(HEADINGS) + " |", ALIGNMENT]
-    lines += ["| " + " | ".join(cells(row, bold if row is winner else None)) + " |" for row in rows]
+    lines = [table_line(HEADINGS), ALIGNMENT]
+    lines += [table_line(cells(row, bold if row is winner else None)) for row in rows]
     notes = [
         "Likeness of each image to the mean of the others: 1 is perfect, and the highest is best. APSNR in dB. "
         "Energy and scale: 1 is right. Seconds are for fitting alone."
@@ -124,7 +124,12 @@ def cells(row: Row, bold: str | None) -> list[str]:
         fixed(row["peak_memory_mb"], 0),
         verdict_words(row),
     ]
-    return [text.replace("|", "\\|").replace("\n", " ") for text in texts]
+    return texts
+
+
+def table_line(texts: Sequence[str]) -> str:
+    """One line of a Markdown table."""
+    return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
 
 
 def fixed(value: float | None, digits: int = 2) -> str:

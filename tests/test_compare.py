@@ -34,7 +34,7 @@ from congeal.images.sources.files import FileSource
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
 from congeal.pipeline.render import Picture
-from congeal.report.tables import best, markdown, motion_words
+from congeal.report.comparison import best, markdown, motion_words
 from congeal.runs.folder import RunFolder
 
 comparing = importlib.import_module("congeal.comparison.compare")  # the module, which the function hides

@@ -65,7 +65,7 @@ class Compare(DebugFlag, QuietFlag):
         """Compare and print the table."""
         from congeal.comparison.compare import compare
         from congeal.errors import RunFailed
-        from congeal.report.tables import markdown
+        from congeal.report.comparison import markdown
 
         rows = compare(
             self.source,

@@ -33,8 +33,7 @@ from congeal.pipeline.initial_poses import InitialPoses, init_name, read_initial
 from congeal.pipeline.model import check_limit, use_stack_position
 from congeal.pipeline.stages import finish, prepare_stack
 from congeal.pipeline.verify_outputs import verify_stages
-from congeal.report.compare_page import write_comparison
-from congeal.report.tables import KEYS, Row, fixed, verdict_words, write_tables
+from congeal.report.comparison import KEYS, Row, fixed, verdict_words, write_comparison, write_tables
 from congeal.runs.folder import CONFIG, RunFolder
 from congeal.transforms import Transforms
 

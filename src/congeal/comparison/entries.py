@@ -15,7 +15,7 @@ from congeal.methods.device import find_device
 from congeal.methods.registry import method_class, method_name
 from congeal.methods.registry import methods as known_methods
 from congeal.pipeline.model import chooses_motion, make_method, takes_device
-from congeal.report.compare_page import LABEL
+from congeal.report.comparison import LABEL
 
 # What all methods of a comparison share, and the option that sets it.
 SHARED = {"size": "--size", "random_state": "--seed", "align_on": "--channel"}

@@ -27,7 +27,7 @@ from congeal.experiments import EXPERIMENTS
 from congeal.experiments.tables import Row, Table, experiment_page
 from congeal.files import plain, read_json, write_json
 from congeal.methods.checks import Seed, accepts, describe
-from congeal.report.tables import fixed, flat
+from congeal.report.comparison import fixed, flat
 from congeal.runs.folder import RunFolder
 
 log = logging.getLogger("congeal")

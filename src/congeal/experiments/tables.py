@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from congeal.pipeline.stages import versions
-from congeal.report.tables import fixed, share, table_line
+from congeal.report.comparison import fixed, share, table_line
 
 Row = dict[str, Any]
 Rows = Sequence[Row]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -18,7 +18,7 @@ DISTORTED = ("shrunk", "zoomed")
 
 def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> list[str]:
     """At most four sentences that name the flag or command to use."""
-    steps = [*_for_verdict(metrics, config)]
+    steps = _for_verdict(metrics, config)
     if metrics["verdict"] == "mixed":
         steps.append(f"Leave out what does not belong: 'congeal studio {run}' shows the images, worst first.")
     status = metrics.get("status") or {}
@@ -59,9 +59,18 @@ def _for_verdict(metrics: dict[str, Any], config: dict[str, Any]) -> list[str]:
 
 MAX_IMAGES_TO_CHECK = 5
 MIN_EMPTY_SHARE = 0.2
-"""Share of the frame without image above which an image is said to leave it empty, if that is unusual in its set."""
+"""Share of the frame without image above which an image is said to leave it empty, if that is unusual in its set.
+Chosen by judgement: less is a margin that any shift leaves."""
+MIN_UNUSUAL_PX = 2.0
+"""Pixels beyond the median below which no shift is called unusual. Chosen by judgement: less is hardly seen."""
 UNUSUAL_DISTANCE = 4.0
-"""A value is unusual if it is farther above the median than this many times the 84th percentile is."""
+"""A value is unusual if it is farther above the median than this many times the 84th percentile is: four standard
+deviations, which one image in 30,000 reaches by chance."""
+STATUS_REASONS = {
+    "blank": "There is next to nothing to see in it, so it could not be aligned.",
+    "failed": "It left the frame, or was bent or scaled far more than the others: its pose makes no sense.",
+    "outlier": "It does not look like the others ({score}): another thing, or a wrong pose.",
+}
 
 
 def typical(values: np.ndarray) -> tuple[float, float]:
@@ -83,49 +92,27 @@ def images_to_check(cards: Sequence[Mapping[str, Any]], usual: UsualValues) -> l
 
 def reasons(card: Mapping[str, Any], usual: UsualValues) -> list[str]:
     """Why this image needs a look; what counts most comes first."""
-    found = [_status(card, usual), _unsure(card, usual), _empty(card, usual), _far(card, usual)]
-    said = [one for one in found if one]
-    return said or [f"Among the least like the mean: {_score(card, usual)}."]
+    score, (middle, _) = "its likeness is not known", usual["score"]
+    if card.get("score") is not None:
+        score = f"likeness {card['score']:.2f}" + (f", where {middle:.2f} is usual" if np.isfinite(middle) else "")
+    found = [STATUS_REASONS[card["status"]].format(score=score)] if card["status"] in STATUS_REASONS else []
+    if card.get("unsure") and card.get("uncertainty") is not None:
+        error, middle = two_figures(card["uncertainty"]), two_figures(usual["uncertainty"][0])
+        found.append(f"Its pose is uncertain: ± {error} px, where ± {middle} px is usual.")
+    empty, (middle, _) = card.get("out_of_frame"), usual["out_of_frame"]
+    if is_unusual(empty, usual["out_of_frame"], MIN_EMPTY_SHARE):
+        found.append(f"{100 * empty:.0f} % of the frame has no image under it, where {100 * middle:.0f} % is usual.")
+    moved, (middle, _) = (card.get("moved") or {}).get("corners"), usual["corners"]
+    if is_unusual(moved, usual["corners"], middle + MIN_UNUSUAL_PX):
+        found.append(
+            f"It was moved unusually far: its corners by {short(moved)} px, where {short(middle)} px is usual."
+        )
+    return found or [f"Among the least like the mean: {score}."]
 
 
-def _status(card: Mapping[str, Any], usual: UsualValues) -> str:
-    if card["status"] == "blank":
-        return "There is next to nothing to see in it, so it could not be aligned."
-    if card["status"] == "failed":
-        return "It left the frame, or was bent or scaled far more than the others: its pose makes no sense."
-    if card["status"] == "outlier":
-        return f"It does not look like the others ({_score(card, usual)}): another thing, or a wrong pose."
-    return ""
-
-
-def _score(card: Mapping[str, Any], usual: UsualValues) -> str:
-    if card.get("score") is None:
-        return "its likeness is not known"
-    middle = usual["score"][0]
-    return f"likeness {card['score']:.2f}" + (f", where {middle:.2f} is usual" if np.isfinite(middle) else "")
-
-
-def _unsure(card: Mapping[str, Any], usual: UsualValues) -> str:
-    if not card.get("unsure") or card.get("uncertainty") is None:
-        return ""
-    middle = usual["uncertainty"][0]
-    return f"Its pose is uncertain: ± {two_figures(card['uncertainty'])} px, where ± {two_figures(middle)} px is usual."
-
-
-def _empty(card: Mapping[str, Any], usual: UsualValues) -> str:
-    share, (middle, spread) = card.get("out_of_frame"), usual["out_of_frame"]
-    if share is None or not np.isfinite(middle) or share <= max(MIN_EMPTY_SHARE, middle + UNUSUAL_DISTANCE * spread):
-        return ""
-    return f"{100 * share:.0f} % of the frame has no image under it, where {100 * middle:.0f} % is usual."
-
-
-def _far(card: Mapping[str, Any], usual: UsualValues) -> str:
-    moved = (card.get("moved") or {}).get("corners")
-    middle, spread = usual["corners"]
-    if (
-        moved is None
-        or not np.isfinite([moved, middle, spread]).all()
-        or moved <= middle + UNUSUAL_DISTANCE * max(spread, 0.5)
-    ):
-        return ""
-    return f"It was moved unusually far: its corners by {short(moved)} px, where {short(middle)} px is usual."
+def is_unusual(value: Any, usual: tuple[float, float], least: float) -> TypeGuard[float]:
+    """Whether a value is known, above `least`, and far above what is usual."""
+    middle, spread = usual
+    if value is None or not np.isfinite([value, middle, spread]).all():
+        return False
+    return bool(value > max(least, middle + UNUSUAL_DISTANCE * spread))

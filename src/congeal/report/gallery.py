@@ -1,9 +1,8 @@
-"""The images that the page shows: their thumbnails, error bars, and place in the charts."""
+"""The images that the page shows: their thumbnails, numbers, error bars, and place in the charts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,40 +10,103 @@ from numpy.typing import NDArray
 from congeal.errors import CongealError
 from congeal.files import read_json
 from congeal.report.charts import bin_of, histogram
-from congeal.report.motion import moves, orientation_sentence, orientation_words
+from congeal.report.motion import (
+    EMPTY_SHARE,
+    QUANTITIES,
+    SCORE,
+    UNCERTAINTY,
+    Quantity,
+    changed,
+    moves,
+    orientation_sentence,
+    orientation_words,
+)
 from congeal.report.pictures import Contrast, picture
 from congeal.runs.folder import RunFolder
+from congeal.transforms import Transforms
 from congeal.transforms.files import load_ids, load_numbers, load_some
 
 MAX_THUMBNAIL_PNG_BYTES = 8_000
 """A larger thumbnail is written as JPEG."""
 MAX_THUMBNAIL_BYTES = 18_000
 """Upper bound of a thumbnail: a page has up to two hundred of them."""
+MAX_HISTOGRAM_ROWS = 100_000
+"""Number of evenly spaced images whose transforms are read for the histograms: their shape needs no more."""
 UNSURE_RATIO = 3.0
 """A pose is unsure if its standard error is more than this many times the median of the set …"""
 MIN_UNSURE_PX = 0.25
 """… and more than this many pixels: if all poses are exact, none is in doubt."""
 MAX_LISTED_UNSURE = 8
 
+ImageNumbers = dict[str, NDArray[np.float64]]
+"""What charts show of N images, each (N,) by the key of its `Quantity`; NaN for images without a pose."""
 
-@dataclass(frozen=True)
-class Confidence:
-    """Error bars of a run's N images, in source pixels.
 
-    Attributes
-    ----------
-    uncertainty : ndarray, shape (N,)
-        Standard error of each pose; NaN where it is not known.
-    limit : float
-        Images beyond it are unsure.
-    """
+class SetNumbers(NamedTuple):
+    """Numbers of every step-th image of the source, in its order."""
+
+    step: int
+    numbers: ImageNumbers
+
+
+def image_numbers(after: Any, before: Any, size: tuple[int, int], score: Any, out_of_frame: Any) -> ImageNumbers:
+    """What was done to images, from `aligned_from_source` (N,3,3) after and before, and how they lie now."""
+    moved = moves(np.asarray(after), np.asarray(before), size)
+    known = np.isfinite(moved["corners"])
+    shown = {SCORE.key: score, EMPTY_SHARE.key: 100 * np.asarray(out_of_frame)}
+    return moved | {key: np.where(known, values, np.nan) for key, values in shown.items()}
+
+
+def set_numbers(run: RunFolder, n_images: int) -> SetNumbers | None:
+    """The numbers of the images of a run; None where it does not say where they started."""
+    found, start = (run.work / f"{name}.npz" for name in ("found", "start"))
+    if not found.exists() or not start.exists():
+        return None
+    step = -(-n_images // MAX_HISTOGRAM_ROWS) or 1
+    after, before = Transforms.load(found, step), Transforms.load(start, step)
+    if after.aligned_size is None:
+        return None
+    facts = (after.aligned_size, after.score, after.out_of_frame)
+    return SetNumbers(step, image_numbers(after.matrices, before.matrices, *facts))
+
+
+def sample_numbers(run: RunFolder, rows: list[int]) -> list[dict[str, float]]:
+    """The known numbers of a few images by their position in the source; empty where the run does not say."""
+    found, start = (run.work / f"{name}.npz" for name in ("found", "start"))
+    size = run.read_json("metrics.json").get("aligned_size")
+    if not rows or not size or not found.exists() or not start.exists():
+        return [{} for _ in rows]
+    try:
+        after, before = (load_some(path, "matrices", rows) for path in (found, start))
+        facts = (load_some(found, name, rows) for name in ("score", "out_of_frame"))
+        numbers = image_numbers(np.stack(after), np.stack(before), (size[0], size[1]), *facts)
+    except KeyError as error:  # more rows in one file than in the other
+        raise CongealError(f"{run.work / 'samples.json'} is damaged; run 'congeal align' into a new folder") from error
+    return [{key: float(array[k]) for key, array in numbers.items() if array[k] == array[k]} for k in range(len(rows))]
+
+
+def chart(quantity: Quantity, values: NDArray[np.float64]) -> dict[str, Any] | None:
+    """The histogram of a quantity; None without a value."""
+    drawn = histogram(quantity.name, values, quantity.unit, quantity.neutral)
+    return None if drawn is None else {**drawn, "key": quantity.key}
+
+
+def histograms(numbers: ImageNumbers) -> list[dict[str, Any]]:
+    """One chart per quantity that changed, and those of likeness and of what lies outside."""
+    shown = [one for one in QUANTITIES if changed(one, numbers[one.key])]
+    charts = [chart(one, numbers[one.key]) for one in (*shown, SCORE, EMPTY_SHARE)]
+    return [one for one in charts if one is not None]
+
+
+# ---- error bars
+
+
+class Confidence(NamedTuple):
+    """Standard error of each of N poses in source pixels, NaN where it is not known; images beyond `limit` are
+    unsure."""
 
     uncertainty: NDArray[np.float64]
     limit: float
-
-    def unsure(self, index: int) -> bool:
-        """Whether the pose of this image is much less certain than the others."""
-        return bool(self.uncertainty[index] > self.limit)
 
 
 def confidence_of(run: RunFolder) -> Confidence | None:
@@ -60,18 +122,19 @@ def shown_confidence(run: RunFolder, confidence: Confidence | None) -> dict[str,
     """What a page shows of it: a histogram, how many images are unsure, and the names of the least certain ones."""
     if confidence is None:
         return None
-    values = confidence.uncertainty
+    values, limit = confidence
     order = np.argsort(-np.nan_to_num(values, nan=-1.0), kind="stable")[:MAX_LISTED_UNSURE]
-    least = [int(i) for i in order if values[i] > confidence.limit]
+    least = [int(i) for i in order if values[i] > limit]
     names = load_ids(run.work / "found.npz", least)
-    chart = histogram("Uncertainty of the pose", values, "px")
-    assert chart is not None  # at least one is known
     return {
-        "chart": {**chart, "key": "uncertainty"},
-        "limit": confidence.limit,
-        "n_unsure": int((values > confidence.limit).sum()),
+        "chart": chart(UNCERTAINTY, values),
+        "limit": limit,
+        "n_unsure": int((values > limit).sum()),
         "least": [{"id": name, "px": float(values[i])} for name, i in zip(names, least, strict=True)],
     }
+
+
+# ---- cards
 
 
 def gallery(
@@ -84,9 +147,8 @@ def gallery(
     for sample in samples:
         if not isinstance(sample, dict) or not isinstance(sample.get("index"), int):
             raise CongealError(f"{listing} is damaged; run 'congeal align' into a new folder")
-    values = sample_values(run, [sample["index"] for sample in samples])
-    cards = []
-    for sample, own, laid in zip(samples, values, sample_words(run, samples), strict=True):
+    rows, cards = [sample["index"] for sample in samples], []
+    for sample, known, laid in zip(samples, sample_numbers(run, rows), sample_orientations(run, rows), strict=True):
         files = {side: run.work / "samples" / f"{sample['index']}_{side}.png" for side in ("before", "after")}
         pair = {
             side: picture(path, largest_png=MAX_THUMBNAIL_PNG_BYTES, contrast=contrast, largest=MAX_THUMBNAIL_BYTES)
@@ -94,49 +156,33 @@ def gallery(
         }
         if not all(pair.values()):
             continue
-        sure: dict[str, Any] = {"uncertainty": None, "unsure": False}
+        unsure = False
         if confidence is not None and 0 <= sample["index"] < len(confidence.uncertainty):
             error = float(confidence.uncertainty[sample["index"]])
-            sure = {"uncertainty": error if error == error else None, "unsure": confidence.unsure(sample["index"])}
-        own["uncertainty"] = float("nan") if sure["uncertainty"] is None else sure["uncertainty"]
-        bins = [bin_of(chart, own.get(chart["key"], float("nan"))) for chart in charts]
-        known = {key: value for key, value in own.items() if value == value}
+            known |= {UNCERTAINTY.key: error} if error == error else {}
+            unsure = error > confidence.limit
+        empty = known.get(EMPTY_SHARE.key)
         cards.append(
             {
                 **sample,
                 **pair,
-                **sure,
-                "bins": bins,
+                "uncertainty": known.get(UNCERTAINTY.key),
+                "unsure": unsure,
+                "bins": [bin_of(one, known.get(one["key"], float("nan"))) for one in charts],
                 "moved": known,
-                "out_of_frame": known.get("out_of_frame"),
+                "out_of_frame": None if empty is None else empty / 100,
                 "laid": laid,
             }
         )
     return sorted(cards, key=gallery_order)
 
 
-def sample_words(run: RunFolder, samples: list[dict[str, Any]]) -> list[str]:
+def sample_orientations(run: RunFolder, rows: list[int]) -> list[str]:
     """The orientation of a few images in words; empty if all images of the set are upright."""
     found, metrics = run.work / "found.npz", run.read_json("metrics.json")
-    if not samples or not found.exists() or not orientation_sentence(metrics):
-        return [""] * len(samples)
-    return orientation_words(np.stack(load_some(found, "matrices", [sample["index"] for sample in samples])))
-
-
-def sample_values(run: RunFolder, rows: list[int]) -> list[dict[str, float]]:
-    """What the charts show, of a few images by their position in the source; empty where the run does not say."""
-    found, start = (run.work / f"{name}.npz" for name in ("found", "start"))
-    size = run.read_json("metrics.json").get("aligned_size")
-    if not rows or not size or not found.exists() or not start.exists():
-        return [{} for _ in rows]
-    try:
-        after, before = (np.stack(load_some(path, "matrices", rows)) for path in (found, start))
-        numbers = {name: load_some(found, name, rows) for name in ("score", "out_of_frame")}
-    except KeyError as error:  # more rows in one file than in the other
-        raise CongealError(f"{run.work / 'samples.json'} is damaged; run 'congeal align' into a new folder") from error
-    numbers["outside"] = [100 * value for value in numbers["out_of_frame"]]
-    columns: dict[str, Any] = {**moves(after, before, (size[0], size[1])), **numbers}
-    return [{key: float(column[k]) for key, column in columns.items()} for k in range(len(rows))]
+    if not rows or not found.exists() or not orientation_sentence(metrics):
+        return [""] * len(rows)
+    return orientation_words(np.stack(load_some(found, "matrices", rows)))
 
 
 def gallery_order(card: dict[str, Any]) -> tuple[bool, float]:

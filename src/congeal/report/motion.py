@@ -35,7 +35,7 @@ class Quantity:
     key: str
     name: str
     unit: str
-    neutral: float
+    neutral: float | None
 
 
 QUANTITIES = (
@@ -48,6 +48,11 @@ QUANTITIES = (
     Quantity("skew", "Skew", "°", 0.0),
     Quantity("perspective", "Perspective, near corner over far corner", "×", 1.0),
 )
+
+
+SCORE = Quantity("score", "Likeness to the mean", "", None)
+EMPTY_SHARE = Quantity("outside", "Frame without image under it", "%", None)
+UNCERTAINTY = Quantity("uncertainty", "Uncertainty of the pose", "px", None)
 
 
 def moves(after: np.ndarray, before: np.ndarray, size: Size) -> dict[str, np.ndarray]:
@@ -68,7 +73,7 @@ def moves(after: np.ndarray, before: np.ndarray, size: Size) -> dict[str, np.nda
 def changed(quantity: Quantity, values: np.ndarray) -> bool:
     """Whether any image was changed in this respect: rigid motion, for instance, never scales."""
     known = values[np.isfinite(values)]
-    return bool(len(known) and np.abs(known - quantity.neutral).max() > UNCHANGED_TOLERANCE)
+    return bool(len(known) and np.abs(known - (quantity.neutral or 0.0)).max() > UNCHANGED_TOLERANCE)
 
 
 def drift(moved: Mapping[str, np.ndarray], step: int) -> dict[str, Any] | None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import jinja2
 
+from congeal.images.sources.remote import without_credentials
 from congeal.report.charts import two_figures
+from congeal.runs.folder import RunFolder
 
 _LONE = re.compile("[\ud800-\udfff]")
 TEMPLATES = Path(__file__).parent / "templates"
@@ -35,6 +37,11 @@ def _environment(folder: Path | None) -> jinja2.Environment:
     )
     environment.filters.update(number=number, percent=percent, duration=duration, two_figures=two_figures)
     return environment
+
+
+def shown_config(run: RunFolder) -> dict[str, Any]:
+    """config.json as a page may show it: without passwords, whoever wrote the file."""
+    return {k: without_credentials(v) if isinstance(v, str) else v for k, v in run.config.items()}
 
 
 def shown_name(text: str) -> str:

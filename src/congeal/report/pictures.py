@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -80,17 +80,22 @@ def brightened(paths: Iterable[Path]) -> Contrast:
     return Contrast(0.0, max(top, 4.0)) if top < LOW_CONTRAST_LEVELS else Contrast()
 
 
-def _readable(paths: Iterable[Path]) -> Iterable[Image.Image]:
-    """The pictures that can be read."""
+def _readable(paths: Iterable[Path]) -> Iterator[Image.Image]:
+    """The pictures that can be read, up to a number of files."""
     for path in islice(paths, MAX_SAMPLED_PICTURES):
-        if path.is_symlink() or not path.is_file():
-            continue
-        try:
-            with Image.open(path, formats=["PNG"]) as image:
-                image.load()
-        except Exception:  # damaged pictures raise nearly anything; a page has a place without them
-            continue
-        yield image
+        image = None if path.is_symlink() else _read(path)
+        if image is not None:
+            yield image
+
+
+def _read(path: Path) -> Image.Image | None:
+    """The picture; None without a whole one, for which a page has a place."""
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            image.load()
+    except Exception:  # damaged pictures raise nearly anything
+        return None
+    return image
 
 
 MAX_SIDE_PX = 720
@@ -114,12 +119,8 @@ def picture(
     """
     if path.is_symlink():
         raise CongealError(f"{path} is a link, which is never followed; delete it and run 'congeal align' again")
-    if not path.exists():
-        return None
-    try:
-        with Image.open(path, formats=["PNG"]) as image:
-            image.load()
-    except Exception:  # damaged pictures raise nearly anything; the page has a place without one
+    image = _read(path)
+    if image is None:
         return None
     data = path.read_bytes()
     if max(image.size) > longest or contrast.stretched:

@@ -1,4 +1,4 @@
-"""The rows of a comparison, and the table as JSON, CSV and Markdown.
+"""A comparison of methods: its rows, the table as JSON, CSV and Markdown, and the page.
 
 A row is what metrics.json says, under the label of the method, and `error` where a method failed; the numbers of a
 failed row are None.
@@ -7,13 +7,23 @@ failed row are None.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from congeal.errors import CongealError
+from congeal.files import read_json, refuse_links, write_text
+from congeal.report.page import fill_template, shown_config
+from congeal.report.pictures import brightened, contrast_of, picture
 from congeal.runs.folder import RunFolder
 
 Row = dict[str, Any]
 
+LABEL = re.compile(r"[a-z0-9]+(@[A-Za-z0-9_+-]+)?")  # a method, or method@variant
+MAX_METHOD_PICTURE_PX = 360
+"""Longer side of one of the many pictures on the page."""
+MAX_LISTED_SKIPPED = 100
 # Of every row, also of one without an answer.
 KEYS = (
     *("method", "motion", "motion_asked", "n_images", "n_skipped", "likeness_before", "likeness_after"),
@@ -88,16 +98,19 @@ def markdown(rows: Sequence[Row]) -> str:
         "Likeness of each image to the mean of the others: 1 is perfect, and the highest is best. APSNR in dB. "
         "Energy and scale: 1 is right. Seconds are for fitting alone."
     ]
-    idle = [row["idle_memory_mb"] for row in rows if row["idle_memory_mb"]]
-    if idle:
-        notes.append(
-            f"MB is the peak of the method's own process, of which Python, torch and an open stack are {min(idle):.0f}."
-        )
+    idle = idle_memory_mb(rows)
+    if idle is not None:
+        notes.append(f"MB is the peak of the method's own process, of which Python and its libraries are {idle:.0f}.")
     if any(row["collapsed"] for row in rows):
         notes.append(
             "A struck-out APSNR is worth nothing: that method shrank, zoomed or lost the object instead of aligning it."
         )
     return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def idle_memory_mb(rows: Sequence[Row]) -> float | None:
+    """What a process needs before it fits anything; None where no row says."""
+    return min((row["idle_memory_mb"] for row in rows if row.get("idle_memory_mb")), default=None)
 
 
 def cells(row: Row, bold: str | None) -> list[str]:
@@ -140,3 +153,77 @@ def fixed(value: float | None, digits: int = 2) -> str:
 def share(value: float | None) -> str:
     """A share of 1 as per cent; a dash where there is none."""
     return "–" if value is None else f"{100 * value:.1f} %"
+
+
+# ---- the page
+
+
+def write_comparison(run: RunFolder) -> Path:
+    """Write DIR/report.html from what is in the folder; gives its path."""
+    path = run / "report.html"
+    write_text(path, fill_template("compare.html.j2", **gather_comparison(run)))
+    return path
+
+
+def gather_comparison(run: RunFolder) -> dict[str, Any]:
+    """Everything the page shows, as text, numbers and data URIs."""
+    rows = read_json(run / "table.json")
+    for row in rows:  # a label is the name of a folder, and this one's folders are all that is shown
+        if not LABEL.fullmatch(str(row["method"])):
+            raise CongealError(f"{run / 'table.json'} is damaged: {row['method']!r} is no method")
+        refuse_links(run / row["method"], run / row["method"] / ".work")
+    winner = best(rows)
+    done = [row for row in rows if "error" not in row]
+    folders = {row["method"]: run / row["method"] for row in done}
+    start = run / done[0]["method"] / ".work" if done else None
+    files = {
+        kind: [*([start / f"{kind}_before.png"] if start else []), *(one / f"{kind}.png" for one in folders.values())]
+        for kind in ("mean", "variance")
+    }
+    contrast = {
+        "mean": contrast_of(files["mean"], dark_ground=any(row.get("kind") == "object" for row in done)),
+        "variance": brightened(files["variance"]),
+    }
+
+    def shown(kind: str, path: Path | None) -> dict[str, Any] | None:
+        return None if path is None else picture(path, MAX_METHOD_PICTURE_PX, contrast=contrast[kind])
+
+    methods = [
+        {
+            "row": row,
+            "error": row.get("error"),
+            "best": row is winner,
+            "motion": motion_words(row),
+            "verdict": verdict_words(row),
+            "flagged": flagged_words(row),
+            "mean": shown("mean", run / row["method"] / "mean.png"),
+            "spread": shown("variance", run / row["method"] / "variance.png"),
+            "page": "report.html" if (run / row["method"] / "report.html").exists() else None,
+        }
+        for row in rows
+    ]
+    skipped = run.read_rows("skipped.csv")
+    return {
+        "name": run.path.resolve().name,
+        "config": shown_config(run),
+        "n_images": next((row["n_images"] for row in rows if row["n_images"]), 0),
+        "methods": methods,
+        "ranked_by": ranked_by([winner] if winner else []),
+        "before": done[0] if done else None,
+        "mean_before": shown("mean", start and start / "mean_before.png"),
+        "spread_before": shown("variance", start and start / "variance_before.png"),
+        "stretched": contrast["mean"].stretched,
+        "brightened": contrast["variance"].gain,
+        "corner_error": any("corner_error" in row for row in rows),
+        "collapsed": any(row["collapsed"] for row in rows),
+        "idle_memory_mb": idle_memory_mb(rows),
+        "skipped": skipped[:MAX_LISTED_SKIPPED],
+        "n_skipped": len(skipped),
+    }
+
+
+def flagged_words(row: Mapping[str, Any]) -> str:
+    """How many images of a row need a look, in words."""
+    status = row.get("status") or {}
+    words = {"outlier": "unlike the others", "failed": "misplaced", "blank": "blank"}
+    return ", ".join(f"{status[name]:,} {word}" for name, word in words.items() if status.get(name)) or "none"

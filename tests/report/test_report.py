@@ -183,7 +183,7 @@ def page_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **numbers: object) 
 
 def test_the_page_says_what_was_decided_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = page_of(tmp_path, monkeypatch)
-    assert "rigid (chosen)" in page
+    assert "<b>rigid</b> (chosen automatically)" in page
     assert "16 → 48 px" in page
     assert "no network was trained" in page
     for facts in deciding.WHY.values():
@@ -200,7 +200,7 @@ def test_the_page_shows_likeness_first(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_page_says_how_sure_the_poses_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = page_of(tmp_path, monkeypatch)
     error = Transforms.load(tmp_path / "run" / "transforms.csv").uncertainty_px
-    assert f"Median standard error: <b>{np.nanmedian(error):.2g} px</b>" in page
+    assert f"typically off by <b>{np.nanmedian(error):.2g} px</b>" in page
     assert "<b>1 image is unsure</b>" in page
     assert f'<td>3</td><td class="number">{error[3]:.1f}</td>' in page
     assert page.count("unsure, ±") == 2, "in the gallery and among the worst"

@@ -65,7 +65,7 @@ class Result:
             f"mean scale    {_shown(m['mean_scale'])}",
         ]
         if m.get("uncertainty_px") is not None:
-            lines.append(f"poses repeat  to {two_figures(m['uncertainty_px'])} px (median)")
+            lines.append(f"pose error    {two_figures(m['uncertainty_px'])} px (median standard error)")
         lines += [
             f"verdict       {'COLLAPSED, ' if m['collapsed'] else ''}{m['verdict']}: {m['advice']}",
             f"report        {self.report.resolve()}",

@@ -20,7 +20,9 @@ def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> lis
     """At most four sentences that name the flag or command to use."""
     steps = _for_verdict(metrics, config)
     if metrics["verdict"] == "mixed":
-        steps.append(f"Leave out what does not belong: 'congeal studio {run}' shows the images, worst first.")
+        steps.append(
+            f"Leave out the images that do not belong to the set: 'congeal studio {run}' shows the images, worst first."
+        )
     status = metrics.get("status") or {}
     flagged = sum(status.get(name, 0) for name in ("outlier", "failed", "blank"))
     if flagged:
@@ -31,9 +33,8 @@ def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> lis
     if metrics.get("n_skipped"):
         steps.append(f"Not used: {counted(metrics['n_skipped'])}; the reasons are in the list of skipped images.")
     if not metrics["collapsed"] and metrics["verdict"] == "good":
-        steps.append(
-            f"Mark the mean once and get it on every image: 'congeal studio {run}' or 'congeal propagate {run}'."
-        )
+        commands = f"'congeal studio {run}' or 'congeal propagate {run}'"
+        steps.append(f"To carry marks to every image, draw them once on the mean: {commands}.")
     return steps[:4]
 
 
@@ -67,8 +68,8 @@ UNUSUAL_DISTANCE = 4.0
 """A value is unusual if it is farther above the median than this many times the 84th percentile is: four standard
 deviations, which one image in 30,000 reaches by chance."""
 STATUS_REASONS = {
-    "blank": "There is next to nothing to see in it, so it could not be aligned.",
-    "failed": "It left the frame, or was bent or scaled far more than the others: its pose makes no sense.",
+    "blank": "There is nothing to see in it (it is blank, or nearly), so it could not be aligned.",
+    "failed": "It left the picture, or was distorted or scaled far more than the others: its pose makes no sense.",
     "outlier": "It does not look like the others ({score}): another thing, or a wrong pose.",
 }
 
@@ -97,11 +98,11 @@ def reasons(card: Mapping[str, Any], usual: UsualValues) -> list[str]:
         score = f"likeness {card['score']:.2f}" + (f", where {middle:.2f} is usual" if np.isfinite(middle) else "")
     found = [STATUS_REASONS[card["status"]].format(score=score)] if card["status"] in STATUS_REASONS else []
     if card.get("unsure") and card.get("uncertainty") is not None:
-        error, middle = two_figures(card["uncertainty"]), two_figures(usual["uncertainty"][0])
-        found.append(f"Its pose is uncertain: ± {error} px, where ± {middle} px is usual.")
+        error, typical_error = two_figures(card["uncertainty"]), two_figures(usual["uncertainty"][0])
+        found.append(f"Its pose is uncertain: ± {error} px, where ± {typical_error} px is usual.")
     empty, (middle, _) = card.get("out_of_frame"), usual["out_of_frame"]
     if is_unusual(empty, usual["out_of_frame"], MIN_EMPTY_SHARE):
-        found.append(f"{100 * empty:.0f} % of the frame has no image under it, where {100 * middle:.0f} % is usual.")
+        found.append(f"{100 * empty:.0f} % of the frame is not covered by it, where {100 * middle:.0f} % is usual.")
     moved, (middle, _) = (card.get("moved") or {}).get("corners"), usual["corners"]
     if is_unusual(moved, usual["corners"], middle + MIN_UNUSUAL_PX):
         found.append(

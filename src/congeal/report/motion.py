@@ -51,7 +51,7 @@ QUANTITIES = (
 
 
 SCORE = Quantity("score", "Likeness to the mean", "", None)
-EMPTY_SHARE = Quantity("outside", "Frame without image under it", "%", None)
+EMPTY_SHARE = Quantity("outside", "Part of the picture not covered by the image", "%", None)
 UNCERTAINTY = Quantity("uncertainty", "Uncertainty of the pose", "px", None)
 
 

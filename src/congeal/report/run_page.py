@@ -29,6 +29,10 @@ MAX_LISTED_SKIPPED = 200
 COLUMN_TITLES = {
     "cost": "cost: how much the images differ",
     "motion": "mean motion of this step (px)",
+    "moved": "median motion of this step (px)",
+    "images": "images that were matched",
+    "links": "pairs of images that were registered",
+    "error": "error of the poses (px)",
     "blur": "blur of the images (px)",
     "level": "level, coarse to fine",
     "size": "size of the pictures (px)",

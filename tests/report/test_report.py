@@ -18,11 +18,10 @@ from congeal import Transforms, align
 from congeal.files import write_json
 from congeal.pipeline.render import MAX_BEST, MAX_FLAGGED, MAX_MOVED, MAX_RANDOM, MAX_WORST, choose_samples
 from congeal.report import write_report
-from congeal.report.advice import next_steps
 from congeal.report.charts import BINS, curve, curves, histogram, short, two_figures
 from congeal.report.motion import moves
-from congeal.report.page import number, percent
-from congeal.report.pictures import picture
+from congeal.report.page import number, percent, picture
+from congeal.report.run_page import next_steps
 from congeal.runs.folder import RunFolder
 
 QUICK = {"iterations": (1, 1, 1)}

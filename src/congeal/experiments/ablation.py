@@ -11,22 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from congeal.errors import CongealError
+from congeal.experiments import figures
+from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
 from congeal.experiments.measures import AlignTask, apsnr_at_energy
-from congeal.experiments.tables import (
-    Column,
-    Row,
-    Rows,
-    Table,
-    by,
-    decimal,
-    distinct,
-    grouped,
-    mean,
-    tally,
-    values,
-    words,
-)
+from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource
 from congeal.runs.originals import transforms_of
 
@@ -109,17 +98,17 @@ def numbers_at_energy(images: ImageSource, folder: Path) -> Row:
 
 def tables(rows: Rows) -> list[Table]:
     """One line per variant, two columns per set."""
-    columns = [words("variant", "variant")]
-    for name in distinct(rows, "set"):
+    columns = [table.words("variant", "variant")]
+    for name in table.distinct(rows, "set"):
         columns.append(Column(f"{name}: dB (own energy)", at_one_energy).where("set", name))
-        columns.append(tally("digits aligned").where("set", name))
-    return [Table(f"APSNR at an energy ratio of {ENERGY}, means over digits", columns, by(rows, "variant"))]
+        columns.append(table.tally("digits aligned").where("set", name))
+    return [Table(f"APSNR at an energy ratio of {ENERGY}, means over digits", columns, table.by(rows, "variant"))]
 
 
 def at_one_energy(rows: Rows) -> str:
     """ "18.20 (0.97)": mean, and mean energy ratio before zooming; "[8 of 10]" if not all digits have a value."""
-    own, valued = mean(rows, "energy_ratio"), len(values(rows, "apsnr_at_energy"))
-    said = [decimal(mean(rows, "apsnr_at_energy"), 2)]
+    own, valued = table.mean(rows, "energy_ratio"), len(table.values(rows, "apsnr_at_energy"))
+    said = [table.decimal(table.mean(rows, "apsnr_at_energy"), 2)]
     if own is not None:
         said.append(f"({own:.2f})")
     if 0 < valued < len(rows):
@@ -129,9 +118,7 @@ def at_one_energy(rows: Rows) -> str:
 
 def draw(folder: Path, rows: Rows) -> None:
     """Means and variances, one picture per set."""
-    from congeal.experiments import figures
-
-    for (name,), group in grouped(rows, "set").items():
+    for (name,), group in table.grouped(rows, "set").items():
         path = folder / "figures" / f"means_and_variances_{file_part(name)}.png"
         figures.means_and_variances(path, folder, group, across="variant")
 

@@ -18,24 +18,10 @@ from congeal.datasets import open_named
 from congeal.errors import require
 from congeal.evaluation.grouping import accuracy, purity
 from congeal.experiments import printed
+from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
 from congeal.experiments.measures import AlignTask
-from congeal.experiments.tables import (
-    ALL_SECONDS,
-    FIT_SECONDS,
-    PEAK_MEMORY,
-    Column,
-    Row,
-    Rows,
-    Table,
-    by,
-    decimal,
-    each,
-    number,
-    percent,
-    values,
-    words,
-)
+from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource, prepare
 from congeal.images.sources.arrays import ArraySource
 from congeal.methods.clustering.estimator import CongealGroups
@@ -288,21 +274,15 @@ def one_person(subject: str, features: str | None = None) -> ImageSource:
 
 def tables(rows: Rows) -> list[Table]:
     """One table for each part that was measured."""
-    source, images, outside = words("set", "source"), number("images", "n_images", 0), percent("in no group", "outside")
     part = {name: [row for row in rows if row["part"] == name and "error" not in row] for name in PARTS}
-    found = number("groups found", "n_groups", 0)
-    mixed = [number("purity of two groups", "purity", 3), outside, percent("noise in no group", "noise_outside")]
-    mixed += [percent("others in no group", "others_outside"), number("groups found by auto", "auto_groups", 0)]
-    pure = [{**row, "parts": ", ".join(map(str, row["sizes"]))} for row in part["one kind"]]
-    large = [source, images, number("accuracy", "accuracy", 3), FIT_SECONDS, ALL_SECONDS, PEAK_MEMORY]
     made = [
-        Table("Ten groups against ten labels", LABEL_COLUMNS, by(part["labels"], "source")),
+        Table("Ten groups against ten labels", LABEL_COLUMNS, table.by(part["labels"], "source")),
         three_digit_table(part["three digits"]),
-        Table("Mixed sets", [source, images, *mixed, number("their purity", "auto_purity", 3)], each(part["mixed"])),
-        Table("Sets of one kind", [source, found, words("images in each", "parts")], each(pure)),
-        Table("All of it: sorted, aligned and drawn", large, each(part["large"])),
+        Table("Mixed sets", MIXED_COLUMNS, table.each(part["mixed"])),
+        Table("Sets of one kind", PURE_COLUMNS, table.each(part["one kind"])),
+        Table("All of it: sorted, aligned and drawn", LARGE_COLUMNS, table.each(part["large"])),
     ]
-    return [table for table in made if table.lines]
+    return [one for one in made if one.lines]
 
 
 PARTS = ("labels", "three digits", "mixed", "one kind", "large")
@@ -310,37 +290,57 @@ PARTS = ("labels", "three digits", "mixed", "one kind", "large")
 
 def best(key: str, digits: int) -> Callable[[Rows], str]:
     """The value of the sorting with the lowest cost."""
-    return lambda rows: decimal(min(rows, key=lambda row: row["cost"])[key] if rows else None, digits)
+    return lambda rows: table.decimal(min(rows, key=lambda row: row["cost"])[key] if rows else None, digits)
 
 
+SOURCE, IMAGES = table.words("set", "source"), table.number("images", "n_images", 0)
+OUTSIDE, FOUND = table.percent("in no group", "outside"), table.number("groups found", "n_groups", 0)
 OWN_COLUMNS = (
-    number("images", "n_images", 0),
+    IMAGES,
     Column("accuracy, lowest cost", best("accuracy", 3)),
     Column("its cost", best("cost", 4)),
-    number("mean", "accuracy", 3),
-    Column("least", lambda rows: decimal(min(values(rows, "accuracy"), default=None), 3)),
+    table.number("mean", "accuracy", 3),
+    Column("least", lambda rows: table.decimal(min(table.values(rows, "accuracy"), default=None), 3)),
     Column("seeds", lambda rows: str(len(rows))),
-    percent("in no group", "outside"),
-    number("seconds to sort", "seconds", 1),
+    OUTSIDE,
+    table.number("seconds to sort", "seconds", 1),
 )
 LABEL_COLUMNS = (
-    words("set", "source"),
+    SOURCE,
     *(column.where("method", "groups") for column in OWN_COLUMNS),
-    number("k-means", "accuracy", 3).where("method", "kmeans"),
-    number("spectral", "accuracy", 3).where("method", "spectral"),
+    table.number("k-means", "accuracy", 3).where("method", "kmeans"),
+    table.number("spectral", "accuracy", 3).where("method", "spectral"),
 )
+
+
+MIXED_COLUMNS = (
+    SOURCE,
+    IMAGES,
+    table.number("purity of two groups", "purity", 3),
+    OUTSIDE,
+    table.percent("noise in no group", "noise_outside"),
+    table.percent("others in no group", "others_outside"),
+    table.number("groups found by auto", "auto_groups", 0),
+    table.number("their purity", "auto_purity", 3),
+)
+PURE_COLUMNS = (
+    SOURCE,
+    FOUND,
+    Column("images in each", lambda rows: ", ".join(map(str, rows[0]["sizes"])), is_number=False),
+)
+ACCURACY = table.number("accuracy", "accuracy", 3)
+LARGE_COLUMNS = (SOURCE, IMAGES, ACCURACY, table.FIT_SECONDS, table.ALL_SECONDS, table.PEAK_MEMORY)
 
 
 def three_digit_table(rows: Rows) -> Table:
     """How many groups were found in sets of three digits; the last line counts them."""
-    lines = list(each(rows))
+    lines = table.each(rows)
     if rows:
-        numbers = values(rows, "n_groups")
+        numbers = table.values(rows, "n_groups")
         near, exact = sum(abs(n - 3) <= 1 for n in numbers), sum(n == 3 for n in numbers)
-        least = min(values(rows, "purity"))
+        least = min(table.values(rows, "purity"))
         lines.append([{"source": f"3 ± 1 in {near} of {len(rows)}, 3 in {exact}", "purity": least}])
-    columns = [words("set", "source"), number("groups found", "n_groups", 0)]
-    columns += [number("purity (last row: least)", "purity", 3), percent("in no group", "outside")]
+    columns = [SOURCE, FOUND, table.number("purity (last row: least)", "purity", 3), OUTSIDE]
     return Table("How many groups: three digits chosen by seed", columns, lines)
 
 

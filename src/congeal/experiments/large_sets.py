@@ -7,24 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from congeal.experiments import printed
+from congeal.experiments import figures, printed
+from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
 from congeal.experiments.measures import AlignTask, true_error_numbers, wrapped_numbers
-from congeal.experiments.tables import (
-    ALL_SECONDS,
-    CORNER_ERROR,
-    FIT_SECONDS,
-    LIKENESS,
-    METHOD,
-    OUT_OF_FRAME,
-    PEAK_MEMORY,
-    Rows,
-    Table,
-    each,
-    judged,
-    number,
-    words,
-)
+from congeal.experiments.tables import Rows, Table
 
 COST = (
     "Seconds to fit are for training, aligning and refining all images; to write, for the pass that makes mean and "
@@ -54,32 +41,30 @@ def tables(published: Sequence[float], rows: Rows) -> list[Table]:
         "paper": ", ".join(f"{value:.2f}" for value in published),
     }
     columns = [
-        words("set", "source"),
-        METHOD,
-        number("images", "n_images", 0),
-        *LIKENESS,
-        number("APSNR before", "apsnr_before"),
-        judged("after"),
-        number("uint8 wrap before", "apsnr_uint8_wrap_before"),
-        number("after", "apsnr_uint8_wrap_after"),
-        words("paper prints", "paper"),
-        number("energy ratio", "energy_ratio"),
-        number("scale", "mean_scale"),
-        OUT_OF_FRAME,
-        CORNER_ERROR,
-        FIT_SECONDS,
-        number("to write", "align_seconds", 1),
-        ALL_SECONDS,
-        number("images/s", "images_per_second", 0),
-        PEAK_MEMORY,
+        table.words("set", "source"),
+        table.METHOD,
+        table.number("images", "n_images", 0),
+        *table.LIKENESS,
+        table.number("APSNR before", "apsnr_before"),
+        table.judged("after"),
+        table.number("uint8 wrap before", "apsnr_uint8_wrap_before"),
+        table.number("after", "apsnr_uint8_wrap_after"),
+        table.words("paper prints", "paper"),
+        table.number("energy ratio", "energy_ratio"),
+        table.number("scale", "mean_scale"),
+        table.OUT_OF_FRAME,
+        table.CORNER_ERROR,
+        table.FIT_SECONDS,
+        table.number("to write", "align_seconds", 1),
+        table.ALL_SECONDS,
+        table.number("images/s", "images_per_second", 0),
+        table.PEAK_MEMORY,
     ]
-    return [Table("One set per digit", columns, [*each(rows), means, [paper]])]
+    return [Table("One set per digit", columns, [*table.each(rows), means, [paper]])]
 
 
 def draw(folder: Path, rows: Rows) -> None:
     """Means and variances, and some images before and after."""
-    from congeal.experiments import figures
-
     figures.means_and_variances(folder / "figures" / "means_and_variances.png", folder, rows)
     figures.samples(folder / "figures" / "samples.png", folder, rows)
 

@@ -15,34 +15,11 @@ import torch
 from congeal import __version__
 from congeal.datasets.lfw import LANDMARKS, landmarks
 from congeal.evaluation import landmark_error
-from congeal.experiments import printed
+from congeal.experiments import figures, printed
+from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
 from congeal.experiments.measures import AlignTask, run_facts, start_of, wrapped_numbers
-from congeal.experiments.tables import (
-    LIKENESS,
-    METHOD,
-    NONE,
-    OUT_OF_FRAME,
-    SCALE,
-    Column,
-    Row,
-    Rows,
-    Table,
-    before,
-    by,
-    decimal,
-    distinct,
-    each,
-    from_paper,
-    grouped,
-    judged,
-    mean,
-    number,
-    tally,
-    used,
-    values,
-    words,
-)
+from congeal.experiments.tables import Column, Row, Rows, Table, before
 from congeal.geometry import map_points
 from congeal.images import ImageSource, Stack, prepare
 from congeal.methods.base import Method
@@ -137,17 +114,19 @@ def tables(rows: Rows) -> list[Table]:
     rows = [{**row, "start": GROWN[row["grow"]]} for row in rows]
     keys = [*(f"landmark_{name}" for name in LANDMARKS), "landmark", "landmark_median"]
     headings = ["left eye", "right eye", "nose", "mean", "median"]
-    columns = [number(heading, key) for heading, key in zip(headings, keys, strict=True)]
-    each_landmark = Table("The same for each landmark, means over subjects", [START, METHOD, *columns], by_start(rows))
+    columns = [table.number(heading, key) for heading, key in zip(headings, keys, strict=True)]
+    each_landmark = Table(
+        "The same for each landmark, means over subjects", [START, table.METHOD, *columns], by_start(rows)
+    )
     return [error_table(rows), each_landmark, likeness_table(rows), ratio_table(rows)]
 
 
-START = words("start", "start")
+START = table.words("start", "start")
 
 
 def by_start(rows: Rows) -> list[Rows]:
     """One line per start and method, the box first and methods in their order."""
-    return sorted(by(rows, "grow", "method"), key=lambda group: float(group[0]["grow"]))
+    return sorted(table.by(rows, "grow", "method"), key=lambda group: float(group[0]["grow"]))
 
 
 def short(subject: str) -> str:
@@ -159,14 +138,14 @@ def error_table(rows: Rows) -> Table:
     """One column per subject, each start beginning with the boxes themselves."""
     columns = [
         START,
-        METHOD,
-        *(number(short(name), "landmark").where("subject", name) for name in distinct(rows, "subject")),
+        table.METHOD,
+        *(table.number(short(name), "landmark").where("subject", name) for name in table.distinct(rows, "subject")),
         Column("mean", complete_mean),
-        from_paper(
+        table.from_paper(
             lambda row: printed.LFW_LANDMARKS[row["grow"]].get(row["method"]),
             "paper prints (Bush / Capriati / Williams / Blair)",
         ),
-        tally("subjects aligned"),
+        table.tally("subjects aligned"),
     ]
     lines = by_start([*before(rows, "grow", "start", "subject", landmark="landmark_before"), *rows])
     return Table("Landmark error: % of the aligned distance between the eyes, mean over three points", columns, lines)
@@ -174,32 +153,36 @@ def error_table(rows: Rows) -> Table:
 
 def complete_mean(group: Rows) -> str:
     """The mean over subjects if none is missing."""
-    return decimal(mean(group, "landmark"), 2) if len(values(group, "landmark")) == len(group) else NONE
+    return (
+        table.decimal(table.mean(group, "landmark"), 2)
+        if len(table.values(group, "landmark")) == len(group)
+        else table.NONE
+    )
 
 
 def likeness_table(rows: Rows) -> Table:
     """Likeness, APSNR, scale and cost: within a start the most alike first; what collapsed or has no likeness last."""
 
     def rank(group: Rows) -> tuple[float, bool, float]:
-        likeness = mean(group, "likeness_after")
+        likeness = table.mean(group, "likeness_after")
         last = likeness is None or any(row.get("collapsed") for row in group)
         return group[0]["grow"], last, -(likeness or 0.0)
 
-    one = judged("")
+    one = table.judged("")
     columns = [
         START,
-        METHOD,
-        used("motion", "motion"),
-        *LIKENESS,
-        number("APSNR before", "apsnr_before"),
-        number("after", "apsnr_after"),
+        table.METHOD,
+        table.used("motion", "motion"),
+        *table.LIKENESS,
+        table.number("APSNR before", "apsnr_before"),
+        table.number("after", "apsnr_after"),
         Column("each subject", lambda group: " / ".join(one.show([row]) for row in group)),
-        number("uint8 wrap", "apsnr_uint8_wrap_after"),
-        from_paper(lambda row: printed.LFW[row["grow"]].get(row["method"])),
-        SCALE,
-        number("energy ratio", "energy_ratio"),
-        OUT_OF_FRAME,
-        number("seconds to fit a subject", "fit_seconds", 1),
+        table.number("uint8 wrap", "apsnr_uint8_wrap_after"),
+        table.from_paper(lambda row: printed.LFW[row["grow"]].get(row["method"])),
+        table.SCALE,
+        table.number("energy ratio", "energy_ratio"),
+        table.OUT_OF_FRAME,
+        table.number("seconds to fit a subject", "fit_seconds", 1),
     ]
     title = "Likeness (methods ranked by it), APSNR in dB, scale and cost, means over subjects"
     return Table(title, columns, sorted(by_start(rows), key=rank))
@@ -240,20 +223,22 @@ MAX_SCALE_CHANGE = 0.05  # of the scale of every set that `joint` aligned, from 
 def ratio_table(rows: Rows) -> Table:
     """What has to hold, and whether it does; "–" where a row it needs is missing."""
     columns = [
-        words("ratio of landmark errors", "what"),
-        number("value", "value"),
-        words("each subject", "each"),
-        words("at least", "least"),
-        words("aim", "aim"),
-        words("holds", "holds"),
+        table.words("ratio of landmark errors", "what"),
+        table.number("value", "value"),
+        table.words("each subject", "each"),
+        table.words("at least", "least"),
+        table.words("aim", "aim"),
+        table.words("holds", "holds"),
     ]
-    return Table("What has to hold", columns, each([*(ratio_line(rows, ratio) for ratio in RATIOS), scale_line(rows)]))
+    return Table(
+        "What has to hold", columns, table.each([*(ratio_line(rows, ratio) for ratio in RATIOS), scale_line(rows)])
+    )
 
 
 def ratio_line(rows: Rows, ratio: Ratio) -> Row:
     """A ratio over the subjects that have both errors."""
     errors = {(row["method"], row["grow"], row["subject"]): row.get("landmark") for row in rows}
-    subjects = distinct(rows, "subject")
+    subjects = table.distinct(rows, "subject")
     pairs = [(errors.get((*ratio.above, name)), errors.get((*ratio.below, name))) for name in subjects]
     known = [(above, below) for above, below in pairs if above is not None and below is not None]
     aim = f"{'≥' if ratio.relation == '≥' else '≤'} {ratio.aim}"
@@ -262,13 +247,13 @@ def ratio_line(rows: Rows, ratio: Ratio) -> Row:
         return row
     quotients = [above / below for above, below in known]
     value = max(quotients) if ratio.of_worst else sum(a for a, _ in known) / sum(b for _, b in known)
-    words_of_each = " / ".join(decimal(quotient, 2) for quotient in quotients)
+    words_of_each = " / ".join(table.decimal(quotient, 2) for quotient in quotients)
     return row | {"value": value, "each": words_of_each, "holds": ratio.holds(value)}
 
 
 def scale_line(rows: Rows) -> Row:
     """No zooming: the scale of every set that `joint` aligned is that of its boxes."""
-    scales = values([row for row in rows if row["method"] == "joint"], "mean_scale")
+    scales = table.values([row for row in rows if row["method"] == "joint"], "mean_scale")
     bounds = f"{1 - MAX_SCALE_CHANGE}–{1 + MAX_SCALE_CHANGE}"
     row: Row = {"what": "joint: mean scale furthest from 1", "least": bounds, "aim": bounds}
     if not scales:
@@ -279,9 +264,7 @@ def scale_line(rows: Rows) -> Row:
 
 def draw(folder: Path, rows: Rows) -> None:
     """The means, one picture per start: a line per subject, before alignment first, then a column per method."""
-    from congeal.experiments import figures
-
-    for (grow,), group in grouped(rows, "grow").items():
+    for (grow,), group in table.grouped(rows, "grow").items():
         named = [{**row, "subject": short(row["subject"])} for row in group]
         path = folder / "figures" / f"means_{100 * grow:.0f}.png"
         figures.means_and_variances(path, folder, named, down="subject", names=("mean",), side=FIGURE_TILE_PX)

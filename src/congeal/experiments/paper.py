@@ -10,20 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from congeal.errors import CongealError
-from congeal.experiments import printed
+from congeal.experiments import figures, printed
+from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
 from congeal.experiments.measures import AlignTask
-from congeal.experiments.tables import (
-    LIKENESS,
-    Column,
-    Row,
-    Rows,
-    Table,
-    distinct,
-    each,
-    number,
-    words,
-)
+from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource
 from congeal.runs.folder import RunFolder
 
@@ -105,22 +96,22 @@ def numbers_of_training(images: ImageSource, folder: Path) -> Row:
 def tables(rows: Rows) -> list[Table]:
     """One line per set and variant."""
     columns = [
-        words("set", "set"),
-        words("variant", "variant"),
-        number("D first", "distortion_first", 1),
-        number("last", "distortion_last", 1),
-        number("C first", "complexity_first", 1),
-        number("last", "complexity_last", 1),
-        *LIKENESS,
-        number("APSNR before", "apsnr_before"),
-        number("after", "apsnr_after"),
-        number("energy", "energy_ratio"),
-        number("scale", "mean_scale"),
-        number("seconds", "fit_seconds", 0),
+        table.words("set", "set"),
+        table.words("variant", "variant"),
+        table.number("D first", "distortion_first", 1),
+        table.number("last", "distortion_last", 1),
+        table.number("C first", "complexity_first", 1),
+        table.number("last", "complexity_last", 1),
+        *table.LIKENESS,
+        table.number("APSNR before", "apsnr_before"),
+        table.number("after", "apsnr_after"),
+        table.number("energy", "energy_ratio"),
+        table.number("scale", "mean_scale"),
+        table.number("seconds", "fit_seconds", 0),
         Column("outcome", lambda group: outcome(group[0]), is_number=False),
     ]
     steps = next((row["params"]["steps"] for row in rows if row["method"] == "dprc-as-printed"), STEPS)
-    return [Table(f"The printed method, {steps:,} steps", columns, each(rows))]
+    return [Table(f"The printed method, {steps:,} steps", columns, table.each(rows))]
 
 
 def outcome(row: Row) -> str:
@@ -132,13 +123,11 @@ def outcome(row: Row) -> str:
 
 def draw(folder: Path, rows: Rows) -> None:
     """Curves over training for every set, and the means at its end."""
-    from congeal.experiments import figures
-
     figures.means_and_variances(
         folder / "figures" / "means_and_variances.png", folder, rows, down="set", across="variant"
     )
     ends = {"apsnr": "apsnr_after", "energy": "energy_ratio", "scale": "mean_scale"}
-    for name in distinct(rows, "set"):
+    for name in table.distinct(rows, "set"):
         own = {row["variant"]: row for row in rows if row["set"] == name}
         recipe = own.pop(RECIPE, None)
         levels = {} if recipe is None else {key: recipe[end] for key, end in ends.items()}  # dashed lines

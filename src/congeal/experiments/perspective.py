@@ -10,26 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from congeal.datasets.perspective import open_perspective
-from congeal.experiments import printed
+from congeal.experiments import figures, printed
+from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
 from congeal.experiments.measures import AlignTask, kept_numbers, true_error_numbers, wrapped_numbers
-from congeal.experiments.tables import (
-    CORNER_ERROR,
-    ENERGY,
-    LIKENESS,
-    METHOD,
-    Row,
-    Rows,
-    Table,
-    by,
-    from_paper,
-    grouped,
-    judged,
-    number,
-    percent,
-    tally,
-    words,
-)
+from congeal.experiments.tables import Row, Rows, Table
 from congeal.images import ImageSource
 from congeal.runs.originals import transforms_of
 
@@ -69,26 +54,26 @@ def numbers_of_kept(name: str, images: ImageSource, folder: Path) -> Row:
 def tables(rows: Rows) -> list[Table]:
     """One table per variant; one line per σ and method, means over digits."""
     columns = [
-        words("σ", "percent"),
-        METHOD,
-        percent("lost half their ink", "lost_share"),
-        *LIKENESS,
-        number("APSNR before", "apsnr_before"),
-        judged("after, all"),
-        judged("after, kept", "apsnr_kept"),
-        judged("uint8 wrap, all", "apsnr_uint8_wrap_after"),
+        table.words("σ", "percent"),
+        table.METHOD,
+        table.percent("lost half their ink", "lost_share"),
+        *table.LIKENESS,
+        table.number("APSNR before", "apsnr_before"),
+        table.judged("after, all"),
+        table.judged("after, kept", "apsnr_kept"),
+        table.judged("uint8 wrap, all", "apsnr_uint8_wrap_after"),
         # The paper does not say which variant it used; its line of work gives the warp as a start.
-        from_paper(lambda row: printed.PERSPECTIVE[row["sigma"]].get(row["method"]) if is_initial(row) else None),
-        ENERGY,
-        number("energy, kept", "energy_kept"),
-        CORNER_ERROR,
-        number("seconds to fit a digit", "fit_seconds", 1),
-        tally("digits aligned"),
+        table.from_paper(lambda row: printed.PERSPECTIVE[row["sigma"]].get(row["method"]) if is_initial(row) else None),
+        table.ENERGY,
+        table.number("energy, kept", "energy_kept"),
+        table.CORNER_ERROR,
+        table.number("seconds to fit a digit", "fit_seconds", 1),
+        table.tally("digits aligned"),
     ]
     shown = [{**row, "percent": f"{100 * row['sigma']:.0f} %"} for row in rows]
     return [
-        Table(f"{variant.capitalize()} warp, means over digits", columns, by(group, "sigma", "method"))
-        for (variant,), group in grouped(shown, "variant").items()
+        Table(f"{variant.capitalize()} warp, means over digits", columns, table.by(group, "sigma", "method"))
+        for (variant,), group in table.grouped(shown, "variant").items()
     ]
 
 
@@ -99,12 +84,10 @@ def is_initial(row: Row) -> bool:
 
 def draw(folder: Path, rows: Rows) -> None:
     """Means and variances, and some images before and after, for each variant and σ."""
-    from congeal.experiments import figures
-
-    for (variant, sigma), group in grouped(rows, "variant", "sigma").items():
+    for (variant, sigma), group in table.grouped(rows, "variant", "sigma").items():
         name = f"{variant}_{100 * sigma:.0f}.png"
         figures.means_and_variances(folder / "figures" / f"means_and_variances_{name}", folder, group)
-        figures.samples(folder / "figures" / f"samples_{name}", folder, by(group, "method")[0])
+        figures.samples(folder / "figures" / f"samples_{name}", folder, table.by(group, "method")[0])
 
 
 PERSPECTIVE = Experiment(

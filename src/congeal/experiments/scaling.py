@@ -5,24 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from congeal.experiments import printed
+from congeal.experiments import figures, printed
+from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
 from congeal.experiments.measures import AlignTask
-from congeal.experiments.tables import (
-    FIT_SECONDS,
-    METHOD,
-    PEAK_MEMORY,
-    Row,
-    Rows,
-    Table,
-    by,
-    distinct,
-    each,
-    grouped,
-    judged,
-    number,
-    words,
-)
+from congeal.experiments.tables import Row, Rows, Table
 
 METHODS = ("rasl", "tgrasta", "joint")
 DIGITS = "3"  # the one the paper shows
@@ -54,20 +41,20 @@ def plan(options: Options) -> list[Cell]:
 def tables(rows: Rows) -> list[Table]:
     """Time and memory of every cell, and how they grow."""
     columns = [
-        words("set", "set"),
-        METHOD,
-        number("images", "n", 0),
-        FIT_SECONDS,
-        number("time(N) / time(first)", "relative"),
-        number("N / first", "ideal"),
-        number("seconds in all", "total_seconds", 1),
-        PEAK_MEMORY,
-        number("of which at rest", "idle_memory_mb", 0),
-        judged("APSNR"),
-        number("energy ratio", "energy_ratio"),
+        table.words("set", "set"),
+        table.METHOD,
+        table.number("images", "n", 0),
+        table.FIT_SECONDS,
+        table.number("time(N) / time(first)", "relative"),
+        table.number("N / first", "ideal"),
+        table.number("seconds in all", "total_seconds", 1),
+        table.PEAK_MEMORY,
+        table.number("of which at rest", "idle_memory_mb", 0),
+        table.judged("APSNR"),
+        table.number("energy ratio", "energy_ratio"),
     ]
-    in_order = [row for group in by(rows, "digit", "method", "family") for row in group]
-    lines = each([{**row, **relative(row, rows)} for row in in_order])
+    in_order = [row for group in table.by(rows, "digit", "method", "family") for row in group]
+    lines = table.each([{**row, **relative(row, rows)} for row in in_order])
     return [Table("Time and memory against the number of images", columns, lines), *growth_tables(rows)]
 
 
@@ -75,7 +62,7 @@ def growth_tables(rows: Rows) -> list[Table]:
     """From each large set to the next: how much more time and memory so many more images take."""
     large = [row for row in rows if row["family"] == "infimnist" and "error" not in row]
     lines = []
-    for group in by(large, "digit", "method"):
+    for group in table.by(large, "digit", "method"):
         for small, big in pairwise(sorted(group, key=lambda row: row["n"])):
             line: Row = {
                 "set": f"infimnist:{big['digit']}",
@@ -87,16 +74,16 @@ def growth_tables(rows: Rows) -> list[Table]:
                 line[key] = big[key] / small[key] if small.get(key) and big.get(key) else None
             lines.append(line)
     columns = [
-        words("set", "set"),
-        METHOD,
-        number("from", "from", 0),
-        number("to", "to", 0),
-        number("× images", "n_images"),
-        number("× seconds to fit", "fit_seconds"),
-        number("× seconds in all", "total_seconds"),
-        number("× peak MB", "peak_memory_mb"),
+        table.words("set", "set"),
+        table.METHOD,
+        table.number("from", "from", 0),
+        table.number("to", "to", 0),
+        table.number("× images", "n_images"),
+        table.number("× seconds to fit", "fit_seconds"),
+        table.number("× seconds in all", "total_seconds"),
+        table.number("× peak MB", "peak_memory_mb"),
     ]
-    return [Table("Growth of large sets", columns, each(lines))] if lines else []
+    return [Table("Growth of large sets", columns, table.each(lines))] if lines else []
 
 
 def relative(row: Row, rows: Rows) -> Row:
@@ -113,12 +100,10 @@ def relative(row: Row, rows: Rows) -> Row:
 
 def draw(folder: Path, rows: Rows) -> None:
     """Time and memory against the number of images."""
-    from congeal.experiments import figures
-
     times, memory = {}, {}
-    for (digit, method), group in grouped(rows, "digit", "method").items():
+    for (digit, method), group in table.grouped(rows, "digit", "method").items():
         ordered = sorted(group, key=lambda row: row["n"])
-        label = method if len(distinct(rows, "digit")) == 1 else f"{method}, {digit}"
+        label = method if len(table.distinct(rows, "digit")) == 1 else f"{method}, {digit}"
         ratios = [(row["n"], relative(row, rows).get("relative")) for row in ordered]
         times[label] = [(n, ratio) for n, ratio in ratios if ratio is not None]
         memory[label] = [(row["n"], row["peak_memory_mb"]) for row in ordered if row.get("peak_memory_mb")]

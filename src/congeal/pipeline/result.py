@@ -75,7 +75,7 @@ class Result:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from congeal.report.pictures import picture
+        from congeal.report.page import picture
 
         paths = {"before": self.folder / ".work" / "mean_before.png", "after": self.folder / "mean.png"}
         pictures = {side: picture(path) for side, path in paths.items()}

@@ -14,8 +14,7 @@ from typing import Any
 
 from congeal.errors import CongealError
 from congeal.files import read_json, refuse_links, write_text
-from congeal.report.page import fill_template, shown_config
-from congeal.report.pictures import brightened, contrast_of, picture
+from congeal.report.page import brightened, contrast_of, fill_template, picture, shown_config
 from congeal.runs.folder import RunFolder
 
 Row = dict[str, Any]

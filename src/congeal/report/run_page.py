@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from congeal.files import write_text
-from congeal.report.advice import images_to_check, next_steps, typical
-from congeal.report.charts import curves
-from congeal.report.gallery import (
+from congeal.report.charts import curves, short, two_figures
+from congeal.report.motion import QUANTITIES, changed, drift, orientation_sentence
+from congeal.report.page import Contrast, brightened, contrast_of, fill_template, picture, shown_config
+from congeal.report.sections import (
     Confidence,
     SetNumbers,
     confidence_of,
     gallery,
+    gather_groups,
+    gather_matches,
     histograms,
     set_numbers,
     shown_confidence,
 )
-from congeal.report.motion import QUANTITIES, changed, drift, orientation_sentence
-from congeal.report.page import fill_template, shown_config
-from congeal.report.pictures import Contrast, brightened, contrast_of, picture
-from congeal.report.sections import gather_groups, gather_matches
 from congeal.runs.folder import RunFolder
 
 MAX_LISTED_SKIPPED = 200
@@ -142,3 +142,115 @@ def usual_values(whole: SetNumbers | None, confidence: Confidence | None) -> dic
     usual = {key: typical(numbers.get(key, nothing)) for key in ("score", "corners")}
     usual["out_of_frame"] = typical(numbers.get("outside", nothing) / 100)
     return usual | {"uncertainty": typical(nothing if confidence is None else confidence.uncertainty)}
+
+
+# ---- sentences: what to try next, and which images need a look and why
+
+UsualValues = Mapping[str, tuple[float, float]]
+"""By quantity: the median of the set, and the distance from it to the 84th percentile, see `typical`."""
+SIMPLER = {"homography": "affine", "affine": "similarity", "similarity": "rigid", "rigid": "translation"}
+RICHER = {simpler: motion for motion, simpler in SIMPLER.items()}
+DISTORTED = ("shrunk", "zoomed")
+
+
+def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> list[str]:
+    """At most four sentences that name the flag or command to use."""
+    steps = _for_verdict(metrics, config)
+    if metrics["verdict"] == "mixed":
+        steps.append(
+            f"Leave out the images that do not belong to the set: 'congeal studio {run}' shows the images, worst first."
+        )
+    status = metrics.get("status") or {}
+    flagged = sum(status.get(name, 0) for name in ("outlier", "failed", "blank"))
+    if flagged:
+        steps.append(
+            f"Flagged: {counted(flagged)} of {metrics['n_images']:,}, first in the gallery below. "
+            f"'congeal studio {run}' marks images as excluded."
+        )
+    if metrics.get("n_skipped"):
+        steps.append(f"Not used: {counted(metrics['n_skipped'])}; the reasons are in the list of skipped images.")
+    if not metrics["collapsed"] and metrics["verdict"] == "good":
+        commands = f"'congeal studio {run}' or 'congeal propagate {run}'"
+        steps.append(f"To carry marks to every image, draw them once on the mean: {commands}.")
+    return steps[:4]
+
+
+def counted(n: int) -> str:
+    """A number of images in words."""
+    return f"{n:,} image" if n == 1 else f"{n:,} images"
+
+
+def _for_verdict(metrics: dict[str, Any], config: dict[str, Any]) -> list[str]:
+    verdict, motion = metrics["verdict"], metrics.get("motion")
+    chosen = metrics.get("motion_asked") == "auto"
+    steps = []
+    if verdict in (*DISTORTED, "worse") and motion in SIMPLER:
+        steps.append(f"Try --motion {SIMPLER[motion]} (this run: {motion}), which has fewer ways to go wrong.")
+    if verdict == "unchanged" and motion in RICHER and not chosen:
+        steps.append(f"If the images are not aligned yet, try --motion {RICHER[motion]} (this run: {motion}).")
+    if verdict in (*DISTORTED, "worse"):
+        steps.append("Try a clear, typical image as --reference PATH, or compare methods with 'congeal compare'.")
+    if verdict == "failed" and not config.get("init"):
+        steps.append("Give a rough start with --init boxes.csv if the object lies at very different places.")
+    return steps
+
+
+MAX_IMAGES_TO_CHECK = 5
+MIN_EMPTY_SHARE = 0.2
+"""Share of the frame without image above which an image is said to leave it empty, if that is unusual in its set.
+Chosen by judgement: less is a margin that any shift leaves."""
+MIN_UNUSUAL_PX = 2.0
+"""Pixels beyond the median below which no shift is called unusual. Chosen by judgement: less is hardly seen."""
+UNUSUAL_DISTANCE = 4.0
+"""A value is unusual if it is farther above the median than this many times the 84th percentile is: four standard
+deviations, which one image in 30,000 reaches by chance."""
+STATUS_REASONS = {
+    "blank": "There is nothing to see in it (it is blank, or nearly), so it could not be aligned.",
+    "failed": "It left the picture, or was distorted or scaled far more than the others: its pose makes no sense.",
+    "outlier": "It does not look like the others ({score}): another thing, or a wrong pose.",
+}
+
+
+def typical(values: np.ndarray) -> tuple[float, float]:
+    """The median, and the distance from it to the 84th percentile; NaN without a finite value."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return float("nan"), float("nan")
+    middle, above = np.quantile(known, [0.5, 0.84])
+    return float(middle), float(above - middle)
+
+
+def images_to_check(cards: Sequence[Mapping[str, Any]], usual: UsualValues) -> list[dict[str, Any]]:
+    """The first five of the gallery's cards, which come worst first, each with `reasons`: sentences.
+
+    usual: `typical` of score, uncertainty, corners and out_of_frame over the whole set.
+    """
+    return [{**card, "reasons": reasons(card, usual)} for card in cards[:MAX_IMAGES_TO_CHECK]]
+
+
+def reasons(card: Mapping[str, Any], usual: UsualValues) -> list[str]:
+    """Why this image needs a look; what counts most comes first."""
+    score, (middle, _) = "its likeness is not known", usual["score"]
+    if card.get("score") is not None:
+        score = f"likeness {card['score']:.2f}" + (f", where {middle:.2f} is usual" if np.isfinite(middle) else "")
+    found = [STATUS_REASONS[card["status"]].format(score=score)] if card["status"] in STATUS_REASONS else []
+    if card.get("unsure") and card.get("uncertainty") is not None:
+        error, typical_error = two_figures(card["uncertainty"]), two_figures(usual["uncertainty"][0])
+        found.append(f"Its pose is uncertain: ± {error} px, where ± {typical_error} px is usual.")
+    empty, (middle, _) = card.get("out_of_frame"), usual["out_of_frame"]
+    if is_unusual(empty, usual["out_of_frame"], MIN_EMPTY_SHARE):
+        found.append(f"{100 * empty:.0f} % of the frame is not covered by it, where {100 * middle:.0f} % is usual.")
+    moved, (middle, _) = (card.get("moved") or {}).get("corners"), usual["corners"]
+    if is_unusual(moved, usual["corners"], middle + MIN_UNUSUAL_PX):
+        found.append(
+            f"It was moved unusually far: its corners by {short(moved)} px, where {short(middle)} px is usual."
+        )
+    return found or [f"Among the least like the mean: {score}."]
+
+
+def is_unusual(value: Any, usual: tuple[float, float], least: float) -> TypeGuard[float]:
+    """Whether a value is known, above `least`, and far above what is usual."""
+    middle, spread = usual
+    if value is None or not np.isfinite([value, middle, spread]).all():
+        return False
+    return bool(value > max(least, middle + UNUSUAL_DISTANCE * spread))

@@ -88,9 +88,18 @@ def compare(
     entries = make_entries(methods, params or {}, motion, {"size": size, "random_state": seed}, device)
     options = {"size": size, "align_on": find_channels(images, channel), "quiet": quiet}
     initial = read_initial_poses(init, images)
-    shared = {"task": "compare", "source": source_name(source, images), "init": init_name(init), "size": size}
+    shared: dict[str, Any] = {
+        "task": "compare",
+        "source": source_name(source, images),
+        "init": init_name(init),
+        "size": size,
+    }
     shared |= {"limit": limit, "seed": seed, "channel": channel, "z": None if z == "auto" else z}
-    changeable = {"methods": [entry.label for entry in entries], "motion": motion, "params": params or {}}
+    changeable: dict[str, Any] = {
+        "methods": [entry.label for entry in entries],
+        "motion": motion,
+        "params": params or {},
+    }
     changeable |= {"time_limit": time_limit, "command": command_name(command)}
     with executor_for_run(executor, output, quiet=quiet) as shards, begin(output, shared, changeable) as run:
         prepare = partial(prepare_shared, run, images, check_unchanged(run, images), initial, entries, options)

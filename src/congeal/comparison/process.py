@@ -155,8 +155,8 @@ def run_in_process(work: Callable[..., Outcome], *args: Any, time_limit: float |
             if isinstance(message, dict):
                 process.join()
                 return message
-            limited = message is not None and time_limit is not None
-            deadline = time.monotonic() + time_limit - message if limited else None
+            unlimited = message is None or time_limit is None
+            deadline = None if unlimited else time.monotonic() + (time_limit or 0.0) - message
     except EOFError:
         process.join()
         return {"error": _death(process.exitcode or 0)}

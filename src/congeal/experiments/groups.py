@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -140,7 +141,7 @@ def large_cell(source: str, n: int | None, options: Options) -> Cell:
 # ---- what is measured
 
 
-def sort(make: MakeSource, n_groups: int | str, seed: int, features: str | None = None) -> Row:
+def sort(make: MakeSource, n_groups: int | Literal["auto"], seed: int, features: str | None = None) -> Row:
     """The groups of a set, and how they agree with its labels."""
     images, began = make(), time.monotonic()
     model = CongealGroups(n_groups=n_groups, features=features, random_state=seed)
@@ -215,6 +216,7 @@ def some_digits(digits: Sequence[int], seed: int, each: int) -> ImageSource:
 
 
 def labelled(images: np.ndarray, labels: np.ndarray, name: str, kind: str) -> ArraySource:
+    """Images as a source with labels."""
     source = ArraySource(images, name=name)
     source.kind, source.labels = kind, labels
     return source
@@ -260,6 +262,7 @@ def with_noise(kind: str, digits: Sequence[int], seed: int, each: int) -> ImageS
 
 
 def names_of(digits: Sequence[int]) -> str:
+    """ "3 and 7"."""
     return " and ".join(map(str, digits))
 
 

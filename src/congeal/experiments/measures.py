@@ -82,8 +82,8 @@ class AlignTask:
         """Align into `folder`, or finish what is there; gives the numbers, `run` (relative to the experiment), or an
         `error` of a process that failed. Only a process of its own tells its peak memory and, if it was never
         interrupted, `total_seconds` from opening the source to the report."""
-        options = {"method": self.method, "params": self.all_params(), "limit": self.limit, "write_aligned": False}
-        options |= {"seed": self.options.seed, "quiet": self.options.quiet, **self.more}
+        options: dict[str, Any] = {"method": self.method, "params": self.all_params(), "limit": self.limit}
+        options |= {"seed": self.options.seed, "quiet": self.options.quiet, "write_aligned": False, **self.more}
         if not self.isolated and self.options.time_limit is None:
             level = log.level
             log.setLevel(logging.WARNING)  # what `align` says about each of many cells is too much

@@ -14,7 +14,7 @@ from typing import Any
 
 from congeal.errors import CongealError
 from congeal.files import read_json, refuse_links, write_text
-from congeal.report.page import brightened, contrast_of, fill_template, picture, shown_config
+from congeal.report.page import brightened, contrast_of, fill_template, listed_skipped, picture, shown_config
 from congeal.runs.folder import RunFolder
 
 Row = dict[str, Any]
@@ -22,7 +22,6 @@ Row = dict[str, Any]
 LABEL = re.compile(r"[a-z0-9]+(@[A-Za-z0-9_+-]+)?")  # a method, or method@variant
 MAX_METHOD_PICTURE_PX = 360
 """Longer side of one of the many pictures on the page."""
-MAX_LISTED_SKIPPED = 100
 # Of every row, also of one without an answer.
 KEYS = (
     *("method", "motion", "motion_asked", "n_images", "n_skipped", "likeness_before", "likeness_after"),
@@ -61,13 +60,8 @@ def flat(row: Mapping[str, Any]) -> Row:
 def best(rows: Sequence[Row]) -> Row | None:
     """The row that is most alike among those that count: finished and not collapsed."""
     sound = [row for row in rows if "error" not in row and not row["collapsed"]]
-    key = ranked_by(sound)
-    return max((row for row in sound if row.get(key) is not None), key=lambda row: row[key], default=None)
-
-
-def ranked_by(rows: Sequence[Row]) -> str:
-    """The key that rows are ranked by: likeness, or APSNR if no row has a likeness."""
-    return "likeness_after" if any(row.get("likeness_after") is not None for row in rows) else "apsnr_after"
+    known = [row for row in sound if row.get("likeness_after") is not None]
+    return max(known, key=lambda row: float(row["likeness_after"]), default=None)
 
 
 def motion_words(row: Row) -> str:
@@ -88,11 +82,10 @@ def verdict_words(row: Row) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table for people. Likeness and APSNR of a collapsed row are struck out, the best of the others is bold."""
+    """A table for people. Likeness and APSNR of a collapsed row are struck out, the best likeness is bold."""
     winner = best(rows)
-    bold = None if winner is None else ranked_by([winner])
     lines = [table_line(HEADINGS), ALIGNMENT]
-    lines += [table_line(cells(row, bold if row is winner else None)) for row in rows]
+    lines += [table_line(cells(row, row is winner)) for row in rows]
     notes = [
         "Likeness of each image to the mean of the others: 1 is perfect, and the highest is best. APSNR in dB. "
         "Energy and scale: 1 is right. Seconds are for fitting alone."
@@ -112,22 +105,21 @@ def idle_memory_mb(rows: Sequence[Row]) -> float | None:
     return min((row["idle_memory_mb"] for row in rows if row.get("idle_memory_mb")), default=None)
 
 
-def cells(row: Row, bold: str | None) -> list[str]:
-    """The texts of a row of the Markdown table; bold is the key of the number that makes it the best."""
-
-    def after(key: str, digits: int) -> str:
-        value = fixed(row.get(key), digits)
-        if value == "–":
-            return value
-        return f"~~{value}~~" if row["collapsed"] else f"**{value}**" if bold == key else value
-
-    texts = [
+def cells(row: Row, is_best: bool) -> list[str]:
+    """The texts of a row of the Markdown table."""
+    likeness, apsnr = fixed(row.get("likeness_after"), 3), fixed(row["apsnr_after"])
+    if row["collapsed"]:
+        likeness, apsnr = (value if value == "–" else f"~~{value}~~" for value in (likeness, apsnr))
+        apsnr += " collapsed"
+    elif is_best:
+        likeness = f"**{likeness}**"
+    return [
         row["method"],
         motion_words(row),
         fixed(row.get("likeness_before"), 3),
-        after("likeness_after", 3),
+        likeness,
         fixed(row["apsnr_before"]),
-        after("apsnr_after", 2) + (" collapsed" if row["collapsed"] else ""),
+        apsnr,
         fixed(row["energy_ratio"]),
         fixed(row["mean_scale"]),
         share(row["out_of_frame_share"]),
@@ -136,7 +128,6 @@ def cells(row: Row, bold: str | None) -> list[str]:
         fixed(row["peak_memory_mb"], 0),
         verdict_words(row),
     ]
-    return texts
 
 
 def table_line(texts: Sequence[str]) -> str:
@@ -201,13 +192,11 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
         }
         for row in rows
     ]
-    skipped = run.read_rows("skipped.csv")
     return {
         "name": run.path.resolve().name,
         "config": shown_config(run),
         "n_images": next((row["n_images"] for row in rows if row["n_images"]), 0),
         "methods": methods,
-        "ranked_by": ranked_by([winner] if winner else []),
         "before": done[0] if done else None,
         "mean_before": shown("mean", start and start / "mean_before.png"),
         "spread_before": shown("variance", start and start / "variance_before.png"),
@@ -216,8 +205,7 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
         "corner_error": any("corner_error" in row for row in rows),
         "collapsed": any(row["collapsed"] for row in rows),
         "idle_memory_mb": idle_memory_mb(rows),
-        "skipped": skipped[:MAX_LISTED_SKIPPED],
-        "n_skipped": len(skipped),
+        **listed_skipped(run),
     }
 
 

@@ -19,11 +19,11 @@ from congeal.report.charts import lines
 
 Size = tuple[int, int]
 MIN_ORDERED_IMAGES = 3
-"""Smallest set whose order is charted."""
+"""Smallest set whose order is charted: two points are no course."""
 MAX_NEIGHBOUR_RATIO = 0.5
 """The order matters if von Neumann's ratio, the mean squared step over twice the variance, is below this …"""
 MIN_STANDARD_ERRORS = 4.0
-"""… if it is at least this many standard errors below 1, the value of a shuffled set."""
+"""… if it is at least this many standard errors below 1, the value of a shuffled set: by chance once in 30,000."""
 UNCHANGED_TOLERANCE = 1e-6
 """A quantity that differs from "no change" by less than this is one that the motion does not have."""
 

@@ -27,6 +27,8 @@ from congeal.runs.folder import RunFolder
 
 _LONE = re.compile("[\ud800-\udfff]")
 TEMPLATES = Path(__file__).parent / "templates"
+MAX_LISTED_NAMES, MAX_NAME_LENGTH = 200, 300
+"""Names in one list of a page, and characters of each: a page stays small whatever the set is."""
 
 
 def fill_template(template: str, *, folder: Path | None = None, **data: Any) -> str:
@@ -54,6 +56,13 @@ def _environment(folder: Path | None) -> jinja2.Environment:
 def shown_config(run: RunFolder) -> dict[str, Any]:
     """config.json as a page may show it: without passwords, whoever wrote the file."""
     return {k: without_credentials(v) if isinstance(v, str) else v for k, v in run.config.items()}
+
+
+def listed_skipped(run: RunFolder) -> dict[str, Any]:
+    """The first skipped images with their reasons, and the number of all of them."""
+    rows = run.read_rows("skipped.csv")
+    shown = [{key: row[key][:MAX_NAME_LENGTH] for key in ("id", "reason")} for row in rows[:MAX_LISTED_NAMES]]
+    return {"skipped": shown, "n_skipped": len(rows)}
 
 
 def shown_name(text: str) -> str:
@@ -91,11 +100,12 @@ def duration(seconds: float | None) -> str:
 # ---- pictures
 
 LOW_CONTRAST_LEVELS = 110.0
-"""Pictures that span fewer grey levels than this are stretched."""
+"""Pictures that span fewer grey levels than this are stretched. Chosen by judgement: 16-bit pictures of microscopes
+often span some dozens, photographs nearly all 256."""
 TAIL_SHARE = 0.005
-"""Share of the pixels at either end that the span of grey levels leaves out."""
+"""Share of the pixels at either end that the span of grey levels leaves out, so that a few hot pixels do not count."""
 MAX_SAMPLED_PICTURES = 60
-"""Number of pictures from which the contrast of a page is chosen."""
+"""Number of pictures from which the contrast of a page is chosen: enough for its quantiles, read in a moment."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,17 @@ import numpy as np
 from congeal.files import write_text
 from congeal.report.charts import curves, short, two_figures
 from congeal.report.motion import QUANTITIES, changed, drift, orientation_sentence
-from congeal.report.page import Contrast, brightened, contrast_of, fill_template, picture, shown_config
+from congeal.report.page import (
+    MAX_LISTED_NAMES,
+    MAX_NAME_LENGTH,
+    Contrast,
+    brightened,
+    contrast_of,
+    fill_template,
+    listed_skipped,
+    picture,
+    shown_config,
+)
 from congeal.report.sections import (
     Confidence,
     SetNumbers,
@@ -25,7 +35,6 @@ from congeal.report.sections import (
 )
 from congeal.runs.folder import RunFolder
 
-MAX_LISTED_SKIPPED = 200
 COLUMN_TITLES = {
     "cost": "cost: how much the images differ",
     "motion": "mean motion of this step (px)",
@@ -46,8 +55,6 @@ COLUMN_TITLES = {
     "complexity": "complexity: residual of the auto-encoder",
     "rate": "learning rate",
 }
-MAX_NAME_LENGTH = 300
-"""Characters of a name or reason on the page."""
 
 
 def write_report(run: RunFolder) -> Path:
@@ -60,7 +67,6 @@ def write_report(run: RunFolder) -> Path:
 def gather_run(run: RunFolder) -> dict[str, Any]:
     """Everything a report shows; parts that the run does not have are None or empty."""
     metrics, config = run.read_json("metrics.json"), shown_config(run)
-    skipped = run.read_rows("skipped.csv")
     confidence = confidence_of(run)
     faceless = [row["id"] for row in run.read_rows("boxes.csv") if row["remark"]]
     whole = set_numbers(run, metrics["n_images"] + metrics["n_skipped"])
@@ -89,11 +95,8 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
         "gallery": cards,
         "groups": gather_groups(run, metrics, cards, contrast),
         "worst": images_to_check(cards, usual_values(whole, confidence)),
-        "skipped": [
-            {key: row[key][:MAX_NAME_LENGTH] for key in ("id", "reason")} for row in skipped[:MAX_LISTED_SKIPPED]
-        ],
-        "n_skipped": len(skipped),
-        "faceless": [name[:MAX_NAME_LENGTH] for name in faceless[:MAX_LISTED_SKIPPED]],
+        **listed_skipped(run),
+        "faceless": [name[:MAX_NAME_LENGTH] for name in faceless[:MAX_LISTED_NAMES]],
         "n_faceless": len(faceless),
         "versions": {"congeal": metrics.get("version", ""), **run.state.get("versions", {})},
     }

@@ -35,7 +35,8 @@ MAX_THUMBNAIL_BYTES = 18_000
 MAX_HISTOGRAM_ROWS = 100_000
 """Number of evenly spaced images whose transforms are read for the histograms: their shape needs no more."""
 UNSURE_RATIO = 3.0
-"""A pose is unsure if its standard error is more than this many times the median of the set …"""
+"""A pose is unsure if its standard error is more than this many times the median of the set (chosen by judgement: few
+images are listed where errors are alike) …"""
 MIN_UNSURE_PX = 0.25
 """… and more than this many pixels: if all poses are exact, none is in doubt."""
 MAX_LISTED_UNSURE = 8

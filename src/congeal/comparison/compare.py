@@ -23,6 +23,7 @@ from congeal.comparison.process import check_time_limit, failure, fit_stack, is_
 from congeal.comparison.shared_stack import SharedStack
 from congeal.errors import CongealError, RunFailed, raise_as_run_failure
 from congeal.evaluation import corner_error
+from congeal.execution import ShardExecutor
 from congeal.files import plain, write_json
 from congeal.images.intensity import Channel, find_channels
 from congeal.images.sources.base import ImageSource
@@ -61,9 +62,9 @@ def compare(
     quiet: bool = False,
     command: str | None = None,
 ) -> list[Row]:
-    """Align a set with several methods under the same conditions. The same call again runs only what is not finished.
+    """Align a set with several methods under the same conditions; gives the rows of table.json.
 
-    Gives the rows of table.json, in the order of `methods`; a method that fails is a row with an `error`.
+    The same call again runs only what is not finished. A method that fails is a row with an `error`.
 
     Parameters
     ----------
@@ -72,7 +73,7 @@ def compare(
     methods : str or sequence of str
         "all", or names of `congeal.list_methods()`; name@variant compares settings of one method.
     output : str or path
-        The folder to write, or to resume: table.json, .csv, .md, report.html, and a run folder per method.
+        The folder to write, or to resume: tables, report.html, and a run folder per method.
     motion : str, optional
         For every method that has it, else the largest one it has within it; each method's own unless given.
     params : mapping, optional
@@ -88,29 +89,14 @@ def compare(
     entries = make_entries(methods, params or {}, motion, {"size": size, "random_state": seed}, device)
     options = {"size": size, "align_on": find_channels(images, channel), "quiet": quiet}
     initial = read_initial_poses(init, images)
-    shared: dict[str, Any] = {
-        "task": "compare",
-        "source": source_name(source, images),
-        "init": init_name(init),
-        "size": size,
-    }
-    shared |= {"limit": limit, "seed": seed, "channel": channel, "z": None if z == "auto" else z}
-    changeable: dict[str, Any] = {
-        "methods": [entry.label for entry in entries],
-        "motion": motion,
-        "params": params or {},
-    }
-    changeable |= {"time_limit": time_limit, "command": command_name(command)}
+    shared: dict[str, Any] = {"task": "compare", "source": source_name(source, images), "init": init_name(init)}
+    shared |= {"size": size, "limit": limit, "seed": seed, "channel": channel, "z": None if z == "auto" else z}
+    changeable: dict[str, Any] = {"methods": [entry.label for entry in entries], "motion": motion}
+    changeable |= {"params": params or {}, "time_limit": time_limit, "command": command_name(command)}
+    settings = FitSettings(time_limit, executor if isinstance(executor, str) else None, quiet)
     with executor_for_run(executor, output, quiet=quiet) as shards, begin(output, shared, changeable) as run:
         prepare = partial(prepare_shared, run, images, check_unchanged(run, images), initial, entries, options)
-        settings = FitSettings(time_limit, executor if isinstance(executor, str) else None, quiet)
-        with ExitStack() as opened:
-            parts = [opened.enter_context(open_part(run, entry, shared)) for entry in entries]
-            with raise_as_run_failure(), attach_executor(run, shards):
-                rows = run_methods(run, images, entries, parts, prepare, settings)
-        for name in (SHARED_STACK, "stack", RESULTS):
-            run.discard(name)
-    return rows
+        return run_methods(run, images, entries, shared, prepare, settings, shards)
 
 
 class FitSettings(NamedTuple):
@@ -169,24 +155,30 @@ def run_methods(
     run: RunFolder,
     images: ImageSource,
     entries: Sequence[Entry],
-    parts: Sequence[RunFolder],
+    shared: Mapping[str, Any],
     prepare: Callable[[], SharedStack],
     settings: FitSettings,
+    shards: ShardExecutor | None,
 ) -> list[Row]:
     """Finish the folder of each method, and write the table after each of them; then the report."""
-    for part in parts:
-        verify_stages(part)
-    done = [part.reached("reported") or is_hopeless(part.state, settings.time_limit) for part in parts]
-    stack = None if all(done) else prepare()
     rows: list[Row] = []
-    for entry, part, finished in zip(entries, parts, done, strict=True):
-        if stack is not None and not finished:
-            run_method(entry, part, stack, settings, images, parts)
-        rows.append(make_row(entry, part, images))
-        if not finished:
-            log_row(rows[-1])
-        write_tables(run, rows)
-    write_comparison(run)
+    with ExitStack() as opened:
+        parts = [opened.enter_context(open_part(run, entry, shared)) for entry in entries]
+        with raise_as_run_failure(), attach_executor(run, shards):
+            for part in parts:
+                verify_stages(part)
+            done = [part.reached("reported") or is_hopeless(part.state, settings.time_limit) for part in parts]
+            stack = None if all(done) else prepare()
+            for entry, part, finished in zip(entries, parts, done, strict=True):
+                if stack is not None and not finished:
+                    run_method(entry, part, stack, settings, images, parts)
+                rows.append(make_row(entry, part, images))
+                if not finished:
+                    log_row(rows[-1])
+                write_tables(run, rows)
+            write_comparison(run)
+    for name in (SHARED_STACK, "stack", RESULTS):
+        run.discard(name)
     return rows
 
 

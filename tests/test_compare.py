@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,18 +26,15 @@ import deciding
 from blobs import blob, save_folder
 from congeal import CongealError, Transforms, align, compare
 from congeal.cli import main
-from congeal.comparison import child
-from congeal.comparison.child import fit_in_child
-from congeal.comparison.compare import has_nothing_left
 from congeal.comparison.entries import motion_for, read_labels
-from congeal.comparison.frozen import FrozenStack, freeze, sizes_asked_for
-from congeal.files import write_json
-from congeal.images import prepare
+from congeal.comparison.process import FitClock, is_hopeless, run_in_process
+from congeal.comparison.shared_stack import SharedStack, sizes_asked_for
+from congeal.images import Stack, prepare
 from congeal.images.sources.files import FileSource
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
 from congeal.pipeline.render import Picture
-from congeal.report.tables import best, markdown, motion_words
+from congeal.report.comparison import best, markdown, motion_words
 from congeal.runs.folder import RunFolder
 
 comparing = importlib.import_module("congeal.comparison.compare")  # the module, which the function hides
@@ -74,7 +75,7 @@ def test_the_folder_has_what_the_design_says(compared: Path) -> None:
         assert (compared / name).is_file(), name
     for name in ("transforms.csv", "mean.png", "variance.png", "metrics.json"):
         assert (compared / "lsc" / name).is_file(), name
-    assert not (compared / ".work" / "frozen").exists()
+    assert not (compared / ".work" / "shared_stack").exists()
     assert json.loads((compared / "config.json").read_text())["methods"] == list(ENTRIES)
 
 
@@ -131,9 +132,6 @@ def test_rows_are_ranked_by_likeness(compared: Path) -> None:
     text = markdown([blunt, sharp])
     assert "| **0.800** |" in text
     assert "**30.00**" not in text
-    before = [{key: value for key, value in one.items() if "likeness" not in key} for one in (sharp, blunt)]
-    assert best(before) is before[1], "tables of versions without likeness have only APSNR"
-    assert "**30.00**" in markdown(before)
     assert best([{**sharp, "collapsed": True}, {"error": "no", **blunt}]) is None
 
 
@@ -188,7 +186,7 @@ def test_the_report_can_be_written_again(compared: Path, part: str) -> None:
 
 def test_the_same_command_runs_nothing_again(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
-    monkeypatch.setattr(comparing, "fit_in_child", lambda *a: started.append(str(a)))
+    monkeypatch.setattr(comparing, "run_in_process", lambda *a, **_: started.append(str(a)))
     before = (compared / "table.json").read_text()
     assert main(command(compared, "--quiet")) == 0
     assert not started
@@ -225,10 +223,10 @@ def test_out_of_time_is_a_row_and_more_time_is_another_try(tmp_path: Path) -> No
     assert rows[0]["error"] == "not finished within the time limit of 0.3 s"
     assert rows[0]["apsnr_after"] is None
     assert "time limit of 0.3 s" in (out / "table.md").read_text()
-    part = RunFolder.existing(out / "lsc")
-    assert has_nothing_left(part, 0.3)
-    assert not has_nothing_left(part, 60)
-    assert not has_nothing_left(part, None)
+    state = RunFolder.existing(out / "lsc").state
+    assert is_hopeless(state, 0.3)
+    assert not is_hopeless(state, 60)
+    assert not is_hopeless(state, None)
 
 
 def test_no_method_finished_is_exit_code_1(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -244,27 +242,28 @@ def test_whatever_stops_the_command_ends_the_child(tmp_path: Path, stop: signal.
     settings = [word for key, value in ENDLESS.items() for word in ("--set", f"lsc.{key}={value}")]
     arguments = ["compare", "digits:3", "--methods", "lsc", "--limit", "20", "-o", str(tmp_path / "out"), *settings]
     run = subprocess.Popen([sys.executable, "-m", "congeal.cli", *arguments], start_new_session=True)
-    while not (tmp_path / "out" / "lsc" / ".work" / "phase.json").exists():
+    while len(group_members(run.pid)) < 4:  # the command, two helpers of multiprocessing, and the method
         assert run.poll() is None
         time.sleep(0.01)
     run.send_signal(stop)  # to the parent alone
     assert run.wait(120) == code
     ended = time.monotonic() + 60
-    while group_is_alive(run.pid) and time.monotonic() < ended:
+    while group_members(run.pid) and time.monotonic() < ended:
         time.sleep(0.05)
-    assert not group_is_alive(run.pid)
+    assert not group_members(run.pid)
 
 
-def group_is_alive(group: int) -> bool:
-    """Whether a process of the group still runs; one that ended and was not collected does not count."""
+def group_members(group: int) -> list[int]:
+    """The processes of the group that run; one that ended and was not collected does not count."""
+    members = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = status.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(fields[2]) == group and fields[0] != "Z":
-            return True
-    return False
+            members.append(int(status.parent.name))
+    return members
 
 
 # ---- wrong use
@@ -324,7 +323,7 @@ def test_a_comparison_does_everything_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(FileSource, "read", lambda source, i: reads.update([source.id(i)]) or read(source, i))
     monkeypatch.setattr(comparing, "make_row", lambda *a: rows.append(a) or make_row(*a))
     monkeypatch.setattr(Picture, "mean_png", lambda picture: drawn.append(picture) or png(picture))
-    monkeypatch.setattr("congeal.comparison.frozen._copy_pixels", lambda *_: pytest.fail("the stack was copied"))
+    monkeypatch.setattr("congeal.comparison.shared_stack._write_pixels", lambda *_: pytest.fail("the stack was copied"))
     compare(folder, "lsc,lsc@loose", tmp_path / "out", params={"lsc@loose": {"guards": False}}, size=20, quiet=True)
     assert dict(reads) == {f"{i}.png": 1 for i in range(12)}
     assert len(rows) == 2
@@ -335,11 +334,17 @@ def test_a_comparison_does_everything_once(tmp_path: Path, monkeypatch: pytest.M
     assert [page.count("data:image/png") for page in pages] == [4 + 2 * (12 + 5)] * 2
 
 
-# ---- the stack as files
+# ---- the stack in another process
+
+
+def in_other_process(stack: Stack, folder: Path, caps: Sequence[int] = ()) -> Stack:
+    """The stack as another process gets it."""
+    received: Stack = pickle.loads(pickle.dumps(SharedStack(stack, folder, caps)))
+    return received
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
-def test_a_frozen_stack_is_the_stack(tmp_path: Path, dtype: type) -> None:
+def test_another_process_sees_the_same_stack(tmp_path: Path, dtype: type) -> None:
     rng = np.random.default_rng(0)
     images = (rng.random((9, 20, 16, 4)) * (1 if dtype == np.float32 else np.iinfo(dtype).max)).astype(dtype)
     if dtype == np.float32:
@@ -347,80 +352,64 @@ def test_a_frozen_stack_is_the_stack(tmp_path: Path, dtype: type) -> None:
     init = np.tile(np.eye(3), (9, 1, 1))
     init[:, 0, 2] = np.arange(9)
     stack = prepare(open_images(images), size=16, init=init, init_size=(20, 16))
-    freeze(stack, tmp_path / "frozen")
-    frozen = FrozenStack(tmp_path / "frozen")
-    assert len(frozen) == len(stack) == (8 if dtype == np.float32 else 9)
-    assert torch.equal(frozen.images(slice(None)), stack.images(slice(None)))
-    assert torch.equal(frozen.images([3, 1]), stack.images([3, 1]))
-    few, some = frozen.some(np.array([5, 2, 7])), stack.some(np.array([5, 2, 7]))
+    shared = in_other_process(stack, tmp_path / "shared")
+    assert len(shared) == len(stack) == (8 if dtype == np.float32 else 9)
+    assert torch.equal(shared.images(slice(None)), stack.images(slice(None)))
+    assert torch.equal(shared.images([3, 1]), stack.images([3, 1]))
+    few, some = shared.some(np.array([5, 2, 7])), stack.some(np.array([5, 2, 7]))
     assert torch.equal(few.images([0, 2]), some.images([0, 2]))
     assert torch.equal(few.some(np.array([1])).images([0]), some.images([1]))
-    assert np.array_equal(frozen.start, stack.start)
-    assert frozen.layout == stack.layout
-    assert frozen.to_transforms(frozen.start) == stack.to_transforms(stack.start)
-    assert [*frozen.skipped] == [*stack.skipped]
+    assert np.array_equal(shared.start, stack.start)
+    assert shared.layout == stack.layout
+    assert shared.to_transforms(shared.start) == stack.to_transforms(stack.start)
+    assert [*shared.skipped] == [*stack.skipped]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, ">u2", np.float64])
-def test_a_mapped_array_is_not_copied(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_sees_a_mapped_array(tmp_path: Path, dtype: str) -> None:
     rng = np.random.default_rng(1)
     np.save(tmp_path / "images.npy", (200 * rng.random((9, 12, 10, 3))).astype(dtype))
-    monkeypatch.setattr("congeal.comparison.frozen._copy_pixels", lambda *_: pytest.fail("copied"))
     for images in (open_images(tmp_path / "images.npy"), open_images(tmp_path / "images.npy").subset([7, 2, 5])):
         stack = prepare(images, size=12, align_on=[0, 2])
-        freeze(stack, tmp_path / "frozen")
-        frozen = FrozenStack(tmp_path / "frozen")
-        assert torch.equal(frozen.images(slice(None)), stack.images(slice(None)))
-        assert torch.equal(frozen.some(np.array([2, 0])).images([0, 1]), stack.images([2, 0]))
-        assert frozen.layout == stack.layout
+        shared = in_other_process(stack, tmp_path / "shared")
+        assert torch.equal(shared.images(slice(None)), stack.images(slice(None)))
+        assert torch.equal(shared.some(np.array([2, 0])).images([0, 1]), stack.images([2, 0]))
+        assert shared.layout == stack.layout
 
 
-def test_a_frozen_stack_keeps_masks(tmp_path: Path) -> None:
+def test_another_process_sees_masks(tmp_path: Path) -> None:
     images = [np.full((12, 8, 1), 200, np.uint8), np.full((8, 12, 1), 90, np.uint8)]
     images[0][2:4], images[1][2:4] = 10, 20
     stack = prepare(open_images(images), size=12)
     assert stack.has_masks
-    freeze(stack, tmp_path / "frozen")
-    masks, frozen = stack.masks([0, 1]), FrozenStack(tmp_path / "frozen").masks([0, 1])
+    masks, shared = stack.masks([0, 1]), in_other_process(stack, tmp_path / "shared").masks([0, 1])
     assert masks is not None
-    assert frozen is not None
-    assert torch.equal(masks, frozen)
+    assert shared is not None
+    assert torch.equal(masks, shared)
 
 
 @pytest.mark.parametrize("kind", ["files", "memory", "mapped"])
-def test_a_frozen_stack_has_larger_pictures(tmp_path: Path, kind: str) -> None:
+def test_another_process_has_larger_pictures(tmp_path: Path, kind: str) -> None:
     images = (255 * np.random.default_rng(2).random((5, 100, 80))).astype(np.uint8)
     np.save(tmp_path / "images.npy", images)
     opened = {"files": lambda: save_folder(tmp_path / "files", images), "memory": lambda: images}
     source = open_images(opened.get(kind, lambda: tmp_path / "images.npy")())
     stack = prepare(source, size=10, folder=tmp_path / "stack")
-    freeze(stack, tmp_path / "frozen", caps=[50, 5000])
+    shared = in_other_process(stack, tmp_path / "shared", caps=[50, 5000])
     assert sizes_asked_for(stack) == [30, 100]
     assert sizes_asked_for(stack, [50, 5000]) == [30, 50, 100]
-    frozen = FrozenStack(tmp_path / "frozen")
-    assert frozen.native_size == stack.native_size == 100
-    assert frozen.at(10) is frozen
-    assert frozen.at(29) is frozen.at(95) is frozen, "nobody said that they would be asked for"
+    assert shared.native_size == stack.native_size == 100
+    assert shared.at(10) is shared
+    assert shared.at(29) is shared.at(95) is shared, "nobody said that they would be asked for"
     for asked, has in ((30, 30), (50, 50), (100, 100), (5000, 100)):
-        larger, wanted = frozen.at(asked), stack.at(has)
+        larger, wanted = shared.at(asked), stack.at(has)
         assert max(larger.frame) == has
         assert torch.equal(larger.images(slice(None)), wanted.images(slice(None)))
         assert np.array_equal(larger.start, wanted.start)
         assert larger.to_transforms(larger.start) == wanted.to_transforms(wanted.start)
         rows = np.array([4, 1])
-        assert torch.equal(frozen.some(rows).at(asked).images([0, 1]), wanted.images([4, 1]))
-    assert frozen.at(100) is frozen.at(100), "opened once"
-
-
-def test_the_finest_frozen_pictures_are_left_out_where_they_would_take_too_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stack = prepare(open_images(blob(4, size=100)), size=10)
-    monkeypatch.setattr("congeal.comparison.frozen.MOST_BYTES", 4 * (30**2 + 90**2))
-    freeze(stack, tmp_path / "frozen")
-    frozen = FrozenStack(tmp_path / "frozen")
-    assert max(frozen.at(30).frame) == 30
-    assert frozen.at(100) is frozen
+        assert torch.equal(shared.some(rows).at(asked).images([0, 1]), wanted.images([4, 1]))
+    assert shared.at(100) is shared.at(100), "opened once"
 
 
 def test_compare_is_public() -> None:
@@ -438,70 +427,63 @@ def test_what_is_gone_from_the_folder_of_a_method_is_made_again(compared: Path, 
     assert ((part / "mean.png").read_bytes(), (part / "transforms.csv").read_bytes()) == expected
 
 
-# ---- the process that methods are forked from
+# ---- the process of a method
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> RunFolder:
-    """A job that fails at once, for want of a stack; it says so itself."""
-    run = RunFolder(tmp_path / "job")
-    run.work.mkdir(parents=True)
-    write_json(run.work / "job.json", {"method": "lsc", "params": {}, "stack": str(tmp_path / "none"), "quiet": True})
-    return run
+def square(clock: FitClock, number: int) -> dict[str, Any]:
+    with clock.fitting():
+        return {"square": number**2, "pid": os.getpid(), "here": os.environ.get("CONGEAL_TEST")}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every method has a process that was started for it")
-def test_one_process_forks_for_all_and_is_replaced_where_it_ended(job: RunFolder) -> None:
-    def failed(time_limit: float | None) -> bool:
-        error = fit_in_child(job, time_limit)["error"]
-        return "none" in error and (job.work / "outcome.json").exists()
-
-    assert failed(None)
-    first = child._Nursery.running()
-    assert failed(60)
-    assert child._Nursery.running() is first
-    first.process.kill()
-    first.process.wait()
-    assert failed(None)
-    second = child._Nursery.running()
-    assert second is not first
-    with child._BUSY:  # another thread compares, too
-        assert failed(None)
-    assert child._Nursery.running() is second
-    assert failed(None)
+def fail(clock: FitClock, error: Exception) -> dict[str, Any]:
+    raise error
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every method has a process that was started for it")
-def test_nothing_is_left_of_a_job_that_was_stopped(job: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_: object) -> bool:
-        raise KeyboardInterrupt
-
-    before = child._Nursery.running()
-    monkeypatch.setattr(child, "_wait", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        fit_in_child(job, None)
-    monkeypatch.undo()
-    assert before.process.returncode is not None
-    assert "error" in fit_in_child(job, None)
-    assert (job.work / "outcome.json").exists()
+def die(clock: FitClock, code: int) -> dict[str, Any]:
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
-def test_without_a_way_to_watch_forks_a_process_is_started_for_every_job(
-    job: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(child, "_can_fork", lambda: False)
-    monkeypatch.setattr(child, "_Forked", None)
-    assert "none" in fit_in_child(job, None)["error"]
+def wait(clock: FitClock, fitting: float, saving: float) -> dict[str, Any]:
+    with clock.fitting(seconds=1.0):
+        time.sleep(fitting)
+    time.sleep(saving)
+    return {"waited": True}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every method has a process that was started for it")
-def test_a_job_that_comes_when_that_process_has_waited_long_enough(
-    job: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = [sys.executable, "-c", ""]  # ends at once, with code 0
-    monkeypatch.setattr(child, "_start", lambda *_, **more: subprocess.Popen(command, stdin=subprocess.PIPE, **more))
-    monkeypatch.setattr(child._Nursery, "current", None)
-    forked = child._Forked(job.path)
-    monkeypatch.undo()
-    assert forked.wait() == 0
-    assert "error" in json.loads((job.work / "outcome.json").read_text())
+def test_each_piece_of_work_has_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONGEAL_TEST", "set after the fork server began")
+    outcomes = [run_in_process(square, number) for number in (3, 4)]
+    assert [outcome["square"] for outcome in outcomes] == [9, 16]
+    assert len({os.getpid(), *(outcome["pid"] for outcome in outcomes)}) == 3
+    assert outcomes[0]["here"] == "set after the fork server began"
+
+
+def test_how_a_process_ended_is_said_in_a_sentence() -> None:
+    assert run_in_process(fail, CongealError("no image")) == {"error": "no image"}
+    bug = run_in_process(fail, KeyError("x"))
+    assert "unexpected KeyError" in bug["error"]
+    assert "in fail" in bug["traceback"]
+    assert "want of memory" in run_in_process(die, -signal.SIGKILL)["error"]
+    assert "crashed with SIGSEGV" in run_in_process(die, -signal.SIGSEGV)["error"]
+    assert "ended with code 3" in run_in_process(die, 3)["error"]
+
+
+def test_the_time_limit_counts_fitting_alone() -> None:
+    assert run_in_process(wait, 0.0, 1.0, time_limit=1.5) == {"waited": True}
+    began = time.monotonic()
+    assert run_in_process(wait, 60.0, 0.0, time_limit=1.5)["out_of_time"] == 1.5, "a second was spent before"
+    assert time.monotonic() - began < 30
+
+
+def test_the_script_that_compares_is_not_run_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import congeal, sys\n"
+        "print('running')\n"
+        "rows = congeal.compare('digits:3', 'lsc', sys.argv[1], limit=8, size=28, quiet=True)\n"
+        "print(rows[0].get('error'))\n"
+    )
+    told = subprocess.run([sys.executable, script, tmp_path / "out"], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["running", "None"]

@@ -22,8 +22,7 @@ import pytest
 from congeal import align
 from congeal.cli import main
 from congeal.comparison import compare as comparing
-from congeal.comparison import worker
-from congeal.runs.folder import RunFolder
+from congeal.comparison.process import FitClock, failure
 from killed import count_moments, fork, outputs, run_killed
 from small_files import LSC, SIDE, picture, save_images
 
@@ -92,13 +91,13 @@ def undisturbed(given: Given) -> Callable[[str], dict[str, object]]:
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """`compare` fits here instead of in a new interpreter, which would take seconds and could not be killed with us."""
 
-    def fit_here(run: RunFolder, time_limit: float | None) -> dict[str, Any]:
+    def run_here(work: Callable[..., dict[str, Any]], *args: Any, time_limit: float | None) -> dict[str, Any]:
         try:
-            return worker.work(RunFolder.existing(run.path))
+            return work(FitClock(), *args)
         except Exception as error:
-            return {"error": worker.in_words(error)}
+            return failure(error)
 
-    monkeypatch.setattr(comparing, "fit_in_child", fit_here)
+    monkeypatch.setattr(comparing, "run_in_process", run_here)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -9,7 +9,7 @@ import pytest
 
 from congeal import compare
 from congeal.files import read_json, write_json
-from congeal.report.compare import write_comparison
+from congeal.report.comparison import write_comparison
 from congeal.runs.folder import RunFolder
 
 if TYPE_CHECKING:

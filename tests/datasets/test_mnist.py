@@ -14,7 +14,7 @@ from congeal.datasets import mnist as module
 from congeal.datasets import open_named
 from congeal.errors import CongealError
 from congeal.evaluation import apsnr
-from congeal.experiments.wrapped import apsnr_uint8_wrap
+from congeal.experiments.measures import apsnr_uint8_wrap
 from made_data import N_TRAIN, write_idx
 
 

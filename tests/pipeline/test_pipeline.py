@@ -118,7 +118,7 @@ def test_what_the_method_decided_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
     }
     assert result.metrics["uncertainty_px"] == pytest.approx(np.nanmedian(result.transforms.uncertainty_px))
     assert np.isnan(result.transforms.uncertainty_px[0])
-    assert f"poses repeat  to {result.metrics['uncertainty_px']:.2g} px" in result.summary()
+    assert f"pose error    {result.metrics['uncertainty_px']:.2g} px" in result.summary()
     for lost in ("metrics.json", "transforms.csv", "mean.png"):
         (run / lost).unlink()
         again = align(blob(), run, method="deciding", size=16, quiet=True)

@@ -11,11 +11,10 @@ import pytest
 from PIL import Image
 
 from congeal import align
-from congeal.report.advice import reasons
 from congeal.report.charts import BINS, bin_of, histogram, lines, ticks
 from congeal.report.motion import is_ordered
-from congeal.report.page import duration
-from congeal.report.pictures import brightened, contrast_of, picture
+from congeal.report.page import brightened, contrast_of, duration, picture
+from congeal.report.run_page import reasons
 
 
 def test_low_contrast_is_stretched_and_the_rest_left_alone(tmp_path: Path) -> None:

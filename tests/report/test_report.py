@@ -18,11 +18,10 @@ from congeal import Transforms, align
 from congeal.files import write_json
 from congeal.pipeline.render import MAX_BEST, MAX_FLAGGED, MAX_MOVED, MAX_RANDOM, MAX_WORST, choose_samples
 from congeal.report import write_report
-from congeal.report.advice import next_steps
 from congeal.report.charts import BINS, curve, curves, histogram, short, two_figures
 from congeal.report.motion import moves
-from congeal.report.page import number, percent
-from congeal.report.pictures import picture
+from congeal.report.page import number, percent, picture
+from congeal.report.run_page import next_steps
 from congeal.runs.folder import RunFolder
 
 QUICK = {"iterations": (1, 1, 1)}
@@ -183,7 +182,7 @@ def page_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **numbers: object) 
 
 def test_the_page_says_what_was_decided_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = page_of(tmp_path, monkeypatch)
-    assert "rigid (chosen)" in page
+    assert "<b>rigid</b> (chosen automatically)" in page
     assert "16 → 48 px" in page
     assert "no network was trained" in page
     for facts in deciding.WHY.values():
@@ -200,7 +199,7 @@ def test_the_page_shows_likeness_first(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_page_says_how_sure_the_poses_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = page_of(tmp_path, monkeypatch)
     error = Transforms.load(tmp_path / "run" / "transforms.csv").uncertainty_px
-    assert f"Median standard error: <b>{np.nanmedian(error):.2g} px</b>" in page
+    assert f"typically off by <b>{np.nanmedian(error):.2g} px</b>" in page
     assert "<b>1 image is unsure</b>" in page
     assert f'<td>3</td><td class="number">{error[3]:.1f}</td>' in page
     assert page.count("unsure, ±") == 2, "in the gallery and among the worst"

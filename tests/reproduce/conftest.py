@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from congeal.cli import main
-from congeal.comparison.worker import in_words, work
-from congeal.errors import CongealError
-from congeal.experiments import aligning
-from congeal.runs.folder import RunFolder
+from congeal.comparison.process import FitClock, failure
+from congeal.experiments import measures
 
 
 @pytest.fixture
@@ -30,10 +28,10 @@ def run(made_mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells that want a process of their own get none, which saves loading torch; other tests have a real one."""
 
-    def fit_here(job: RunFolder, time_limit: float | None) -> dict[str, Any]:
+    def run_here(work: Callable[..., dict[str, Any]], *args: Any, time_limit: float | None) -> dict[str, Any]:
         try:
-            return work(job)
-        except CongealError as error:
-            return {"error": in_words(error)}
+            return work(FitClock(), *args)
+        except Exception as error:
+            return failure(error)
 
-    monkeypatch.setattr(aligning, "fit_in_child", fit_here)
+    monkeypatch.setattr(measures, "run_in_process", run_here)

@@ -15,9 +15,8 @@ import pytest
 import congeal.experiments
 from congeal import CongealError
 from congeal.errors import RunFailed
-from congeal.experiments.execute import check_any, reproduce
-from congeal.experiments.plan import Cell, Experiment, Options, Row, read_methods
-from congeal.experiments.tables import Column, Table, fixed, grouped, judged, judged_mean, mean, spread, tally
+from congeal.experiments.experiment import Cell, Experiment, Options, check_any, read_methods, reproduce
+from congeal.experiments.tables import Row, Table, before, each, grouped, judged, mean, number, spread, tally, words
 from congeal.methods.registry import methods as known_methods
 
 
@@ -31,11 +30,11 @@ class Toy:
         self.question = "x"
         self.drawn: list[int] = []
         self.experiment = Experiment(
-            name="toy", title="A toy", plan=self.plan, tables=self.tables, draw=self.draw, notes=("A note.",)
+            title="A toy", plan=self.plan, tables=self.tables, draw=self.draw, notes=("A note.",)
         )
 
     def plan(self, options: Options) -> list[Cell]:
-        chosen = options.choose(digits="0123", limit=10)
+        chosen = options.select(digits="0123", limit=10)
         return [self.cell(digit, options) for digit in chosen.digits]
 
     def cell(self, digit: str, options: Options) -> Cell:
@@ -52,7 +51,7 @@ class Toy:
         return Cell(name=f"cell-{digit}", facts={"digit": digit, "question": self.question}, measure=measure)
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        return [Table("Values", [Column("digit", "digit"), Column("value", "value", fixed)], rows)]
+        return [Table("Values", [words("digit", "digit"), number("value", "value")], each(rows))]
 
     def draw(self, folder: Path, rows: Sequence[Row]) -> None:
         self.drawn.append(len(rows))
@@ -62,7 +61,7 @@ class Toy:
 def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
     toy = Toy()
     monkeypatch.setitem(congeal.experiments.EXPERIMENTS, "toy", ("congeal.experiments.toy", "a toy"))
-    monkeypatch.setitem(sys.modules, "congeal.experiments.toy", SimpleNamespace(EXPERIMENT=toy.experiment))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "congeal.experiments.toy", SimpleNamespace(TOY=toy.experiment))  # type: ignore[arg-type]
     return toy
 
 
@@ -197,7 +196,18 @@ def test_rows_of_rows() -> None:
     assert list(groups) == [("a",), ("b",)]
     assert mean(groups["a",], "apsnr_after") == 12
     assert mean(rows[3:], "apsnr_after") is None
-    assert spread(groups["a",], "apsnr_after") == "12.00 (10.00–14.00)"
-    assert [judged(row) for row in (None, *rows)] == [None, "10.00", "14.00", "~~30.00~~", "failed"]
-    assert [judged_mean(group) for group in groups.values()] == ["12.00", "~~30.00~~"]
-    assert [tally(group) for group in groups.values()] == ["2 of 2", "0 of 2, 1 collapsed, 1 failed"]
+    assert spread("", "apsnr_after").show(groups["a",]) == "12.00 (10.00–14.00)"
+    assert [judged("").show([row]) for row in rows] == ["10.00", "14.00", "~~30.00~~", "failed"]
+    assert [judged("").show(group) for group in groups.values()] == ["12.00", "~~30.00~~"]
+    assert [tally("").show(group) for group in groups.values()] == ["2 of 2", "0 of 2, 1 collapsed, 1 failed"]
+    assert judged("").where("m", "a").show(rows) == "12.00"
+    assert judged("").where("m", "c").show(rows) == "–"
+
+
+def test_the_start_of_a_set_is_that_of_the_first_method_that_finished() -> None:
+    rows: list[Row] = [
+        {"digit": "3", "error": "no"},
+        {"digit": "3", "apsnr_before": 9.0},
+        {"digit": "7", "error": "no"},
+    ]
+    assert before(rows, "digit", apsnr_after="apsnr_before") == [{"digit": "3", "method": "before", "apsnr_after": 9.0}]

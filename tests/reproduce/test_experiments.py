@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from congeal.datasets import open_named
-from congeal.experiments import EXPERIMENTS, ablation, paper, perspective, plan, printed, scaling
-from congeal.experiments.plan import Options, load_experiment
-from congeal.experiments.wrapped import apsnr_uint8_wrap
+from congeal.experiments import EXPERIMENTS, ablation, measures, paper, perspective, printed, scaling
+from congeal.experiments.experiment import Options, load_experiment
+from congeal.experiments.measures import apsnr_uint8_wrap
 from congeal.runs.folder import RunFolder
 
 Run = Callable[..., int]
@@ -105,7 +105,7 @@ def test_ablation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     few = {name: ablation.VARIANTS[name] for name in ("D", "+ refinement: the default")}
     monkeypatch.setattr(ablation, "VARIANTS", few)
     monkeypatch.setattr(ablation, "SETS", {"clean": ablation.SETS["clean"]})
-    monkeypatch.setattr(plan, "QUICK_PARAMS", {"dprc": {"steps": 10, "batch_size": 16}})
+    monkeypatch.setattr(measures, "QUICK_PARAMS", {"dprc": {"steps": 10, "batch_size": 16}})
     options = ("ablation", "--digits", "3", "--limit", "20")
     assert run(*options) == 0
     rows = check_folder(tmp_path / "ablation", 2)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from congeal.experiments import lfw, printed
-from congeal.experiments.lfw import EXPERIMENT, FUNNELED
-from congeal.experiments.plan import Options, Row
-from congeal.experiments.ratios import ratio_table
+from congeal.experiments.experiment import Options
+from congeal.experiments.lfw import FUNNELED, LFW, ratio_table
+from congeal.experiments.tables import Row
 from made_data import NO_FACE, PERSON
 
 SUBJECTS = printed.LFW_SUBJECTS
@@ -30,17 +30,17 @@ def ideal() -> list[Row]:
 
 
 def test_the_plan_is_all_of_it_and_quick_is_not() -> None:
-    names = [cell.name for cell in EXPERIMENT.plan(Options())]
+    names = [cell.name for cell in LFW.plan(Options())]
     assert len(names) == 6 * 3 * 4 + 4
     assert "rasl-0.15-Serena_Williams" in names
     assert names[-1] == "deep-funneled-Tony_Blair"
-    quick = EXPERIMENT.plan(Options(quick=True, methods=("joint",)))
+    quick = LFW.plan(Options(quick=True, methods=("joint",)))
     assert len(quick) == 2 * 2 + 2
     assert {cell.facts["limit"] for cell in quick} == {lfw.QUICK_LIMIT}
 
 
 def test_tables_have_the_paper_beside_and_say_what_holds() -> None:
-    text = "\n".join(table.markdown() for table in EXPERIMENT.tables(ideal()))
+    text = "\n".join(table.markdown() for table in LFW.tables(ideal()))
     assert "| box | before | 10.00 | 10.00 | 10.00 | 10.00 | 10.00 | – | – |" in text
     assert "| box | joint | 4.00 | 4.00 | 4.00 | 4.00 | 4.00 | – | 4 of 4 |" in text, "the paper did not run it"
     assert "| box | rasl | 5.00 | 5.00 | 5.00 | 5.00 | 5.00 | 2.88 / 2.45 / 3.32 / 3.24 | 4 of 4 |" in text
@@ -57,7 +57,8 @@ def test_methods_are_ranked_by_likeness_within_a_start() -> None:
     likeness = {"joint": 0.4, "rasl": 0.5, FUNNELED: 0.45}
     rows = [one | {"likeness_before": 0.2, "likeness_after": likeness[one["method"]]} for one in ideal()]
     rows = [one | {"collapsed": True} if (one["method"], one["grow"]) == ("rasl", 0.3) else one for one in rows]
-    lines = [(line["start"], line["method"], line["likeness"]) for line in lfw.likeness_table(rows).rows]
+    rows = [one | {"start": lfw.GROWN[one["grow"]]} for one in rows]
+    lines = [(texts[0], texts[1], texts[4]) for texts in lfw.likeness_table(rows).texts()]
     assert lines == [
         ("box", "rasl", "0.500"),
         ("box", FUNNELED, "0.450"),
@@ -71,7 +72,7 @@ def test_methods_are_ranked_by_likeness_within_a_start() -> None:
 def test_one_bad_subject_and_a_zoom_do_not_hide() -> None:
     rows = ideal()
     rows[1] |= {"landmark": 6.0, "mean_scale": 0.9}
-    holds = {line["what"]: line["holds"] for line in ratio_table(rows, FUNNELED).rows}
+    holds = {line["what"]: line["holds"] for (line,) in ratio_table(rows).lines}
     assert holds["joint / rasl, box, each subject"] == "NO"
     assert holds["joint: mean scale furthest from 1"] == "NO"
 
@@ -79,17 +80,17 @@ def test_one_bad_subject_and_a_zoom_do_not_hide() -> None:
 def test_missing_rows_leave_gaps() -> None:
     rows = ideal()
     rows[0] = {key: rows[0][key] for key in ("cell", "method", "grow", "subject")} | {"error": "too slow"}
-    text = "\n".join(table.markdown() for table in EXPERIMENT.tables(rows))
+    text = "\n".join(table.markdown() for table in LFW.tables(rows))
     assert "| box | joint | – | 4.00 | 4.00 | 4.00 | – |" in text
     assert "3 of 4, 1 failed" in text
     alone = [one for one in rows if one["method"] == "rasl"]
-    assert all("holds" not in line for line in ratio_table(alone, FUNNELED).rows)
+    assert all("holds" not in line for (line,) in ratio_table(alone).lines)
 
 
 def test_cells_on_files(made_lfw: Path, in_this_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONGEAL_DATA", str(made_lfw))
     monkeypatch.setattr(printed, "LFW_SUBJECTS", (PERSON,))
-    cells = {cell.name: cell for cell in EXPERIMENT.plan(Options(methods=("ecc",), quiet=True))}
+    cells = {cell.name: cell for cell in LFW.plan(Options(methods=("ecc",), quiet=True))}
     rows = []
     for cell in (cells[f"ecc-0.0-{PERSON}"], cells[f"deep-funneled-{PERSON}"]):
         folder = tmp_path / "runs" / cell.name
@@ -106,5 +107,5 @@ def test_cells_on_files(made_lfw: Path, in_this_process: None, tmp_path: Path, m
     assert funneled["apsnr_uint8_wrap_before"] is None
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'congeal[figures]'")
     (tmp_path / "figures").mkdir()
-    EXPERIMENT.draw(tmp_path, rows)
+    LFW.draw(tmp_path, rows)
     assert (tmp_path / "figures" / "means_0.png").stat().st_size > 10_000

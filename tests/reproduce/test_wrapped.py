@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from congeal.datasets import open_named
-from congeal.experiments import wrapped
-from congeal.experiments.wrapped import apsnr_uint8_wrap, wrapped_squares
+from congeal.experiments import measures
+from congeal.experiments.measures import apsnr_uint8_wrap, wrapped_squares
 from congeal.transforms import Transforms
 
 
@@ -36,9 +36,9 @@ def test_before_and_after_are_what_the_run_shows(monkeypatch: pytest.MonkeyPatch
     )
     found = start.compose(np.where(np.arange(n)[:, None, None] % 2, shift, np.eye(3)))
     found.aligned_size = (28, 28)
-    monkeypatch.setattr(wrapped, "starts_of", lambda folder: start)
-    monkeypatch.setattr(wrapped, "transforms_of", lambda folder: found)
-    row = wrapped.wrapped_numbers(source, Path("run"))
+    monkeypatch.setattr(measures, "start_of", lambda folder: start)
+    monkeypatch.setattr(measures, "transforms_of", lambda folder: found)
+    row = measures.wrapped_numbers(source, Path("run"))
     images = source.batch(np.arange(n))[..., 0]
     moved = images.copy()
     moved[1::2, :, 2:], moved[1::2, :, :2] = images[1::2, :, :-2], 0

@@ -172,9 +172,9 @@ class Compare(DebugFlag, QuietFlag):
 
     def run(self, command: str) -> None:
         """Compare and print the table."""
-        from congeal.comparison.compare import compare, failed
+        from congeal.comparison.compare import compare
         from congeal.errors import RunFailed
-        from congeal.report.tables import markdown
+        from congeal.report.comparison import markdown
 
         rows = compare(
             self.source,
@@ -187,7 +187,7 @@ class Compare(DebugFlag, QuietFlag):
         )
         if not self.quiet:
             print(f"{markdown(rows)}\nreport        {(Path(self.output) / 'report.html').resolve()}")
-        if failed(rows):
+        if all("error" in row for row in rows):
             raise RunFailed(f"no method finished; {Path(self.output) / 'table.md'} says why")
 
 
@@ -221,8 +221,7 @@ class Reproduce(DebugFlag, QuietFlag):
 
     def run(self, command: str) -> None:
         """Run the experiment and print its table."""
-        from congeal.experiments.execute import check_any, reproduce
-        from congeal.experiments.plan import Options, load_experiment, read_methods
+        from congeal.experiments.experiment import Options, check_any, load_experiment, read_methods, reproduce
 
         load_experiment(self.experiment)
         output = self.output or f"reproduce-{self.experiment}"

@@ -198,7 +198,7 @@ class Report(DebugFlag):
         from jinja2 import UndefinedError
 
         from congeal.report import write_report
-        from congeal.report.compare import write_comparison
+        from congeal.report.comparison import write_comparison
         from congeal.runs.folder import RunFolder
 
         run = RunFolder.existing(self.run_folder)

@@ -9,36 +9,38 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from congeal import __version__
-from congeal.comparison.child import fit_in_child
-from congeal.comparison.entries import Entry, make_entries, plain_label, read_labels
-from congeal.comparison.frozen import freeze
-from congeal.comparison.worker import in_words
+from congeal.comparison.entries import Entry, make_entries
+from congeal.comparison.process import check_time_limit, failure, fit_stack, is_hopeless, run_in_process
+from congeal.comparison.shared_stack import SharedStack
 from congeal.errors import CongealError, RunFailed, raise_as_run_failure
 from congeal.evaluation import corner_error
+from congeal.execution import ShardExecutor
 from congeal.files import plain, write_json
-from congeal.images import Stack
 from congeal.images.intensity import Channel, find_channels
 from congeal.images.sources.base import ImageSource
 from congeal.images.sources.views import cache_decoded
 from congeal.pipeline.config import check_unchanged, command_name, source_name
 from congeal.pipeline.executors import RESULTS, attach_executor, executor_for_run, open_source
-from congeal.pipeline.initial_poses import init_name, read_initial_poses, start_at_faces
+from congeal.pipeline.initial_poses import InitialPoses, init_name, read_initial_poses, start_at_faces
 from congeal.pipeline.model import check_limit, use_stack_position
 from congeal.pipeline.stages import finish, prepare_stack
 from congeal.pipeline.verify_outputs import verify_stages
-from congeal.report.compare import write_comparison
-from congeal.report.tables import KEYS, Row, fixed, verdict_words, write_tables
+from congeal.report.comparison import KEYS, Row, fixed, verdict_words, write_comparison, write_tables
 from congeal.runs.folder import CONFIG, RunFolder
 from congeal.transforms import Transforms
 
 log = logging.getLogger("congeal")
+
+SHARED_STACK = "shared_stack"  # folder under .work of pixels that were in no file
 
 
 def compare(
@@ -60,104 +62,58 @@ def compare(
     quiet: bool = False,
     command: str | None = None,
 ) -> list[Row]:
-    """Align a set with several methods under the same conditions. The same call again runs only what is not finished.
+    """Align a set with several methods under the same conditions; gives the rows of table.json.
 
-    Every method gets the same prepared images, start and frame, and a process of its own. A method that fails is a row
-    with an `error`. The originals are decoded once in all if they fit into memory
-    (`congeal.images.sources.views`),
-    else once to prepare them and once per method for its pictures.
+    The same call again runs only what is not finished. A method that fails is a row with an `error`.
 
     Parameters
     ----------
-    source
-        Anything `congeal.open_images` takes.
+    source, channel, z, init, size, limit, device, executor, quiet, command
+        As for `congeal.align`. Methods fit in processes of their own, which only an executor given as text reaches.
     methods : str or sequence of str
-        "all", or names of `congeal.list_methods()`, as a list or with commas between; name@variant compares settings of
-        one method.
+        "all", or names of `congeal.list_methods()`; name@variant compares settings of one method.
     output : str or path
-        The folder to write, or to resume: table.json, .csv, .md, report.html, and a run folder per method.
+        The folder to write, or to resume: tables, report.html, and a run folder per method.
     motion : str, optional
         For every method that has it, else the largest one it has within it; each method's own unless given.
     params : mapping, optional
         Hyper-parameters by label: {"lsc": {"damping": 0.1}}.
-    channel, z, init, size, limit, quiet, command
-        As for `congeal.align`.
     time_limit : float, optional
         Seconds of fitting per method.
     seed : int
         Seed of everything random: the parameter `random_state` of every method.
-    device : str, optional
-        As for `congeal.align`, for those methods that can use another than the CPU.
-    executor : str, concurrent.futures.Executor or distributed.Client, optional
-        As for `congeal.align`. Methods fit in processes of their own, which only an executor given as text reaches.
-
-    Returns
-    -------
-    list of dict
-        The rows of table.json, in the order of `methods`.
     """
     images = start_at_faces(cache_decoded(open_source(executor, source, limit, z)), init, quiet=quiet)
     check_limit(limit)
-    labels = read_labels(methods)
-    if time_limit is not None and not time_limit > 0:
-        raise CongealError(f"the time limit is a number of seconds above 0, not {time_limit}")
-    params = {plain_label(str(label)): settings for label, settings in (params or {}).items()}
-    entries = make_entries(labels, motion, params, size, seed, device)
-    align_on = find_channels(images, channel)
-    start = read_initial_poses(init, images)
-    shared = {
-        "task": "compare",
-        "source": source_name(source, images),
-        "init": init_name(init),
-        "size": size,
-        "limit": limit,
-        "seed": seed,
-        "channel": channel,
-        "z": None if z == "auto" else z,
-        "version": __version__,
-    }
-    free = {
-        "methods": labels,
-        "motion": motion,
-        "params": params,
-        "time_limit": time_limit,
-        "command": command_name(command),
-    }
-    with executor_for_run(executor, output, quiet=quiet) as shard_executor, begin(output, shared, free) as run:
-        fingerprint = check_unchanged(run, images)
-        parts = [open_part(run, entry, shared) for entry in entries]
-        for part in parts:
-            verify_stages(part)
-        try:
-            with raise_as_run_failure(), attach_executor(run, shard_executor):
-                todo = [not has_nothing_left(part, time_limit) for part in parts]
-                caps = [entry.finest for entry in entries if entry.finest is not None]
-                options = {"size": size, "align_on": align_on, "quiet": quiet}
-                stack = prepare_shared(run, images, fingerprint, start, options, caps) if any(todo) else None
-                rows: list[Row] = []
-                for entry, part, wanted in zip(entries, parts, todo, strict=True):
-                    if stack is not None and wanted:
-                        on = executor if isinstance(executor, str) else None
-                        run_method(entry, part, parts, stack, run.work / "frozen", time_limit, on, quiet)
-                    rows.append(make_row(entry, part, images))
-                    if wanted:
-                        log_row(rows[-1])
-                    write_tables(run, rows)
-                write_comparison(run)
-        finally:
-            for part in parts:
-                part.close()
-        for name in ("frozen", "stack", RESULTS):
-            run.discard(name)
-    return rows
+    check_time_limit(time_limit)
+    entries = make_entries(methods, params or {}, motion, {"size": size, "random_state": seed}, device)
+    options = {"size": size, "align_on": find_channels(images, channel), "quiet": quiet}
+    initial = read_initial_poses(init, images)
+    shared: dict[str, Any] = {"task": "compare", "source": source_name(source, images), "init": init_name(init)}
+    shared |= {"size": size, "limit": limit, "seed": seed, "channel": channel, "z": None if z == "auto" else z}
+    changeable: dict[str, Any] = {"methods": [entry.label for entry in entries], "motion": motion}
+    changeable |= {"params": params or {}, "time_limit": time_limit, "command": command_name(command)}
+    settings = FitSettings(time_limit, executor if isinstance(executor, str) else None, quiet)
+    with executor_for_run(executor, output, quiet=quiet) as shards, begin(output, shared, changeable) as run:
+        prepare = partial(prepare_shared, run, images, check_unchanged(run, images), initial, entries, options)
+        return run_methods(run, images, entries, shared, prepare, settings, shards)
 
 
-def begin(output: str | os.PathLike[str], shared: Mapping[str, Any], free: Mapping[str, Any]) -> RunFolder:
-    """The comparison's folder. `shared` must be what it began with; `free` may change, and the latest is kept."""
+class FitSettings(NamedTuple):
+    """How methods are fitted: seconds for each, the executor by name, and whether to show progress."""
+
+    time_limit: float | None
+    on: str | None
+    quiet: bool
+
+
+def begin(output: str | os.PathLike[str], shared: Mapping[str, Any], changeable: Mapping[str, Any]) -> RunFolder:
+    """The folder of a table that can be resumed. `shared` must be what it began with; of `changeable` the latest is
+    kept."""
     run = RunFolder(output)
-    before = run.config if (run / CONFIG).is_file() else {}
-    run.begin({**shared, **{key: before.get(key) if before else value for key, value in free.items()}})
-    latest = {**run.config, **plain(free)}
+    before = run.config if (run / CONFIG).is_file() else changeable
+    run.begin({**shared, "version": __version__, **{key: before.get(key) for key in changeable}})
+    latest = {**run.config, **plain(changeable)}
     if latest != run.config:
         write_json(run / CONFIG, latest)
     return run
@@ -165,100 +121,105 @@ def begin(output: str | os.PathLike[str], shared: Mapping[str, Any], free: Mappi
 
 def open_part(run: RunFolder, entry: Entry, shared: Mapping[str, Any]) -> RunFolder:
     """The run folder of one method; one that failed under other settings makes room for the new ones."""
-    config = {
-        **{key: value for key, value in shared.items() if key != "size"},
-        "task": "align",
-        "method": entry.method,
-        "params": entry.settings(),
-        "write_aligned": False,
-        "output_format": "auto",
-    }
+    config = {key: value for key, value in shared.items() if key != "size"}
+    config |= {"task": "align", "method": entry.method, "params": entry.settings(), "version": __version__}
+    config |= {"write_aligned": False, "output_format": "auto"}
     part = RunFolder(run / entry.label)
-    if (part / CONFIG).is_file() and RunFolder.existing(part).state.get("error"):
-        try:
-            return part.begin(config)
-        except CongealError:
-            shutil.rmtree(part)
-    return part.begin(config)
-
-
-def has_nothing_left(part: RunFolder, time_limit: float | None) -> bool:
-    """Whether a method needs no more work: done, or out of time before and no more time given now."""
-    before = part.state.get("out_of_time")
-    return part.reached("reported") or (before is not None and time_limit is not None and time_limit <= before)
+    failed_before = (part / CONFIG).is_file() and RunFolder.existing(part).state.get("error")
+    try:
+        return part.begin(config)
+    except CongealError:
+        if not failed_before:
+            raise
+        shutil.rmtree(part)
+        return part.begin(config)
 
 
 def prepare_shared(
     run: RunFolder,
     images: ImageSource,
     fingerprint: str,
-    start: tuple[Transforms | np.ndarray | None, tuple[int, int] | None],
+    initial: InitialPoses,
+    entries: Sequence[Entry],
     options: Mapping[str, Any],
-    caps: Sequence[int],
-) -> Stack:
-    """The one stack that all methods get, here and in their processes.
-
-    options: of `prepare`. caps: how fine pictures some of them want.
-    """
-    stack = prepare_stack(run, images, fingerprint, start, **options)
+) -> SharedStack:
+    """The one stack that all methods get. options: of `prepare`."""
+    stack = prepare_stack(run, images, fingerprint, initial, **options)
     if len(stack) < 2:
         raise RunFailed(f"{images.name} has {len(stack)} usable image: aligning a set needs at least two")
-    freeze(stack, run.work / "frozen", caps)
-    return stack
+    caps = [entry.finest for entry in entries if entry.finest is not None]
+    return SharedStack(stack, run.work / SHARED_STACK, caps)
 
 
-def drawn_start(part: RunFolder, parts: Sequence[RunFolder]) -> Path | None:
-    """A folder with the pictures of the start, which all methods share, once one that sees the same kind drew them."""
-    kind = part.state["quality"]["kind"]
-    drawn = [other for other in parts if other.reached("rendered") and other.state["quality"]["kind"] == kind]
-    return drawn[0].work if drawn else None
+def run_methods(
+    run: RunFolder,
+    images: ImageSource,
+    entries: Sequence[Entry],
+    shared: Mapping[str, Any],
+    prepare: Callable[[], SharedStack],
+    settings: FitSettings,
+    shards: ShardExecutor | None,
+) -> list[Row]:
+    """Finish the folder of each method, and write the table after each of them; then the report."""
+    rows: list[Row] = []
+    with ExitStack() as opened:
+        parts = [opened.enter_context(open_part(run, entry, shared)) for entry in entries]
+        with raise_as_run_failure(), attach_executor(run, shards):
+            for part in parts:
+                verify_stages(part)
+            done = [part.reached("reported") or is_hopeless(part.state, settings.time_limit) for part in parts]
+            stack = None if all(done) else prepare()
+            for entry, part, finished in zip(entries, parts, done, strict=True):
+                if stack is not None and not finished:
+                    run_method(entry, part, stack, settings, images, parts)
+                rows.append(make_row(entry, part, images))
+                if not finished:
+                    log_row(rows[-1])
+                write_tables(run, rows)
+            write_comparison(run)
+    for name in (SHARED_STACK, "stack", RESULTS):
+        run.discard(name)
+    return rows
 
 
 def run_method(
     entry: Entry,
     part: RunFolder,
+    stack: SharedStack,
+    settings: FitSettings,
+    images: ImageSource,
     parts: Sequence[RunFolder],
-    stack: Stack,
-    frozen: Path,
-    time_limit: float | None,
-    on: str | None,
-    quiet: bool,
 ) -> None:
     """Bring one method's folder to its end; a failure of the method is noted there and nowhere else."""
-    part.remember(n_images=len(stack), n_skipped=len(stack.skipped), error=None, out_of_time=None)
+    part.remember(n_images=len(stack), n_skipped=len(stack.skipped), error=entry.problem, out_of_time=None)
     if entry.model is None:
-        part.remember(error=entry.problem)
         return
     try:
+        outcome: dict[str, Any] = {}
         if not part.reached("fitted"):
             log.info("aligning %d images with %s", len(stack), entry.label)
-            outcome = fit_entry(entry, part, stack, frozen, time_limit, on, quiet)
-            if "error" in outcome:
-                part.remember(error=outcome["error"], out_of_time=outcome.get("out_of_time"))
-                return
-        finish(part, stack.source.original, quiet=True, start_pictures=drawn_start(part, parts))
+            use_stack_position(entry.model, stack)
+            part.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
+            work = (fit_stack, str(part), stack, entry.model, settings.on, settings.quiet)
+            outcome = run_in_process(*work, time_limit=settings.time_limit)
+            part.refresh()
+        if "error" not in outcome:
+            finish(part, images.original, quiet=True, start_pictures=drawn_start(part, parts))
     except RunFailed:
         raise  # a full disk is nobody's row
     except Exception as error:
-        part.remember(error=in_words(error))
+        outcome = failure(error)
+    if "error" in outcome:
+        part.remember(error=outcome["error"], out_of_time=outcome.get("out_of_time"))
+    if "traceback" in outcome:
+        part.write_text("error.log", outcome["traceback"])
 
 
-def fit_entry(
-    entry: Entry, part: RunFolder, stack: Stack, frozen: Path, time_limit: float | None, on: str | None, quiet: bool
-) -> dict[str, Any]:
-    """Let a child process fit the method and leave its answer in the folder; gives the child's outcome."""
-    model = entry.model
-    if model is None:
-        raise ValueError("an entry with a problem has nothing to fit")
-    use_stack_position(model, stack)
-    job = {"method": entry.method, "params": model.get_params(), "stack": str(frozen.resolve()), "quiet": quiet}
-    if on is not None:
-        job["on"] = on
-    write_json(part.work / "job.json", job)
-    part.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
-    outcome = fit_in_child(part, time_limit)
-    part.refresh()
-    return outcome
+def drawn_start(part: RunFolder, parts: Sequence[RunFolder]) -> Path | None:
+    """A folder with the pictures of the start, which all methods share, once one that sees the same kind drew them."""
+    kind = part.state["quality"]["kind"]
+    drawn = (other.work for other in parts if other.reached("rendered") and other.state["quality"]["kind"] == kind)
+    return next(drawn, None)
 
 
 def make_row(entry: Entry, part: RunFolder, images: ImageSource) -> Row:
@@ -281,7 +242,7 @@ def make_row(entry: Entry, part: RunFolder, images: ImageSource) -> Row:
 
 
 def true_error(part: RunFolder, images: ImageSource) -> float | None:
-    """Median corner error in source pixels, where the data set knows the answer; one common gauge is removed."""
+    """Median corner error in source pixels where the data set knows the answer, up to one transform common to all."""
     size = images.initial_size or (images.shape[:2] if images.shape is not None else None)
     if size is None:
         return None
@@ -302,8 +263,3 @@ def log_row(row: Row) -> None:
         fixed(row["fit_seconds"], 1),
         verdict_words(row),
     )
-
-
-def failed(rows: Sequence[Row]) -> bool:
-    """Whether not one method finished."""
-    return all("error" in row for row in rows)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from congeal.comparison.worker import in_words
+from congeal.comparison.process import in_words
 from congeal.errors import CongealError, did_you_mean
 from congeal.geometry import MOTIONS
 from congeal.methods.base import Method
@@ -15,7 +15,7 @@ from congeal.methods.device import find_device
 from congeal.methods.registry import method_class, method_name
 from congeal.methods.registry import methods as known_methods
 from congeal.pipeline.model import chooses_motion, make_method, takes_device
-from congeal.report.compare import LABEL
+from congeal.report.comparison import LABEL
 
 # What all methods of a comparison share, and the option that sets it.
 SHARED = {"size": "--size", "random_state": "--seed", "align_on": "--channel"}
@@ -56,17 +56,19 @@ def read_labels(methods: str | Sequence[str]) -> list[str]:
     """ "all", "lsc,rasl" or a list → labels, each known and given once."""
     given = methods.split(",") if isinstance(methods, str) else methods
     labels = [plain_label(label.strip()) for label in given if label.strip()]
+    known = ", ".join(known_methods())
     if labels == ["all"]:
         return list(known_methods())
     if not labels:
-        raise CongealError(f"no methods to compare: give 'all' or some of {', '.join(known_methods())}")
+        raise CongealError(f"no methods to compare: give 'all' or some of {known}")
     for label in labels:
         if not LABEL.fullmatch(label):
             raise CongealError(f"'{label}' is not a method: write its name, or name@variant, for example lsc@stack")
-        refuse_unknown(label)
-    twice = [label for label in labels if labels.count(label) > 1]
-    if twice:
-        raise CongealError(f"'{twice[0]}' is given twice: call variants of a method {twice[0]}@one,{twice[0]}@two")
+        name = label.partition("@")[0]
+        if method_name(name) not in known_methods():
+            raise CongealError(f"the method '{name}' is not compared: choose from {known}")
+        if labels.count(label) > 1:
+            raise CongealError(f"'{label}' is given twice: call variants of a method {label}@one,{label}@two")
     return labels
 
 
@@ -76,22 +78,18 @@ def plain_label(label: str) -> str:
     return f"{name.lower()}{at}{variant}"
 
 
-def refuse_unknown(label: str) -> None:
-    """Refuse a label of no method, or of one that is not compared."""
-    name = label.partition("@")[0]
-    if method_name(name) not in known_methods():
-        raise CongealError(f"the method '{name}' is not compared: choose from {', '.join(known_methods())}")
-
-
 def make_entries(
-    labels: Sequence[str],
-    motion: str | None,
+    methods: str | Sequence[str],
     params: Mapping[str, Mapping[str, Any]],
-    size: int,
-    seed: int,
+    motion: str | None,
+    shared: Mapping[str, Any],
     device: str | None = None,
 ) -> list[Entry]:
-    """One entry per label. Wrong names are an error; values a method refuses are a problem of its row."""
+    """One entry per label. Wrong names are an error; values a method refuses are a problem of its row.
+
+    params: settings by label. shared: settings of all methods.
+    """
+    labels, params = read_labels(methods), {plain_label(str(label)): own for label, own in params.items()}
     if motion not in (None, "auto", *MOTIONS):
         hint = did_you_mean(str(motion), ("auto", *MOTIONS))
         raise CongealError(f"unknown motion '{motion}'{hint}: choose auto or one of {', '.join(MOTIONS)}")
@@ -101,23 +99,20 @@ def make_entries(
         for key in SHARED.keys() & settings.keys():
             raise CongealError(f"'{label}.{key}' cannot be set: all methods of a comparison share it ({SHARED[key]})")
     for label in labels:
-        for key, value in (("size", size), ("random_state", seed)):  # what all share is not the problem of one
+        for key, value in shared.items():  # what all share is not the problem of one
             method_class(label.partition("@")[0]).check_value(key, value)
     if device is not None:
         find_device(device)
-    return [make_entry(label, motion, params.get(label, {}), size, seed, device) for label in labels]
+    return [make_entry(Entry(label, params.get(label, {}), motion), shared, device) for label in labels]
 
 
-def make_entry(
-    label: str, motion: str | None, params: Mapping[str, Any], size: int, seed: int, device: str | None = None
-) -> Entry:
-    """One entry; whatever is wrong with its settings is noted as its problem."""
-    entry = Entry(label, params, motion)
+def make_entry(entry: Entry, shared: Mapping[str, Any], device: str | None) -> Entry:
+    """The entry with its model; whatever is wrong with its settings is noted as its problem."""
     try:
-        settings = {"motion": motion_for(entry.method, motion), "size": size, "random_state": seed}
+        settings = {**shared, "motion": motion_for(entry.method, entry.motion_asked)}
         if device is not None and takes_device(entry.method):
             settings["device"] = device
-        model = make_method(entry.method, settings, params)
+        model = make_method(entry.method, settings, entry.params)
         json.dumps(model.get_params())
         entry.model = model
     except TypeError:

@@ -7,19 +7,16 @@ The first block has the losses as the paper prints them, each later line adds on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from congeal.datasets import open_named
 from congeal.errors import CongealError
-from congeal.experiments.aligning import AlignTask
-from congeal.experiments.mnist import alignment
-from congeal.experiments.plan import Cell, Experiment, Options, Row
-from congeal.experiments.seen import apsnr_at_energy
-from congeal.experiments.tables import Column, Table, grouped, mean, tally
-from congeal.report.tables import fixed
+from congeal.experiments import figures
+from congeal.experiments import tables as table
+from congeal.experiments.experiment import Cell, Experiment, Options
+from congeal.experiments.measures import AlignTask, apsnr_at_energy
+from congeal.experiments.tables import Column, Row, Rows, Table
+from congeal.images import ImageSource
 from congeal.runs.originals import transforms_of
 
 ENERGY = 0.95
@@ -27,8 +24,8 @@ ENERGY = 0.95
 
 SETS = {"clean": "mnist:{digit}", "σ = 20 %": "perspective:{digit}@0.2"}
 
-# Everything our recipe adds is off: what is left are the losses on our networks and schedule.
-_BARE: dict[str, Any] = {
+# Without anything that our recipe adds to the losses; networks and schedule are ours.
+_PLAIN: dict[str, Any] = {
     "normalise_ink": False,
     "remove_common_mode": False,
     "train_apart": False,
@@ -39,22 +36,18 @@ _BARE: dict[str, Any] = {
 }
 
 
-def _bare_but(**given: Any) -> dict[str, Any]:
-    return {**_BARE, **given}
-
-
 def _with(*names: str, **given: Any) -> dict[str, Any]:
-    """The bare losses with these additions left at the method's own defaults."""
-    return {key: value for key, value in _BARE.items() if key not in names} | given
+    """The plain losses with these additions at the method's own defaults."""
+    return {key: value for key, value in _PLAIN.items() if key not in names} | given
 
 
 _CURRICULUM = ("normalise_ink", "remove_common_mode", "train_apart", "complexity_ramp", "running_reference")
 
 # name in the table: (part of a file's name, settings of dprc)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "D": ("d", _bare_but(complexity_weight=0.0)),
-    "C": ("c", _bare_but(distortion_weight=0.0)),
-    "D + C": ("d+c", _BARE),
+    "D": ("d", _with(complexity_weight=0.0)),
+    "C": ("c", _with(distortion_weight=0.0)),
+    "D + C": ("d+c", _PLAIN),
     "+ normalised by ink": ("ink", _with("normalise_ink")),
     "+ common mode removed": ("common", _with("normalise_ink", "remove_common_mode")),
     "+ curriculum": ("curriculum", _with(*_CURRICULUM)),
@@ -81,75 +74,56 @@ def plan(options: Options) -> list[Cell]:
     """A cell for each variant, set and digit; --quick takes the warped set alone."""
     if options.methods not in (None, ("dprc",)):
         raise CongealError("the ablation takes dprc apart: leave out --methods")
-    chosen = options.choose(limit=1000)
-    names = list(SETS)[-1:] if options.quick else list(SETS)
-    return [
-        variant_cell(variant, name, digit, chosen.limit, options)
-        for variant in VARIANTS
-        for name in names
-        for digit in chosen.digits
-    ]
+    chosen = options.select(limit=1000)
+    cells = []
+    for variant, (part, params) in VARIANTS.items():
+        for name in list(SETS)[-1:] if options.quick else list(SETS):
+            for digit in chosen.digits:
+                common = {"method": "dprc", "limit": chosen.limit, "options": options, "isolated": False}
+                task = AlignTask(source=SETS[name].format(digit=digit), params=params, **common)  # type: ignore[arg-type]
+                facts = {"digit": digit, "set": name, "variant": variant}
+                cells.append(task.cell(f"{part}-{file_part(name)}-{digit}", numbers_at_energy, **facts))
+    return cells
 
 
-def variant_cell(variant: str, name: str, digit: str, limit: int, options: Options) -> Cell:
-    """The cell of one variant of dprc on one digit."""
-    part, params = VARIANTS[variant]
-    plain = alignment(SETS[name].format(digit=digit), "dprc", limit, options, isolated=False)
-    what = replace(plain, params={**plain.params, **params})
-    return Cell(
-        name=f"{part}-{'clean' if name == 'clean' else 'warped'}-{digit}",
-        facts={"digit": digit, "set": name, "variant": variant, **what.facts},
-        measure=lambda folder: measure(what, folder),
-    )
+def file_part(name: str) -> str:
+    """The name of a set in the names of files."""
+    return "clean" if name == "clean" else "warped"
 
 
-def measure(what: AlignTask, folder: Path) -> Row:
-    """The alignment, and its APSNR at the common energy ratio."""
-    row = what.run(folder)
-    if "error" in row:
-        return row
-    source = open_named(what.source).limit(what.limit)
-    return row | {"apsnr_at_energy": apsnr_at_energy(source, transforms_of(folder), ENERGY)}
+def numbers_at_energy(images: ImageSource, folder: Path) -> Row:
+    """APSNR at the common energy ratio."""
+    return {"apsnr_at_energy": apsnr_at_energy(images, transforms_of(folder), ENERGY)}
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Rows) -> list[Table]:
     """One line per variant, two columns per set."""
-    lines = []
-    for (variant,), group in grouped(rows, "variant").items():
-        line: Row = {"variant": variant}
-        for (name,), part in grouped(group, "set").items():
-            line |= {name: at_one_energy(part), f"{name} tally": tally(part)}
-        lines.append(line)
-    columns = [Column("variant", "variant")]
-    for name in dict.fromkeys(row["set"] for row in rows):
-        columns += [Column(f"{name}: dB (own energy)", name), Column("digits aligned", f"{name} tally")]
-    return [Table(f"APSNR at an energy ratio of {ENERGY}, means over digits", columns, lines)]
+    columns = [table.words("variant", "variant")]
+    for name in table.distinct(rows, "set"):
+        columns.append(Column(f"{name}: dB (own energy)", at_one_energy).where("set", name))
+        columns.append(table.tally("digits aligned").where("set", name))
+    return [Table(f"APSNR at an energy ratio of {ENERGY}, means over digits", columns, table.by(rows, "variant"))]
 
 
-def at_one_energy(rows: Sequence[Row]) -> str:
+def at_one_energy(rows: Rows) -> str:
     """ "18.20 (0.97)": mean, and mean energy ratio before zooming; "[8 of 10]" if not all digits have a value."""
-    decibel, own = mean(rows, "apsnr_at_energy"), mean(rows, "energy_ratio")
-    words = [fixed(decibel)]
+    own, valued = table.mean(rows, "energy_ratio"), len(table.values(rows, "apsnr_at_energy"))
+    said = [table.decimal(table.mean(rows, "apsnr_at_energy"), 2)]
     if own is not None:
-        words.append(f"({own:.2f})")
-    valued = sum(row.get("apsnr_at_energy") is not None for row in rows)
+        said.append(f"({own:.2f})")
     if 0 < valued < len(rows):
-        words.append(f"[{valued} of {len(rows)}]")
-    return " ".join(words)
+        said.append(f"[{valued} of {len(rows)}]")
+    return " ".join(said)
 
 
-def draw(folder: Path, rows: Sequence[Row]) -> None:
+def draw(folder: Path, rows: Rows) -> None:
     """Means and variances, one picture per set."""
-    from congeal.experiments import figures
-
-    for (name,), group in grouped(rows, "set").items():
-        part = "clean" if name == "clean" else "warped"
-        path = folder / "figures" / f"means_and_variances_{part}.png"
+    for (name,), group in table.grouped(rows, "set").items():
+        path = folder / "figures" / f"means_and_variances_{file_part(name)}.png"
         figures.means_and_variances(path, folder, group, across="variant")
 
 
-EXPERIMENT = Experiment(
-    name="ablation",
+ABLATION = Experiment(
     title="Ablation",
     plan=plan,
     tables=tables,

@@ -10,10 +10,11 @@ import numpy as np
 from PIL import Image as Pillow
 
 from congeal.errors import require
-from congeal.experiments.plan import Row
-from congeal.experiments.seen import starts_of
+from congeal.experiments.measures import start_of
+from congeal.experiments.tables import Rows, distinct
 from congeal.images import warp_image
 from congeal.opening import open_images
+from congeal.rows import evenly_spaced_rows, finite_rows
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import transforms_of
 
@@ -23,49 +24,48 @@ EMPTY = 200  # grey level of what is not there
 SHOWN = 12  # images of each set
 DOTS = 150  # per inch
 
-Picture = np.ndarray  # (TILE, TILE, 3) uint8
+Picture = np.ndarray  # (side, side, 3) uint8
 
 
 def means_and_variances(
-    path: Path, folder: Path, rows: Sequence[Row], *, down: str = "digit", across: str = "method"
+    path: Path,
+    folder: Path,
+    rows: Rows,
+    *,
+    down: str = "digit",
+    across: str = "method",
+    names: Sequence[str] = ("mean", "variance"),
+    side: int = TILE,
 ) -> None:
     """Mean and variance, side by side: one line per `down`, before alignment first, then one column per `across`."""
-    downs, acrosses = (list(dict.fromkeys(row[key] for row in rows)) for key in (down, across))
-    lines = []
-    for this in downs:
-        own = {row[across]: folder / row["run"] for row in rows if row[down] == this}
-        first = next(iter(own.values()))
-        before = RunFolder.existing(first).work
-        line = [pair(before / "mean_before.png", before / "variance_before.png")]
-        line += [pair(own[a] / "mean.png", own[a] / "variance.png") if a in own else blank_pair() for a in acrosses]
-        lines.append(line)
-    montage(path, lines, [str(d) for d in downs], ["before", *(str(a) for a in acrosses)])
+
+    def pictures(run: Path | None, end: str = "") -> Picture:
+        return np.concatenate([tile(None if run is None else run / f"{name}{end}.png", side) for name in names], axis=1)
+
+    columns, lines = distinct(rows, across), []
+    for this in distinct(rows, down):
+        runs = {row[across]: folder / row["run"] for row in rows if row[down] == this}
+        start = RunFolder.existing(next(iter(runs.values()))).work
+        lines.append([pictures(start, "_before"), *(pictures(runs.get(column)) for column in columns)])
+    montage(path, lines, list(map(str, distinct(rows, down))), ["before", *map(str, columns)])
 
 
-def samples(path: Path, folder: Path, rows: Sequence[Row], *, down: str = "digit") -> None:
+def samples(path: Path, folder: Path, rows: Rows, *, down: str = "digit") -> None:
     """Some images of each set as they came in and as they came out, spread evenly over the set."""
     lines, names = [], []
     for row in rows:
-        before, after = in_and_out(folder / row["run"], row["source"], row.get("limit"))
-        lines += [before, after]
-        names += [f"{row[down]} in", f"{row[down]} out"]
+        run = folder / row["run"]
+        images, found = open_images(row["source"], limit=row.get("limit")), transforms_of(run)
+        if found.aligned_size is None:
+            raise ValueError("transforms of a run know the size of the aligned picture")
+        known = np.flatnonzero(finite_rows(found.matrices))
+        chosen = known[evenly_spaced_rows(len(known), SHOWN)]
+        for transforms, end in ((start_of(run), "in"), (found, "out")):
+            poses = zip(chosen, np.linalg.inv(transforms.matrices[chosen]), strict=True)
+            shown = [warp_image(images.read(int(i)), pose, found.aligned_size).pixels for i, pose in poses]
+            lines.append([tile(Pillow.fromarray(p[..., 0] if p.shape[-1] == 1 else p)) for p in shown])
+            names.append(f"{row[down]} {end}")
     montage(path, lines, names, [])
-
-
-def in_and_out(run: Path, source: str, limit: int | None) -> tuple[list[Picture], list[Picture]]:
-    """The same images at the start and at the end of a run."""
-    images, found, start = open_images(source, limit=limit), transforms_of(run), starts_of(run)
-    size = found.aligned_size
-    if size is None:
-        raise ValueError("transforms of a run know the size of the aligned picture")
-    known = np.flatnonzero(np.isfinite(found.matrices).all(axis=(1, 2)))
-    chosen = known[np.unique(np.linspace(0, len(known) - 1, SHOWN).astype(int))]
-    both: list[list[Picture]] = []
-    for transforms in (start, found):
-        matrices = np.linalg.inv(transforms.matrices[chosen])
-        shown = [warp_image(images.read(int(i)), m, size).pixels for i, m in zip(chosen, matrices, strict=True)]
-        both.append([tile(Pillow.fromarray(p[..., 0] if p.shape[-1] == 1 else p)) for p in shown])
-    return both[0], both[1]
 
 
 def curves(path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> None:
@@ -109,25 +109,14 @@ def training(
 # ---- tiles
 
 
-def tile(picture: Pillow.Image) -> Picture:
-    """A picture as RGB at the size of one tile."""
-    return np.asarray(picture.convert("RGB").resize((TILE, TILE), Pillow.Resampling.NEAREST))
-
-
-def pair(mean: Path, variance: Path) -> Picture:
-    """Mean and variance beside each other; grey where there is none."""
-    tiles = [tile(Pillow.open(path)) if path.is_file() else blank() for path in (mean, variance)]
-    return np.concatenate(tiles, axis=1)
-
-
-def blank() -> Picture:
-    """A grey tile: nothing to show."""
-    return np.full((TILE, TILE, 3), EMPTY, np.uint8)
-
-
-def blank_pair() -> Picture:
-    """Two grey tiles side by side."""
-    return np.concatenate([blank(), blank()], axis=1)
+def tile(picture: Pillow.Image | Path | None, side: int = TILE) -> Picture:
+    """A picture as RGB at the size of one tile; grey where there is none."""
+    if isinstance(picture, Path):
+        picture = Pillow.open(picture) if picture.is_file() else None
+    if picture is None:
+        return np.full((side, side, 3), EMPTY, np.uint8)
+    filtering = Pillow.Resampling.NEAREST if max(picture.size) < side else Pillow.Resampling.BICUBIC
+    return np.asarray(picture.convert("RGB").resize((side, side), filtering))
 
 
 def montage(path: Path, lines: Sequence[Sequence[Picture]], downs: Sequence[str], acrosses: Sequence[str]) -> None:

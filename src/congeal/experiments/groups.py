@@ -1,4 +1,4 @@
-"""Piles with several kinds of things: do the groups agree with the labels that nobody looked at?
+"""Sets with several kinds of things: do the groups agree with labels that sorting did not see?
 
 Accuracy is by the best matching of groups to labels, one to one; an image in no group is wrong. Sorting is measured by
 itself; the whole of 70,000 images, aligned group by group, in a run folder.
@@ -11,21 +11,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from congeal.datasets import open_named
 from congeal.errors import require
 from congeal.evaluation.grouping import accuracy, purity
-from congeal.experiments.aligning import AlignTask
-from congeal.experiments.plan import Cell, Experiment, Options, Row
-from congeal.experiments.tables import Column, Table, count, grouped, sound, tenths, thousandths
+from congeal.experiments import printed
+from congeal.experiments import tables as table
+from congeal.experiments.experiment import Cell, Experiment, Options
+from congeal.experiments.measures import AlignTask
+from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource, prepare
 from congeal.images.sources.arrays import ArraySource
 from congeal.methods.clustering.estimator import CongealGroups
 from congeal.registration.reference import frames
-from congeal.report.tables import fixed, share
 from congeal.runs.folder import RunFolder
+
+MakeSource = Callable[[], ImageSource]
 
 SETS = {
     "mnist": "mnist:all/test",
@@ -34,15 +38,14 @@ SETS = {
     "perspective-baked": "perspective-baked:all@0.1",
 }
 SEEDS, DRAWS = 10, 20
-SUBJECTS = ("George_W_Bush", "Jennifer_Capriati", "Serena_Williams", "Tony_Blair")
+SUBJECTS = printed.LFW_SUBJECTS
 PAIRS = tuple(combinations(SUBJECTS, 2))
 FEATURES = "lite0"  # of the network that two people are told apart by, beside their edges
 FACE_SIZES = {None: 64, FEATURES: 128}
 """Pixels along a face, by what it is compared by: the boxes have 110 in the median, and a network sees them all."""
-FACES = 160  # of a person, at most: of two people neither should be rare
+MAX_FACES = 160  # of a person, at most: of two people neither should be rare
 PER_DIGIT = 300  # of each of the three digits whose number is to be found
-BIG = "mnist:all/both"
-GROWTH = (5_000, 50_000)
+LARGE = (("mnist:all/both", None), ("mnist:all", 5_000), ("mnist:all", 50_000))
 SPECTRAL_IMAGES = 10_000
 NOISE = 10  # its label, beside ten digits
 NOISES = ("sparse", "uniform", "shuffled")
@@ -51,76 +54,152 @@ NOISY_DIGITS = ((3, 7), (1, 8), (4, 9))
 
 def plan(options: Options) -> list[Cell]:
     """Labels against groups; how many groups there are; mixed, noisy and pure sets; time and memory."""
-    seeds, draws = (2, 2) if options.quick else (SEEDS, DRAWS)
-    limit = options.limit or (300 if options.quick else None)
-    cells = []
-    for name, source in SETS.items():
-        for seed in range(seeds):
-            cells.append(_cell(f"{name}-{seed}", "labels", source, _sorting(source, limit, 10, options.seed + seed)))
-        for other in ("kmeans", "spectral"):
-            cells.append(_cell(f"{name}-{other}", "labels", source, _peer(source, limit, other, options.seed), other))
-    each = 40 if options.quick else PER_DIGIT
-    for draw in range(draws):
-        digits = drawn_digits(options.seed + draw)
-        source = f"digits {', '.join(map(str, digits))}"
-        measure = _counting(partial(some_digits, digits, options.seed + draw, each), options.seed)
-        cells.append(_cell(f"three-{draw}", "three digits", source, measure))
-    cells += _mixtures(options) + _pure(options)
-    if not options.quick:
-        cells += [_large(BIG, None, options), *(_large("mnist:all", n, options) for n in GROWTH)]
-    return cells
+    cells = [*label_cells(options), *three_digit_cells(options), *mixed_cells(options), *pure_cells(options)]
+    return cells if options.quick else [*cells, *(large_cell(source, n, options) for source, n in LARGE)]
 
 
-def _cell(name: str, part: str, source: str, measure: Callable[[], Row], method: str = "groups") -> Cell:
+def group_cell(name: str, part: str, source: str, measure: Callable[[], Row], method: str = "groups") -> Cell:
+    """A cell that needs no folder."""
     facts = {"part": part, "source": source, "method": method, "limit": None}
     return Cell(name=name, facts=facts, measure=lambda folder: measure())
 
 
-# ---- labels
+def label_cells(options: Options) -> list[Cell]:
+    """Ten groups against ten labels, from several seeds, and two peers."""
+    limit, cells = options.limit or (300 if options.quick else None), []
+    for name, source in SETS.items():
+        make = partial(some_images, source, limit)
+        for seed in range(2 if options.quick else SEEDS):
+            measure = partial(sort, make, 10, options.seed + seed)
+            cells.append(group_cell(f"{name}-{seed}", "labels", source, measure))
+        for peer in ("kmeans", "spectral"):
+            measure = partial(sort_by_peer, make, peer, options.seed)
+            cells.append(group_cell(f"{name}-{peer}", "labels", source, measure, peer))
+    return cells
 
 
-def _sorting(source: str, limit: int | None, n_groups: int, seed: int) -> Callable[[], Row]:
-    def measure() -> Row:
-        images = open_named(source).limit(limit)
-        began = time.monotonic()
-        model = CongealGroups(n_groups=n_groups, random_state=seed)
-        found = model.sort(images)
-        return {"seed": seed, "cost": model.cost_, **_agreement(found, images), "seconds": time.monotonic() - began}
+def three_digit_cells(options: Options) -> list[Cell]:
+    """How many groups there are in sets of three digits."""
+    each_digit, cells = 40 if options.quick else PER_DIGIT, []
+    for draw in range(2 if options.quick else DRAWS):
+        seed = options.seed + draw
+        digits = drawn_digits(seed)
+        measure = partial(sort, partial(some_digits, digits, seed, each_digit), "auto", options.seed)
+        cells.append(group_cell(f"three-{draw}", "three digits", f"digits {', '.join(map(str, digits))}", measure))
+    return cells
 
-    return measure
+
+def mixed_cells(options: Options) -> list[Cell]:
+    """Two groups of two kinds of things, by edges; and two people by the features of a network as well."""
+    most, each_digit = (30, 100) if options.quick else (MAX_FACES, 300)
+    pairs, subjects = (PAIRS[:1], SUBJECTS[:1]) if options.quick else (PAIRS, SUBJECTS)
+    made: list[tuple[str, str, MakeSource, str | None]] = []
+    for one, other in pairs:
+        made.append((f"{one}-{other}", f"{one} and {other}", partial(two_people, one, other, most), None))
+    for subject in subjects:
+        made.append(
+            (f"upside-down-{subject}", f"{subject}, half upside down", partial(upside_down, subject, most), None)
+        )
+    for kind in NOISES:
+        for digits in NOISY_DIGITS[:1] if options.quick else NOISY_DIGITS:
+            make = partial(with_noise, kind, digits, options.seed, each_digit)
+            made.append(
+                (f"noise-{kind}-{digits[0]}{digits[1]}", f"{names_of(digits)} with 10 % {kind} noise", make, None)
+            )
+    for one, other in pairs:
+        make = partial(two_people, one, other, most, FEATURES)
+        made.append((f"{FEATURES}-{one}-{other}", f"{one} and {other}, by {FEATURES}", make, FEATURES))
+    return [
+        group_cell(f"mixed-{name}", "mixed", source, partial(separate, make, options.seed, features))
+        for name, source, make, features in made
+    ]
 
 
-def _agreement(found: np.ndarray, images: ImageSource) -> Row:
+def pure_cells(options: Options) -> list[Cell]:
+    """Sets of one kind, which should be one group."""
+    digits, most = ("37", 60) if options.quick else (options.digits or "0123456789", 500)
+    people = SUBJECTS[1:2] if options.quick else SUBJECTS
+    made: list[tuple[str, str, MakeSource, str | None]] = []
+    for digit in digits:
+        made.append((digit, f"mnist:{digit}/test", partial(some_images, f"mnist:{digit}/test", most), None))
+    for name in people:
+        made.append((name, f"lfw:{name}", partial(one_person, name), None))
+        by_network = f"lfw:{name}, by {FEATURES}"
+        made.append((f"{FEATURES}-{name}", by_network, partial(one_person, name, FEATURES), FEATURES))
+    return [
+        group_cell(f"one-{name}", "one kind", source, partial(sort, make, "auto", options.seed, features))
+        for name, source, make, features in made
+    ]
+
+
+def large_cell(source: str, n: int | None, options: Options) -> Cell:
+    """Everything: sorted, aligned, measured and drawn, in a process of its own."""
+    task = AlignTask(source=source, method="joint", limit=n, options=options, more={"groups": 10})
+    return task.cell(f"large-{n or 'all'}", label_numbers, part="large")
+
+
+# ---- what is measured
+
+
+def sort(make: MakeSource, n_groups: int | Literal["auto"], seed: int, features: str | None = None) -> Row:
+    """The groups of a set, and how they agree with its labels."""
+    images, began = make(), time.monotonic()
+    model = CongealGroups(n_groups=n_groups, features=features, random_state=seed)
+    found = model.sort(images)
+    row = agreement(found, images) | {"seed": seed, "cost": model.cost_, "seconds": time.monotonic() - began}
+    noise = np.asarray(images.labels) == NOISE
+    if noise.any():
+        outside = found < 0
+        row |= {"noise_outside": float(outside[noise].mean()), "others_outside": float(outside[~noise].mean())}
+    return row | {"sizes": np.bincount(found[found >= 0]).tolist()}
+
+
+def agreement(found: np.ndarray, images: ImageSource) -> Row:
+    """Groups against labels, which are those of all images."""
+    labels = np.asarray(images.labels)
     return {
         "n_images": len(images),
         "n_groups": int(found.max()) + 1,
-        "accuracy": accuracy(found, images.labels),  # type: ignore[arg-type]
-        "purity": purity(found, images.labels),  # type: ignore[arg-type]
+        "accuracy": accuracy(found, labels),
+        "purity": purity(found, labels),
         "outside": float((found < 0).mean()),
     }
 
 
-def _peer(source: str, limit: int | None, name: str, seed: int) -> Callable[[], Row]:
+def separate(make: MakeSource, seed: int, features: str | None = None) -> Row:
+    """Two groups, as asked, and how many would have been found; noise is right in no group."""
+    found = sort(make, "auto", seed, features)
+    return sort(make, 2, seed, features) | {"auto_groups": found["n_groups"], "auto_purity": found["purity"]}
+
+
+def sort_by_peer(make: MakeSource, name: str, seed: int) -> Row:
     """k-means and spectral clustering of scikit-learn, on the pixels as they come (as the start shows them)."""
-
-    def measure() -> Row:
-        cluster = require("sklearn.cluster", "dev")
-        images = open_named(source).limit(limit)
-        stack = prepare(images, size=64)
-        rows = np.arange(len(stack))[:SPECTRAL_IMAGES]
-        pixels = np.concatenate([frames(stack, part).flatten(1).numpy() for part in np.array_split(rows, 20)])
-        began = time.monotonic()
-        if name == "kmeans":
-            model = cluster.KMeans(10, n_init=10, random_state=seed)
-        else:
-            model = cluster.SpectralClustering(10, affinity="nearest_neighbors", random_state=seed)
-        found = model.fit_predict(pixels)
-        return {"seed": seed, **_agreement(found, images.limit(len(rows))), "seconds": time.monotonic() - began}
-
-    return measure
+    cluster = require("sklearn.cluster", "dev")
+    images = make()
+    stack = prepare(images, size=64)
+    rows = np.arange(len(stack))[:SPECTRAL_IMAGES]
+    pixels = np.concatenate([frames(stack, part).flatten(1).numpy() for part in np.array_split(rows, 20)])
+    began = time.monotonic()
+    if name == "kmeans":
+        model = cluster.KMeans(10, n_init=10, random_state=seed)
+    else:
+        model = cluster.SpectralClustering(10, affinity="nearest_neighbors", random_state=seed)
+    found = model.fit_predict(pixels)
+    return {"seed": seed, **agreement(found, images.limit(len(rows))), "seconds": time.monotonic() - began}
 
 
-# ---- how many groups
+def label_numbers(images: ImageSource, folder: Path) -> Row:
+    """Groups against labels, as the run noted it."""
+    known = RunFolder.existing(folder).read_json("metrics.json")["group_labels"]
+    return {key: value for key, value in known.items() if key not in ("confusion", "labels")}
+
+
+# ---- sets
+
+
+def some_images(name: str, limit: int | None) -> ImageSource:
+    """The first images of a named set."""
+    return open_named(name).limit(limit)
 
 
 def drawn_digits(seed: int) -> list[int]:
@@ -136,29 +215,14 @@ def some_digits(digits: Sequence[int], seed: int, each: int) -> ImageSource:
     return whole.subset(np.concatenate(rows))
 
 
-def _counting(make: Callable[[], ImageSource], seed: int, features: str | None = None) -> Callable[[], Row]:
-    def measure() -> Row:
-        images = make()
-        began = time.monotonic()
-        model = CongealGroups(n_groups="auto", features=features, random_state=seed)
-        found = model.sort(images)
-        known = _agreement(found, images) if images.labels is not None else {"n_groups": int(found.max()) + 1}
-        sizes = np.bincount(found[found >= 0]).tolist()
-        return {**known, "sizes": sizes, "cost": model.cost_, "seconds": time.monotonic() - began}
-
-    return measure
-
-
-# ---- mixed and pure sets
-
-
-def _array(images: np.ndarray, labels: np.ndarray, name: str, kind: str) -> ArraySource:
+def labelled(images: np.ndarray, labels: np.ndarray, name: str, kind: str) -> ArraySource:
+    """Images as a source with labels."""
     source = ArraySource(images, name=name)
     source.kind, source.labels = kind, labels
     return source
 
 
-def _faces(subject: str, most: int, size: int) -> np.ndarray:
+def faces_of(subject: str, most: int, size: int) -> np.ndarray:
     """(n, s, s, 3) uint8: the faces of a person as their boxes show them, at most of this size."""
     stack = prepare(open_named(f"lfw:{subject}").limit(most), size=size)
     return (frames(stack, np.arange(len(stack))).movedim(1, -1).numpy() * 255).round().astype(np.uint8)
@@ -166,19 +230,19 @@ def _faces(subject: str, most: int, size: int) -> np.ndarray:
 
 def two_people(one: str, other: str, most: int, features: str | None = None) -> ImageSource:
     """Faces of two people."""
-    both = [(name, _faces(name, most, FACE_SIZES[features])) for name in (one, other)]
+    both = [(name, faces_of(name, most, FACE_SIZES[features])) for name in (one, other)]
     side = min(max(some.shape[1:3]) for _, some in both)  # boxes may be smaller than asked, and differ
-    faces = [some if max(some.shape[1:3]) == side else _faces(name, most, side) for name, some in both]
+    faces = [some if max(some.shape[1:3]) == side else faces_of(name, most, side) for name, some in both]
     labels = np.repeat([0, 1], [len(some) for some in faces])
-    return _array(np.concatenate(faces), labels, f"{one} and {other}", "photo")
+    return labelled(np.concatenate(faces), labels, f"{one} and {other}", "photo")
 
 
 def upside_down(subject: str, most: int) -> ImageSource:
     """Faces of one person, every second of them upside down."""
-    faces = _faces(subject, most, FACE_SIZES[None])
+    faces = faces_of(subject, most, FACE_SIZES[None])
     turned = np.arange(len(faces)) % 2 == 1
     faces[turned] = faces[turned, ::-1, ::-1]
-    return _array(faces, turned.astype(int), f"{subject}, half upside down", "photo")
+    return labelled(faces, turned.astype(int), f"{subject}, half upside down", "photo")
 
 
 def with_noise(kind: str, digits: Sequence[int], seed: int, each: int) -> ImageSource:
@@ -194,223 +258,99 @@ def with_noise(kind: str, digits: Sequence[int], seed: int, each: int) -> ImageS
         some = pixels[rng.permutation(len(pixels))[:count]].reshape(count, -1)
         noise = rng.permuted(some, axis=1).reshape(count, 28, 28)
     labels = np.concatenate([np.asarray(known.labels), np.full(count, NOISE)])
-    return _array(np.concatenate([pixels, noise]), labels, f"{_named(digits)} with 10 % {kind} noise", "object")
+    return labelled(np.concatenate([pixels, noise]), labels, f"{names_of(digits)} with 10 % {kind} noise", "object")
 
 
-def _named(digits: Sequence[int]) -> str:
+def names_of(digits: Sequence[int]) -> str:
+    """ "3 and 7"."""
     return " and ".join(map(str, digits))
-
-
-def _mixtures(options: Options) -> list[Cell]:
-    most, each = (30, 100) if options.quick else (FACES, 300)
-    pairs, subjects = (PAIRS[:1], SUBJECTS[:1]) if options.quick else (PAIRS, SUBJECTS)
-    made: dict[str, tuple[str, Callable[[], ImageSource]]] = {
-        f"{one}-{other}": (f"{one} and {other}", partial(two_people, one, other, most)) for one, other in pairs
-    }
-    for subject in subjects:
-        made[f"upside-down-{subject}"] = (f"{subject}, half upside down", partial(upside_down, subject, most))
-    for kind in NOISES:
-        for digits in NOISY_DIGITS[:1] if options.quick else NOISY_DIGITS:
-            source = f"{_named(digits)} with 10 % {kind} noise"
-            made[f"noise-{kind}-{digits[0]}{digits[1]}"] = (
-                source,
-                partial(with_noise, kind, digits, options.seed, each),
-            )
-    cells = [
-        _cell(f"mixed-{name}", "mixed", source, _separating(make, options.seed))
-        for name, (source, make) in made.items()
-    ]
-    for one, other in pairs:
-        source, make = f"{one} and {other}, by {FEATURES}", partial(two_people, one, other, most, FEATURES)
-        measure = _separating(make, options.seed, FEATURES)
-        cells.append(_cell(f"mixed-{FEATURES}-{one}-{other}", "mixed", source, measure))
-    return cells
-
-
-def _separating(make: Callable[[], ImageSource], seed: int, features: str | None = None) -> Callable[[], Row]:
-    """Two groups, as asked, and how many would have been found; noise is right in no group."""
-
-    def measure() -> Row:
-        images = make()
-        found = CongealGroups(n_groups=2, features=features, random_state=seed).sort(images)
-        row = _agreement(found, images)
-        noise = np.asarray(images.labels) == NOISE
-        if noise.any():
-            outside = found < 0
-            row |= {"noise_outside": float(outside[noise].mean()), "others_outside": float(outside[~noise].mean())}
-        alone = _counting(lambda: images, seed, features)()
-        return {**row, "auto_groups": alone["n_groups"], "auto_purity": alone["purity"]}
-
-    return measure
 
 
 def one_person(subject: str, features: str | None = None) -> ImageSource:
     """Faces of one person."""
-    faces = _faces(subject, FACES, FACE_SIZES[features])
-    return _array(faces, np.zeros(len(faces), dtype=int), subject, "photo")
-
-
-def one_digit(digit: str, most: int) -> ImageSource:
-    """Test images of one digit."""
-    return open_named(f"mnist:{digit}/test").limit(most)
-
-
-def _pure(options: Options) -> list[Cell]:
-    digits, most = ("37", 60) if options.quick else (options.digits or "0123456789", 500)
-    made: dict[str, Callable[[], ImageSource]] = {
-        f"mnist:{digit}/test": partial(one_digit, digit, most) for digit in digits
-    }
-    people = SUBJECTS[1:2] if options.quick else SUBJECTS
-    made |= {f"lfw:{name}": partial(one_person, name) for name in people}
-    cells = [
-        _cell(f"one-{source.split(':')[1].split('/')[0]}", "one kind", source, _counting(make, options.seed))
-        for source, make in made.items()
-    ]
-    for name in people:
-        measure = _counting(partial(one_person, name, FEATURES), options.seed, FEATURES)
-        cells.append(_cell(f"one-{FEATURES}-{name}", "one kind", f"lfw:{name}, by {FEATURES}", measure))
-    return cells
-
-
-# ---- time and memory
-
-
-def _large(source: str, n: int | None, options: Options) -> Cell:
-    """Everything: sorted, aligned, measured and drawn, in a process of its own."""
-    what = AlignTask(
-        source=source,
-        method="joint",
-        limit=n,
-        seed=options.seed,
-        time_limit=options.time_limit,
-        quiet=options.quiet,
-        more={"groups": 10},
-    )
-
-    def measure(folder: Path) -> Row:
-        row = what.run(folder)
-        if "error" not in row:
-            row |= RunFolder.existing(folder).read_json("metrics.json")["group_labels"]
-            row = {key: value for key, value in row.items() if key not in ("confusion", "labels")}
-        return row
-
-    name = f"large-{n or 'all'}"
-    return Cell(name=name, facts={"part": "large", **what.facts}, measure=measure)
+    faces = faces_of(subject, MAX_FACES, FACE_SIZES[features])
+    return labelled(faces, np.zeros(len(faces), dtype=int), subject, "photo")
 
 
 # ---- tables
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Rows) -> list[Table]:
     """One table for each part that was measured."""
-    parts = grouped(rows, "part")
+    part = {name: [row for row in rows if row["part"] == name and "error" not in row] for name in PARTS}
     made = [
-        _labels_table(parts.get(("labels",), [])),
-        _three_table(parts.get(("three digits",), [])),
-        _mixed_table(parts.get(("mixed",), [])),
-        _pure_table(parts.get(("one kind",), [])),
-        _large_table(parts.get(("large",), [])),
+        Table("Ten groups against ten labels", LABEL_COLUMNS, table.by(part["labels"], "source")),
+        three_digit_table(part["three digits"]),
+        Table("Mixed sets", MIXED_COLUMNS, table.each(part["mixed"])),
+        Table("Sets of one kind", PURE_COLUMNS, table.each(part["one kind"])),
+        Table("All of it: sorted, aligned and drawn", LARGE_COLUMNS, table.each(part["large"])),
     ]
-    return [table for table in made if table.rows]
+    return [one for one in made if one.lines]
 
 
-def _labels_table(rows: Sequence[Row]) -> Table:
-    lines = []
-    for (source,), several in grouped(sound(rows), "source").items():
-        ours = [row for row in several if row["method"] == "groups"]
-        line: Row = {
-            "source": source,
-            **{row["method"]: row["accuracy"] for row in several if row["method"] != "groups"},
-        }
-        if ours:
-            best = min(ours, key=lambda row: row["cost"])
-            line |= {
-                "n_images": best["n_images"],
-                "best": best["accuracy"],
-                "cost": best["cost"],
-                "mean": float(np.mean([row["accuracy"] for row in ours])),
-                "least": min(row["accuracy"] for row in ours),
-                "seeds": len(ours),
-                "outside": best["outside"],
-                "seconds": float(np.mean([row["seconds"] for row in ours])),
-            }
-        lines.append(line)
-    columns = [
-        Column("set", "source"),
-        Column("images", "n_images", count),
-        Column("accuracy, lowest cost", "best", thousandths),
-        Column("its cost", "cost", lambda value: fixed(value, 4)),
-        Column("mean", "mean", thousandths),
-        Column("least", "least", thousandths),
-        Column("seeds", "seeds", count),
-        Column("in no group", "outside", share),
-        Column("seconds to sort", "seconds", tenths),
-        Column("k-means", "kmeans", thousandths),
-        Column("spectral", "spectral", thousandths),
-    ]
-    return Table("Ten groups against ten labels", columns, lines)
+PARTS = ("labels", "three digits", "mixed", "one kind", "large")
 
 
-def _three_table(rows: Sequence[Row]) -> Table:
-    done = sound(rows)
-    lines: list[Row] = list(done)
-    if done:
-        right = sum(abs(row["n_groups"] - 3) <= 1 for row in done)
-        exact = sum(row["n_groups"] == 3 for row in done)
-        lines.append(
-            {"source": f"3 ± 1 in {right} of {len(done)}, 3 in {exact}", "purity": min(r["purity"] for r in done)}
-        )
-    columns = [
-        Column("set", "source"),
-        Column("groups found", "n_groups", count),
-        Column("purity (last row: least)", "purity", thousandths),
-        Column("in no group", "outside", share),
-    ]
+def best(key: str, digits: int) -> Callable[[Rows], str]:
+    """The value of the sorting with the lowest cost."""
+    return lambda rows: table.decimal(min(rows, key=lambda row: row["cost"])[key] if rows else None, digits)
+
+
+SOURCE, IMAGES = table.words("set", "source"), table.number("images", "n_images", 0)
+OUTSIDE, FOUND = table.percent("in no group", "outside"), table.number("groups found", "n_groups", 0)
+OWN_COLUMNS = (
+    IMAGES,
+    Column("accuracy, lowest cost", best("accuracy", 3)),
+    Column("its cost", best("cost", 4)),
+    table.number("mean", "accuracy", 3),
+    Column("least", lambda rows: table.decimal(min(table.values(rows, "accuracy"), default=None), 3)),
+    Column("seeds", lambda rows: str(len(rows))),
+    OUTSIDE,
+    table.number("seconds to sort", "seconds", 1),
+)
+LABEL_COLUMNS = (
+    SOURCE,
+    *(column.where("method", "groups") for column in OWN_COLUMNS),
+    table.number("k-means", "accuracy", 3).where("method", "kmeans"),
+    table.number("spectral", "accuracy", 3).where("method", "spectral"),
+)
+
+
+MIXED_COLUMNS = (
+    SOURCE,
+    IMAGES,
+    table.number("purity of two groups", "purity", 3),
+    OUTSIDE,
+    table.percent("noise in no group", "noise_outside"),
+    table.percent("others in no group", "others_outside"),
+    table.number("groups found by auto", "auto_groups", 0),
+    table.number("their purity", "auto_purity", 3),
+)
+PURE_COLUMNS = (
+    SOURCE,
+    FOUND,
+    Column("images in each", lambda rows: ", ".join(map(str, rows[0]["sizes"])), is_number=False),
+)
+ACCURACY = table.number("accuracy", "accuracy", 3)
+LARGE_COLUMNS = (SOURCE, IMAGES, ACCURACY, table.FIT_SECONDS, table.ALL_SECONDS, table.PEAK_MEMORY)
+
+
+def three_digit_table(rows: Rows) -> Table:
+    """How many groups were found in sets of three digits; the last line counts them."""
+    lines = table.each(rows)
+    if rows:
+        numbers = table.values(rows, "n_groups")
+        near, exact = sum(abs(n - 3) <= 1 for n in numbers), sum(n == 3 for n in numbers)
+        least = min(table.values(rows, "purity"))
+        lines.append([{"source": f"3 ± 1 in {near} of {len(rows)}, 3 in {exact}", "purity": least}])
+    columns = [SOURCE, FOUND, table.number("purity (last row: least)", "purity", 3), OUTSIDE]
     return Table("How many groups: three digits chosen by seed", columns, lines)
 
 
-def _mixed_table(rows: Sequence[Row]) -> Table:
-    columns = [
-        Column("set", "source"),
-        Column("images", "n_images", count),
-        Column("purity of two groups", "purity", thousandths),
-        Column("in no group", "outside", share),
-        Column("noise in no group", "noise_outside", share),
-        Column("others in no group", "others_outside", share),
-        Column("groups found by auto", "auto_groups", count),
-        Column("their purity", "auto_purity", thousandths),
-    ]
-    return Table("Mixed sets", columns, list(sound(rows)))
-
-
-def _pure_table(rows: Sequence[Row]) -> Table:
-    lines = [{**row, "parts": ", ".join(map(str, row["sizes"]))} for row in sound(rows)]
-    columns = [Column("set", "source"), Column("groups found", "n_groups", count), Column("images in each", "parts")]
-    return Table("Sets of one kind", columns, lines)
-
-
-def _large_table(rows: Sequence[Row]) -> Table:
-    columns = [
-        Column("set", "source"),
-        Column("images", "n_images", count),
-        Column("accuracy", "accuracy", thousandths),
-        Column("seconds to fit", "fit_seconds", tenths),
-        Column("from start to report", "total_seconds", tenths),
-        Column("peak MB", "peak_memory_mb", count),
-    ]
-    return Table("All of it: sorted, aligned and drawn", columns, list(sound(rows)))
-
-
-def draw(folder: Path, rows: Sequence[Row]) -> None:
-    """No pictures: the reports of the run folders show the groups."""
-
-
-EXPERIMENT = Experiment(
-    name="groups",
+GROUPS = Experiment(
     title="Groups",
     plan=plan,
     tables=tables,
-    draw=draw,
     notes=(
         "Accuracy: the best matching of groups to labels, one to one; an image in no group is wrong. Labels are used "
         "for nothing else.",

@@ -6,37 +6,20 @@ deep-funneled images, which Deep Congealing aligned, are measured as they are, i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image as Pillow
 
 from congeal import __version__
 from congeal.datasets.lfw import LANDMARKS, landmarks
 from congeal.evaluation import landmark_error
-from congeal.experiments import printed
-from congeal.experiments.aligning import AlignTask, kept
-from congeal.experiments.plan import Cell, Experiment, Options, Row
-from congeal.experiments.ratios import ratio_table
-from congeal.experiments.seen import starts_of
-from congeal.experiments.tables import (
-    Column,
-    Table,
-    grouped,
-    judged,
-    judged_mean,
-    mean,
-    spread,
-    tally,
-    tenths,
-    thousandths,
-    used,
-)
-from congeal.experiments.wrapped import wrapped_numbers
+from congeal.experiments import figures, printed
+from congeal.experiments import tables as table
+from congeal.experiments.experiment import Cell, Experiment, Options
+from congeal.experiments.measures import AlignTask, run_facts, start_of, wrapped_numbers
+from congeal.experiments.tables import Column, Row, Rows, Table, before
 from congeal.geometry import map_points
 from congeal.images import ImageSource, Stack, prepare
 from congeal.methods.base import Method
@@ -44,7 +27,6 @@ from congeal.methods.fit_context import FitContext
 from congeal.opening import open_images
 from congeal.pipeline.stages import finish, record_prepared, save_fit
 from congeal.registration.features import ImageFeatures
-from congeal.report.tables import fixed, share
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import transforms_of
 
@@ -52,7 +34,7 @@ METHODS = ("joint", "rasl", "pssv", "ecc", "sift", "deepfeatures")
 FUNNELED = "deep-funneled"
 GROWN = {0.0: "box", 0.15: "+15 %", 0.3: "+30 %"}
 QUICK_SUBJECTS, QUICK_GROWN, QUICK_LIMIT = ("Jennifer_Capriati", "Serena_Williams"), (0.0, 0.3), 16
-TILE = 112  # side of a mean in the figure, in pixels
+FIGURE_TILE_PX = 112
 
 
 def plan(options: Options) -> list[Cell]:
@@ -61,7 +43,9 @@ def plan(options: Options) -> list[Cell]:
     grown = QUICK_GROWN if options.quick else tuple(GROWN)
     limit = options.limit or (QUICK_LIMIT if options.quick else None)
     cells = [
-        face_cell(method, subject, grow, limit, options)
+        AlignTask(source=f"lfw:{subject}@{grow}", method=method, limit=limit, options=options).cell(
+            f"{method}-{grow}-{subject}", landmark_numbers, wrapped_numbers, subject=subject, grow=grow
+        )
         for method in options.methods or METHODS
         for grow in grown
         for subject in subjects
@@ -69,36 +53,9 @@ def plan(options: Options) -> list[Cell]:
     return cells + [funneled_cell(subject, limit, options) for subject in subjects]
 
 
-def face_cell(method: str, subject: str, grow: float, limit: int | None, options: Options) -> Cell:
-    """The cell of one method on one subject, started at boxes grown by the share `grow`."""
-    what = AlignTask(
-        source=f"lfw:{subject}@{grow}",
-        method=method,
-        params=options.params(method),
-        limit=limit,
-        seed=options.seed,
-        time_limit=options.time_limit,
-        quiet=options.quiet,
-    )
-    return Cell(
-        name=f"{method}-{grow}-{subject}",
-        facts={"subject": subject, "grow": grow, **what.facts},
-        measure=lambda folder: measure(what, folder),
-    )
-
-
-def measure(what: AlignTask, folder: Path) -> Row:
-    """The alignment, and then where its landmarks are."""
-    row = what.run(folder)
-    if "error" in row:
-        return row
-    images = open_images(what.source, limit=what.limit)
-    return row | landmark_numbers(images, folder) | wrapped_numbers(images, folder)
-
-
 def landmark_numbers(images: ImageSource, folder: Path) -> Row:
     """Error in % of the aligned eye distance, before and after: mean, median, and the mean of each landmark."""
-    found, start = transforms_of(folder), starts_of(folder)
+    found, start = transforms_of(folder), start_of(folder)
     points = landmarks(images)
     after, before = (landmark_error(map_points(one.matrices, points)) for one in (found, start))
     row: Row = {"landmark": after["mean"], "landmark_median": after["median"], "landmark_before": before["mean"]}
@@ -124,9 +81,10 @@ class AsTheyAre(Method):
 def funneled_cell(subject: str, limit: int | None, options: Options) -> Cell:
     """The cell of one subject's deep-funneled images."""
     source = f"lfw-deepfunneled:{subject}"
+    facts = {"subject": subject, "grow": 0.0, "source": source, "method": FUNNELED, "limit": limit}
     return Cell(
         name=f"{FUNNELED}-{subject}",
-        facts={"subject": subject, "grow": 0.0, "source": source, "method": FUNNELED, "limit": limit},
+        facts=facts,
         measure=lambda folder: measure_funneled(folder, source, limit, options.seed),
     )
 
@@ -142,10 +100,8 @@ def measure_funneled(folder: Path, source: str, limit: int | None, seed: int) ->
             record_prepared(run, stack)
             save_fit(run, stack, model.fit(stack), 0.0)
         metrics = finish(run, images, quiet=True).metrics
-    where = {"run": f"{folder.parent.name}/{folder.name}"}
     # Its start is one box for all: what moved the images happened elsewhere, so there is no "before".
-    row = {**where, **kept(metrics), **landmark_numbers(images, folder)}
-    row |= wrapped_numbers(images, folder)
+    row = run_facts(folder, metrics) | landmark_numbers(images, folder) | wrapped_numbers(images, folder)
     unknown = ("likeness_before", "improved_share", "apsnr_before", "apsnr_uint8_wrap_before", "landmark_before")
     return row | dict.fromkeys((*unknown, "n_faceless"))
 
@@ -153,15 +109,24 @@ def measure_funneled(folder: Path, source: str, limit: int | None, seed: int) ->
 # ---- tables
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Rows) -> list[Table]:
     """Landmark errors, likeness, APSNR and cost, and what has to hold."""
-    return [error_table(rows), each_landmark_table(rows), likeness_table(rows), ratio_table(rows, FUNNELED)]
+    rows = [{**row, "start": GROWN[row["grow"]]} for row in rows]
+    keys = [*(f"landmark_{name}" for name in LANDMARKS), "landmark", "landmark_median"]
+    headings = ["left eye", "right eye", "nose", "mean", "median"]
+    columns = [table.number(heading, key) for heading, key in zip(headings, keys, strict=True)]
+    each_landmark = Table(
+        "The same for each landmark, means over subjects", [START, table.METHOD, *columns], by_start(rows)
+    )
+    return [error_table(rows), each_landmark, likeness_table(rows), ratio_table(rows)]
 
 
-def by_start(rows: Sequence[Row]) -> list[tuple[float, str, list[Row]]]:
-    """(grow, method, one row per subject), the box first and methods in their order."""
-    groups = grouped(rows, "grow", "method").items()
-    return sorted(((grow, method, group) for (grow, method), group in groups), key=lambda one: one[0])
+START = table.words("start", "start")
+
+
+def by_start(rows: Rows) -> list[Rows]:
+    """One line per start and method, the box first and methods in their order."""
+    return sorted(table.by(rows, "grow", "method"), key=lambda group: float(group[0]["grow"]))
 
 
 def short(subject: str) -> str:
@@ -169,124 +134,143 @@ def short(subject: str) -> str:
     return subject.rpartition("_")[2]
 
 
-def error_table(rows: Sequence[Row]) -> Table:
+def error_table(rows: Rows) -> Table:
     """One column per subject, each start beginning with the boxes themselves."""
-    subjects = list(dict.fromkeys(row["subject"] for row in rows))
-    lines: list[Row] = []
-    seen: set[float] = set()
-    for grow, method, group in by_start(rows):
-        if grow not in seen:
-            seen.add(grow)
-            start = {r["subject"]: r for r in rows if r["grow"] == grow and r.get("landmark_before") is not None}
-            lines.append(error_line(grow, "before", list(start.values()), "landmark_before"))
-        from_paper = printed.LFW_LANDMARKS[grow].get(method)
-        line = error_line(grow, method, group, "landmark")
-        lines.append(line | {"paper": None if from_paper is None else " / ".join(fixed(value) for value in from_paper)})
     columns = [
-        Column("start", "start"),
-        Column("method", "method"),
-        *(Column(short(subject), subject, fixed) for subject in subjects),
-        Column("mean", "mean", fixed),
-        Column("paper prints (Bush / Capriati / Williams / Blair)", "paper"),
-        Column("subjects aligned", "tally"),
+        START,
+        table.METHOD,
+        *(table.number(short(name), "landmark").where("subject", name) for name in table.distinct(rows, "subject")),
+        Column("mean", complete_mean),
+        table.from_paper(
+            lambda row: printed.LFW_LANDMARKS[row["grow"]].get(row["method"]),
+            "paper prints (Bush / Capriati / Williams / Blair)",
+        ),
+        table.tally("subjects aligned"),
     ]
+    lines = by_start([*before(rows, "grow", "start", "subject", landmark="landmark_before"), *rows])
     return Table("Landmark error: % of the aligned distance between the eyes, mean over three points", columns, lines)
 
 
-def error_line(grow: float, method: str, group: Sequence[Row], key: str) -> Row:
-    """One line of the error table: the value of each subject, and their mean if none is missing."""
-    line: Row = {row["subject"]: row[key] for row in group if row.get(key) is not None}
-    complete = len(line) == len({row["subject"] for row in group})
-    line |= {"start": GROWN[grow], "method": method, "mean": mean(group, key) if complete else None}
-    return line | ({} if method == "before" else {"tally": tally(group)})
+def complete_mean(group: Rows) -> str:
+    """The mean over subjects if none is missing."""
+    return (
+        table.decimal(table.mean(group, "landmark"), 2)
+        if len(table.values(group, "landmark")) == len(group)
+        else table.NONE
+    )
 
 
-def each_landmark_table(rows: Sequence[Row]) -> Table:
-    """Errors of the three landmarks apart."""
-    keys = [*(f"landmark_{name}" for name in LANDMARKS), "landmark", "landmark_median"]
-    lines = [
-        {"start": GROWN[grow], "method": method, **{key: mean(group, key) for key in keys}}
-        for grow, method, group in by_start(rows)
-    ]
-    headings = ["left eye", "right eye", "nose", "mean", "median"]
-    columns = [Column(heading, key, fixed) for heading, key in zip(headings, keys, strict=True)]
-    first = [Column("start", "start"), Column("method", "method")]
-    return Table("The same for each landmark, means over subjects", [*first, *columns], lines)
+def likeness_table(rows: Rows) -> Table:
+    """Likeness, APSNR, scale and cost: within a start the most alike first; what collapsed or has no likeness last."""
 
-
-def by_likeness(rows: Sequence[Row]) -> list[tuple[float, str, list[Row]]]:
-    """As `by_start`, but within a start the most alike first; what collapsed and what has no likeness comes last."""
-
-    def rank(one: tuple[float, str, list[Row]]) -> tuple[float, bool, float]:
-        grow, _, group = one
-        likeness = mean(group, "likeness_after")
+    def rank(group: Rows) -> tuple[float, bool, float]:
+        likeness = table.mean(group, "likeness_after")
         last = likeness is None or any(row.get("collapsed") for row in group)
-        return grow, last, -(likeness or 0.0)
+        return group[0]["grow"], last, -(likeness or 0.0)
 
-    return sorted(by_start(rows), key=rank)
-
-
-def likeness_table(rows: Sequence[Row]) -> Table:
-    """Likeness, APSNR, scale and cost, one line per start and method, ranked by likeness."""
-    lines = []
-    for grow, method, group in by_likeness(rows):
-        line: Row = {"start": GROWN[grow], "method": method, "scale": spread(group, "mean_scale")}
-        line["each"] = " / ".join(judged(row) or "–" for row in group)
-        line["motion"] = used(group, "motion")
-        line["likeness"] = judged_mean(group, "likeness_after", 3)
-        decibels = ("apsnr_before", "apsnr_after", "apsnr_uint8_wrap_after")
-        for key in ("likeness_before", *decibels, "energy_ratio", "out_of_frame_share"):
-            line[key] = mean(group, key)
-        lines.append(line | {"paper": printed.LFW[grow].get(method), "seconds": mean(group, "fit_seconds")})
+    one = table.judged("")
     columns = [
-        Column("start", "start"),
-        Column("method", "method"),
-        Column("motion", "motion"),
-        Column("likeness before", "likeness_before", thousandths),
-        Column("after", "likeness"),
-        Column("APSNR before", "apsnr_before", fixed),
-        Column("after", "apsnr_after", fixed),
-        Column("each subject", "each"),
-        Column("uint8 wrap", "apsnr_uint8_wrap_after", fixed),
-        Column("paper prints", "paper", fixed),
-        Column("scale, mean (range)", "scale"),
-        Column("energy ratio", "energy_ratio", fixed),
-        Column("out of frame", "out_of_frame_share", share),
-        Column("seconds to fit a subject", "seconds", tenths),
+        START,
+        table.METHOD,
+        table.used("motion", "motion"),
+        *table.LIKENESS,
+        table.number("APSNR before", "apsnr_before"),
+        table.number("after", "apsnr_after"),
+        Column("each subject", lambda group: " / ".join(one.show([row]) for row in group)),
+        table.number("uint8 wrap", "apsnr_uint8_wrap_after"),
+        table.from_paper(lambda row: printed.LFW[row["grow"]].get(row["method"])),
+        table.SCALE,
+        table.number("energy ratio", "energy_ratio"),
+        table.OUT_OF_FRAME,
+        table.number("seconds to fit a subject", "fit_seconds", 1),
     ]
-    return Table("Likeness (methods ranked by it), APSNR in dB, scale and cost, means over subjects", columns, lines)
+    title = "Likeness (methods ranked by it), APSNR in dB, scale and cost, means over subjects"
+    return Table(title, columns, sorted(by_start(rows), key=rank))
 
 
-# ---- figures
+# ---- ratios of landmark errors: `joint` against its peers, and from coarse boxes against good ones
 
 
-def draw(folder: Path, rows: Sequence[Row]) -> None:
+class Ratio(NamedTuple):
+    """A quotient of landmark errors of (method, start), of the means over subjects or the worst subject's; the bound
+    that has to hold, and the one that is aimed at."""
+
+    what: str
+    above: tuple[str, float]
+    below: tuple[str, float]
+    of_worst: bool
+    relation: str
+    least: float
+    aim: float
+
+    def holds(self, value: float) -> str:
+        """ "aim", "yes" or "NO"."""
+        if self.relation == "≥":
+            return "aim" if value >= self.aim else "yes" if value >= self.least else "NO"
+        enough = value < self.least if self.relation == "<" else value <= self.least
+        return "aim" if value <= self.aim else "yes" if enough else "NO"
+
+
+RATIOS = (
+    Ratio("joint / deep-funneled, box", ("joint", 0.0), (FUNNELED, 0.0), False, "≤", 0.85, 0.64),
+    Ratio("joint / rasl, box, each subject", ("joint", 0.0), ("rasl", 0.0), True, "<", 1.0, 0.75),
+    Ratio("joint at +30 % / joint at box", ("joint", 0.3), ("joint", 0.0), False, "≤", 1.15, 1.05),
+    Ratio("rasl / joint, both at +30 %", ("rasl", 0.3), ("joint", 0.3), False, "≥", 1.3, 2.0),
+)
+MAX_SCALE_CHANGE = 0.05  # of the scale of every set that `joint` aligned, from that of its boxes
+
+
+def ratio_table(rows: Rows) -> Table:
+    """What has to hold, and whether it does; "–" where a row it needs is missing."""
+    columns = [
+        table.words("ratio of landmark errors", "what"),
+        table.number("value", "value"),
+        table.words("each subject", "each"),
+        table.words("at least", "least"),
+        table.words("aim", "aim"),
+        table.words("holds", "holds"),
+    ]
+    return Table(
+        "What has to hold", columns, table.each([*(ratio_line(rows, ratio) for ratio in RATIOS), scale_line(rows)])
+    )
+
+
+def ratio_line(rows: Rows, ratio: Ratio) -> Row:
+    """A ratio over the subjects that have both errors."""
+    errors = {(row["method"], row["grow"], row["subject"]): row.get("landmark") for row in rows}
+    subjects = table.distinct(rows, "subject")
+    pairs = [(errors.get((*ratio.above, name)), errors.get((*ratio.below, name))) for name in subjects]
+    known = [(above, below) for above, below in pairs if above is not None and below is not None]
+    aim = f"{'≥' if ratio.relation == '≥' else '≤'} {ratio.aim}"
+    row: Row = {"what": ratio.what, "least": f"{ratio.relation} {ratio.least}", "aim": aim}
+    if not known:
+        return row
+    quotients = [above / below for above, below in known]
+    value = max(quotients) if ratio.of_worst else sum(a for a, _ in known) / sum(b for _, b in known)
+    words_of_each = " / ".join(table.decimal(quotient, 2) for quotient in quotients)
+    return row | {"value": value, "each": words_of_each, "holds": ratio.holds(value)}
+
+
+def scale_line(rows: Rows) -> Row:
+    """No zooming: the scale of every set that `joint` aligned is that of its boxes."""
+    scales = table.values([row for row in rows if row["method"] == "joint"], "mean_scale")
+    bounds = f"{1 - MAX_SCALE_CHANGE}–{1 + MAX_SCALE_CHANGE}"
+    row: Row = {"what": "joint: mean scale furthest from 1", "least": bounds, "aim": bounds}
+    if not scales:
+        return row
+    furthest = max(scales, key=lambda scale: abs(scale - 1))
+    return row | {"value": furthest, "holds": "aim" if abs(furthest - 1) <= MAX_SCALE_CHANGE else "NO"}
+
+
+def draw(folder: Path, rows: Rows) -> None:
     """The means, one picture per start: a line per subject, before alignment first, then a column per method."""
-    from congeal.experiments import figures
-
-    for (grow,), group in grouped(rows, "grow").items():
-        methods = list(dict.fromkeys(row["method"] for row in group))
-        lines, names = [], []
-        for (subject,), own in grouped(group, "subject").items():
-            runs = {row["method"]: folder / row["run"] for row in own}
-            aligned = [run for method, run in runs.items() if method != FUNNELED]
-            before = RunFolder.existing(aligned[0]).work / "mean_before.png" if aligned else None
-            pictures = [before, *(runs[m] / "mean.png" if m in runs else None for m in methods)]
-            lines.append([tile(path) for path in pictures])
-            names.append(short(subject))
-        figures.montage(folder / "figures" / f"means_{100 * grow:.0f}.png", lines, names, ["before", *methods])
+    for (grow,), group in table.grouped(rows, "grow").items():
+        named = [{**row, "subject": short(row["subject"])} for row in group]
+        path = folder / "figures" / f"means_{100 * grow:.0f}.png"
+        figures.means_and_variances(path, folder, named, down="subject", names=("mean",), side=FIGURE_TILE_PX)
 
 
-def tile(path: Path | None) -> np.ndarray:
-    """A picture of a run at the size of the figure; grey where there is none."""
-    from congeal.experiments.figures import EMPTY
-
-    picture = Pillow.new("RGB", (TILE, TILE), (EMPTY,) * 3) if path is None else Pillow.open(path).convert("RGB")
-    return np.asarray(picture.resize((TILE, TILE), Pillow.Resampling.BICUBIC))
-
-
-EXPERIMENT = Experiment(
-    name="lfw",
+LFW = Experiment(
     title="Faces of LFW",
     plan=plan,
     tables=tables,

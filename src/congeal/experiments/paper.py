@@ -6,18 +6,16 @@ leaves open. Nothing of ours is in it: `congeal.methods.dprc.as_printed`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from congeal.errors import CongealError
-from congeal.experiments import printed
-from congeal.experiments.aligning import AlignTask
-from congeal.experiments.mnist import alignment
-from congeal.experiments.plan import Cell, Experiment, Options, Row
-from congeal.experiments.tables import Column, Table, count, text, thousandths
-from congeal.report.tables import fixed
+from congeal.experiments import figures, printed
+from congeal.experiments import tables as table
+from congeal.experiments.experiment import Cell, Experiment, Options
+from congeal.experiments.measures import AlignTask
+from congeal.experiments.tables import Column, Row, Rows, Table
+from congeal.images import ImageSource
 from congeal.runs.folder import RunFolder
 
 SUBJECT = "Jennifer_Capriati"
@@ -54,85 +52,66 @@ def plan(options: Options) -> list[Cell]:
     """Two digits and one person, every variant, then the recipe."""
     if options.methods is not None:
         raise CongealError("this experiment trains the printed method: leave out --methods")
-    chosen = options.choose(digits="37", limit=1000)
+    chosen = options.select(digits="37", limit=1000)
     sources = {digit: f"mnist:{digit}" for digit in chosen.digits}
     if not options.quick:
         sources["face"] = f"lfw:{SUBJECT}"
-    return [
-        cell(name, source, variant, chosen.limit, options)
-        for name, source in sources.items()
-        for variant in (*VARIANTS, RECIPE)
-    ]
+    cells = []
+    for name, source in sources.items():
+        size = FACE_SIZE if name == "face" else 28
+        common = {"limit": chosen.limit, "options": options, "isolated": False, "more": {"size": size}}
+        for variant, (part, params) in {**VARIANTS, RECIPE: ("recipe", {})}.items():
+            if variant == RECIPE:
+                method = "dprc"
+            else:
+                method, params = "dprc-as-printed", {**printed_params(name, options), **params}
+            task = AlignTask(source=source, method=method, params=params, **common)  # type: ignore[arg-type]
+            cells.append(task.cell(f"{name}-{part}", numbers_of_training, set=name, variant=variant))
+    return cells
 
 
-def cell(name: str, source: str, variant: str, limit: int, options: Options) -> Cell:
-    """One source under one variant, as a run folder."""
-    if variant == RECIPE:
-        plain = alignment(source, "dprc", limit, options, isolated=False)
-        what, part = replace(plain, more={"size": size_of(name)}), "recipe"
-    else:
-        part, differs = VARIANTS[variant]
-        what = printed_alignment(name, source, limit, differs, options)
-    facts = {"set": name, "variant": variant, **what.facts}
-    return Cell(name=f"{name}-{part}", facts=facts, measure=lambda folder: measure(what, folder))
-
-
-def printed_alignment(name: str, source: str, limit: int, differs: dict[str, Any], options: Options) -> AlignTask:
+def printed_params(name: str, options: Options) -> dict[str, Any]:
     """The printed method with its own networks for digits or faces."""
-    steps = QUICK_STEPS if options.quick else STEPS
-    face = name == "face"
-    params = {
+    steps, face = QUICK_STEPS if options.quick else STEPS, name == "face"
+    return {
         "networks": "lfw" if face else "mnist",
         "steps": steps,
-        "batch_size": BATCH if not face else BATCH // 2,
+        "batch_size": BATCH // 2 if face else BATCH,
         "code_size": CODE_SIZE,
         "watch_every": max(1, steps // 40),
-        **differs,
     }
-    plain = alignment(source, "dprc-as-printed", limit, options, isolated=False)
-    return replace(plain, params=params, more={"size": size_of(name)})
 
 
-def size_of(name: str) -> int:
-    """Pixels a side that everything works on."""
-    return FACE_SIZE if name == "face" else 28
-
-
-def measure(what: AlignTask, folder: Path) -> Row:
-    """Numbers at the end, and D and C at both ends of training."""
-    row = what.run(folder)
-    if "error" in row:
-        return row
-    history = [
-        {k: float(v) for k, v in line.items() if v} for line in RunFolder.existing(folder).read_rows("metrics.csv")
-    ]
+def numbers_of_training(images: ImageSource, folder: Path) -> Row:
+    """D and C at both ends of training; those of our recipe are other losses."""
+    run = RunFolder.existing(folder)
+    history = run.read_rows("metrics.csv") if run.config["method"] == "dprc-as-printed" else []
+    row: Row = {}
     for key in ("distortion", "complexity"):
-        known = [line[key] for line in history if key in line] if what.method == "dprc-as-printed" else []
+        known = [float(line[key]) for line in history if line.get(key)]
         row |= {f"{key}_first": known[0] if known else None, f"{key}_last": known[-1] if known else None}
     return row
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Rows) -> list[Table]:
     """One line per set and variant."""
-    lines = [{**row, "verdict": outcome(row)} for row in rows]
     columns = [
-        Column("set", "set"),
-        Column("variant", "variant"),
-        Column("D first", "distortion_first", lambda value: fixed(value, 1)),
-        Column("last", "distortion_last", lambda value: fixed(value, 1)),
-        Column("C first", "complexity_first", lambda value: fixed(value, 1)),
-        Column("last", "complexity_last", lambda value: fixed(value, 1)),
-        Column("likeness before", "likeness_before", thousandths),
-        Column("after", "likeness_after", thousandths),
-        Column("APSNR before", "apsnr_before", fixed),
-        Column("after", "apsnr_after", fixed),
-        Column("energy", "energy_ratio", fixed),
-        Column("scale", "mean_scale", fixed),
-        Column("seconds", "fit_seconds", count),
-        Column("outcome", "verdict", text),
+        table.words("set", "set"),
+        table.words("variant", "variant"),
+        table.number("D first", "distortion_first", 1),
+        table.number("last", "distortion_last", 1),
+        table.number("C first", "complexity_first", 1),
+        table.number("last", "complexity_last", 1),
+        *table.LIKENESS,
+        table.number("APSNR before", "apsnr_before"),
+        table.number("after", "apsnr_after"),
+        table.number("energy", "energy_ratio"),
+        table.number("scale", "mean_scale"),
+        table.number("seconds", "fit_seconds", 0),
+        Column("outcome", lambda group: outcome(group[0]), is_number=False),
     ]
     steps = next((row["params"]["steps"] for row in rows if row["method"] == "dprc-as-printed"), STEPS)
-    return [Table(f"The printed method, {steps:,} steps", columns, lines)]
+    return [Table(f"The printed method, {steps:,} steps", columns, table.each(rows))]
 
 
 def outcome(row: Row) -> str:
@@ -142,33 +121,21 @@ def outcome(row: Row) -> str:
     return f"collapsed ({row['verdict']})" if row["collapsed"] else str(row["verdict"])
 
 
-def draw(folder: Path, rows: Sequence[Row]) -> None:
+def draw(folder: Path, rows: Rows) -> None:
     """Curves over training for every set, and the means at its end."""
-    from congeal.experiments import figures
-
     figures.means_and_variances(
         folder / "figures" / "means_and_variances.png", folder, rows, down="set", across="variant"
     )
-    for name in dict.fromkeys(row["set"] for row in rows):
-        trained = [row for row in rows if row["set"] == name and row["method"] == "dprc-as-printed"]
-        curves = {row["variant"]: RunFolder.existing(folder / row["run"]).read_rows("metrics.csv") for row in trained}
-        recipe = next((row for row in rows if row["set"] == name and row["variant"] == RECIPE), None)
-        figures.training(folder / "figures" / f"training_{name}.png", curves, CURVES, levels_of(recipe))
+    ends = {"apsnr": "apsnr_after", "energy": "energy_ratio", "scale": "mean_scale"}
+    for name in table.distinct(rows, "set"):
+        own = {row["variant"]: row for row in rows if row["set"] == name}
+        recipe = own.pop(RECIPE, None)
+        levels = {} if recipe is None else {key: recipe[end] for key, end in ends.items()}  # dashed lines
+        curves = {key: RunFolder.existing(folder / row["run"]).read_rows("metrics.csv") for key, row in own.items()}
+        figures.training(folder / "figures" / f"training_{name}.png", curves, CURVES, levels)
 
 
-def levels_of(recipe: Row | None) -> dict[str, float]:
-    """Where our recipe ends, to be drawn as a line."""
-    if recipe is None:
-        return {}
-    return {
-        "apsnr": recipe["apsnr_after"],
-        "energy": recipe["energy_ratio"],
-        "scale": recipe["mean_scale"],
-    }
-
-
-EXPERIMENT = Experiment(
-    name="paper",
+PAPER = Experiment(
     title="The printed method by itself",
     plan=plan,
     tables=tables,

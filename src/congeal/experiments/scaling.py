@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from congeal.experiments import printed
-from congeal.experiments.mnist import alignment
-from congeal.experiments.plan import Cell, Experiment, Options, Row
-from congeal.experiments.tables import Column, Table, count, grouped, judged, sound, tenths
-from congeal.report.tables import fixed
+from congeal.experiments import figures, printed
+from congeal.experiments import tables as table
+from congeal.experiments.experiment import Cell, Experiment, Options
+from congeal.experiments.measures import AlignTask
+from congeal.experiments.tables import Row, Rows, Table
 
 METHODS = ("rasl", "tgrasta", "joint")
 DIGITS = "3"  # the one the paper shows
@@ -20,124 +19,99 @@ LARGE_METHOD = "joint"
 
 
 def plan(options: Options) -> list[Cell]:
-    """--limit is the largest number for the peers, in place of 6,000; with it, or --quick, there are fewer points."""
-    chosen = options.choose(limit=6000, methods=METHODS)
-    digits = options.digits or DIGITS
+    """--limit is the largest number for the peers, in place of 6,000; with it, or --quick, there are fewer points.
+
+    All in processes of their own, so that no method pays for another's memory."""
+    chosen = options.select(limit=6000, methods=METHODS)
     small = options.quick or options.limit is not None
     unit = max(2, chosen.limit // 6)
     steps, large = (SMALL_STEPS, SMALL_LARGE) if small else (STEPS, LARGE)
-    cells = [
-        scale_cell("mnist", digit, method, step * unit, options)
-        for digit in digits
-        for method in chosen.methods
-        for step in steps
-    ]
+    digits = options.digits or DIGITS
+    points = [("mnist", digit, method, step * unit) for digit in digits for method in chosen.methods for step in steps]
     if LARGE_METHOD in chosen.methods:
-        cells += [
-            scale_cell("infimnist", digit, LARGE_METHOD, step * unit, options) for digit in digits for step in large
-        ]
+        points += [("infimnist", digit, LARGE_METHOD, step * unit) for digit in digits for step in large]
+    cells = []
+    for family, digit, method, n in points:
+        source, limit = (f"mnist:{digit}", n) if family == "mnist" else (f"infimnist:{digit}@{n}", None)
+        task = AlignTask(source=source, method=method, limit=limit, options=options)
+        cells.append(task.cell(f"{family}-{method}-{digit}-{n}", digit=digit, n=n, family=family))
     return cells
 
 
-def scale_cell(family: str, digit: str, method: str, n: int, options: Options) -> Cell:
-    """All in processes of their own, so that no method pays for another's memory."""
-    many = family == "infimnist"
-    source = f"infimnist:{digit}@{n}" if many else f"mnist:{digit}"
-    what = alignment(source, method, None if many else n, options)
-    facts = {"digit": digit, "n": n, "family": family, **what.facts}
-    return Cell(name=f"{family}-{method}-{digit}-{n}", facts=facts, measure=what.run)
-
-
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Rows) -> list[Table]:
     """Time and memory of every cell, and how they grow."""
-    lines = []
-    for (digit, method, family), group in grouped(rows, "digit", "method", "family").items():
-        first = unit_row(rows, digit, method)
-        for row in group:
-            known = "error" not in row
-            lines.append(
-                {
-                    **row,
-                    "set": f"{family}:{digit}",
-                    "relative": relative(row, first) if known else None,
-                    "ideal": row["n"] / first["n"] if first is not None else None,
-                    "shown": judged(row),
-                    "energy": row.get("energy_ratio"),
-                }
-            )
     columns = [
-        Column("set", "set"),
-        Column("method", "method"),
-        Column("images", "n", count),
-        Column("seconds to fit", "fit_seconds", tenths),
-        Column("time(N) / time(first)", "relative", fixed),
-        Column("N / first", "ideal", fixed),
-        Column("seconds in all", "total_seconds", tenths),
-        Column("peak MB", "peak_memory_mb", count),
-        Column("of which at rest", "idle_memory_mb", count),
-        Column("APSNR", "shown"),
-        Column("energy ratio", "energy", fixed),
+        table.words("set", "set"),
+        table.METHOD,
+        table.number("images", "n", 0),
+        table.FIT_SECONDS,
+        table.number("time(N) / time(first)", "relative"),
+        table.number("N / first", "ideal"),
+        table.number("seconds in all", "total_seconds", 1),
+        table.PEAK_MEMORY,
+        table.number("of which at rest", "idle_memory_mb", 0),
+        table.judged("APSNR"),
+        table.number("energy ratio", "energy_ratio"),
     ]
+    in_order = [row for group in table.by(rows, "digit", "method", "family") for row in group]
+    lines = table.each([{**row, **relative(row, rows)} for row in in_order])
     return [Table("Time and memory against the number of images", columns, lines), *growth_tables(rows)]
 
 
-def growth_tables(rows: Sequence[Row]) -> list[Table]:
+def growth_tables(rows: Rows) -> list[Table]:
     """From each large set to the next: how much more time and memory so many more images take."""
-    large = [row for row in sound(rows) if row["family"] == "infimnist"]
+    large = [row for row in rows if row["family"] == "infimnist" and "error" not in row]
     lines = []
-    for group in grouped(large, "digit", "method").values():
+    for group in table.by(large, "digit", "method"):
         for small, big in pairwise(sorted(group, key=lambda row: row["n"])):
             line: Row = {
                 "set": f"infimnist:{big['digit']}",
                 "method": big["method"],
-                "small": small["n"],
-                "n": big["n"],
+                "from": small["n"],
+                "to": big["n"],
             }
             for key in ("n_images", "fit_seconds", "total_seconds", "peak_memory_mb"):
-                known = small.get(key) and big.get(key)
-                line[key] = big[key] / small[key] if known else None
+                line[key] = big[key] / small[key] if small.get(key) and big.get(key) else None
             lines.append(line)
     columns = [
-        Column("set", "set"),
-        Column("method", "method"),
-        Column("from", "small", count),
-        Column("to", "n", count),
-        Column("× images", "n_images", fixed),
-        Column("× seconds to fit", "fit_seconds", fixed),
-        Column("× seconds in all", "total_seconds", fixed),
-        Column("× peak MB", "peak_memory_mb", fixed),
+        table.words("set", "set"),
+        table.METHOD,
+        table.number("from", "from", 0),
+        table.number("to", "to", 0),
+        table.number("× images", "n_images"),
+        table.number("× seconds to fit", "fit_seconds"),
+        table.number("× seconds in all", "total_seconds"),
+        table.number("× peak MB", "peak_memory_mb"),
     ]
-    return [Table("Growth of large sets", columns, lines)] if lines else []
+    return [Table("Growth of large sets", columns, table.each(lines))] if lines else []
 
 
-def unit_row(rows: Sequence[Row], digit: str, method: str) -> Row | None:
-    """The smallest MNIST set that method was measured on."""
-    own = [r for r in sound(rows) if (r["digit"], r["method"], r["family"]) == (digit, method, "mnist")]
-    return min(own, key=lambda row: row["n"], default=None)
+def relative(row: Row, rows: Rows) -> Row:
+    """Name of the set; time and number of images as multiples of those of the method's smallest MNIST set."""
+    same = [other for other in rows if all(other[key] == row[key] for key in ("digit", "method"))]
+    measured = [other for other in same if other["family"] == "mnist" and other.get("fit_seconds")]
+    shown: Row = {"set": f"{row['family']}:{row['digit']}"}
+    if measured:
+        first = min(measured, key=lambda other: other["n"])
+        shown["ideal"] = row["n"] / first["n"]
+        shown["relative"] = row["fit_seconds"] / first["fit_seconds"] if "fit_seconds" in row else None
+    return shown
 
 
-def relative(row: Row, first: Row | None) -> float | None:
-    """Time to fit as a multiple of that of the smallest set."""
-    return None if first is None or not first["fit_seconds"] else row["fit_seconds"] / first["fit_seconds"]
-
-
-def draw(folder: Path, rows: Sequence[Row]) -> None:
+def draw(folder: Path, rows: Rows) -> None:
     """Time and memory against the number of images."""
-    from congeal.experiments import figures
-
     times, memory = {}, {}
-    for (digit, method), group in grouped(rows, "digit", "method").items():
+    for (digit, method), group in table.grouped(rows, "digit", "method").items():
         ordered = sorted(group, key=lambda row: row["n"])
-        first = unit_row(rows, digit, method)
-        label = method if len(grouped(rows, "digit")) == 1 else f"{method}, {digit}"
-        times[label] = [(row["n"], value) for row in ordered if (value := relative(row, first)) is not None]
+        label = method if len(table.distinct(rows, "digit")) == 1 else f"{method}, {digit}"
+        ratios = [(row["n"], relative(row, rows).get("relative")) for row in ordered]
+        times[label] = [(n, ratio) for n, ratio in ratios if ratio is not None]
         memory[label] = [(row["n"], row["peak_memory_mb"]) for row in ordered if row.get("peak_memory_mb")]
     figures.curves(folder / "figures" / "time.png", times, "images", "time(N) / time(first)")
     figures.curves(folder / "figures" / "memory.png", memory, "images", "peak memory, MB")
 
 
-EXPERIMENT = Experiment(
-    name="scaling",
+SCALING = Experiment(
     title="Scaling",
     plan=plan,
     tables=tables,

@@ -1,6 +1,6 @@
-"""Rows as tables: table.json and table.csv hold every cell as it was measured, table.md what people want to read.
+"""Rows of cells as tables that people read: each line is a group of rows, each column says what it shows of a group.
 
-table.md can be pasted into a page as it is: tables, failures, what the numbers mean, the machine and the command.
+A table can be pasted into a page as it is.
 """
 
 from __future__ import annotations
@@ -8,117 +8,188 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from congeal.experiments.plan import Experiment, Row
 from congeal.pipeline.stages import versions
-from congeal.report.tables import fixed, flat
-from congeal.runs.folder import RunFolder
+from congeal.report.comparison import fixed, share, table_line
 
+Row = dict[str, Any]
+Rows = Sequence[Row]
+NONE = "–"
 QUICK = "**--quick**: few images and little training. This shows that everything runs, not what it reaches."
-
-
-def text(value: Any) -> str:
-    """A value as it is; a dash for None."""
-    return "–" if value is None else str(value)
-
-
-def count(value: float | None) -> str:
-    """A number without decimals; a dash for None."""
-    return "–" if value is None else f"{value:,.0f}"
-
-
-def tenths(value: float | None) -> str:
-    """A number with one decimal; a dash for None."""
-    return fixed(value, 1)
-
-
-def thousandths(value: float | None) -> str:
-    """A number with three decimals, as likeness has them; a dash for None."""
-    return fixed(value, 3)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A value of each row, under a heading. `show` makes text of it, None included."""
+    """A heading, the text of a group of rows under it, and whether that text is a number (then it is right-aligned)."""
 
     heading: str
-    key: str
-    show: Callable[[Any], str] = text
+    show: Callable[[Rows], str]
+    is_number: bool = True
+
+    def where(self, key: str, value: Any) -> Column:
+        """The same of the rows of a group that have this value; a dash where there is none."""
+
+        def show(group: Rows) -> str:
+            own = [row for row in group if row.get(key) == value]
+            return self.show(own) if own else NONE
+
+        return replace(self, show=show)
+
+
+def words(heading: str, key: str) -> Column:
+    """The value of the first row, as it is."""
+    return Column(heading, lambda group: NONE if group[0].get(key) is None else str(group[0][key]), is_number=False)
+
+
+def number(heading: str, key: str, digits: int = 2) -> Column:
+    """The mean over the rows that have a value."""
+    return Column(heading, lambda group: decimal(mean(group, key), digits))
+
+
+def percent(heading: str, key: str) -> Column:
+    """The mean, which is a share of 1."""
+    return Column(heading, lambda group: share(mean(group, key)))
+
+
+def largest(heading: str, key: str, digits: int = 0) -> Column:
+    """The largest value."""
+    return Column(heading, lambda group: decimal(max(values(group, key), default=None), digits))
+
+
+def spread(heading: str, key: str) -> Column:
+    """ "0.95 (0.93–0.97)": mean and range."""
+
+    def show(group: Rows) -> str:
+        known = values(group, key)
+        return f"{mean(group, key):.2f} ({min(known):.2f}–{max(known):.2f})" if known else NONE
+
+    return Column(heading, show)
+
+
+def judged(heading: str, key: str = "apsnr_after", digits: int = 2) -> Column:
+    """The mean, struck out if one of the alignments in it collapsed and flatters it; "failed" where all failed."""
+
+    def show(group: Rows) -> str:
+        value = mean(group, key)
+        if value is None:
+            return "failed" if group and all("error" in row for row in group) else NONE
+        collapsed = any(row.get("collapsed") for row in group)
+        return f"~~{decimal(value, digits)}~~" if collapsed else decimal(value, digits)
+
+    return Column(heading, show)
+
+
+def used(heading: str, key: str) -> Column:
+    """The different words of a group, in order of appearance: "rigid / affine"."""
+    return Column(heading, lambda group: " / ".join(distinct(group, key)) or NONE, is_number=False)
+
+
+def tally(heading: str) -> Column:
+    """How many are fine, and what became of the others: "10 of 10", "8 of 10, 1 collapsed, 1 failed"."""
+
+    def show(group: Rows) -> str:
+        if group[0].get("method") == BEFORE:
+            return NONE
+        failed = sum("error" in row for row in group)
+        collapsed = sum(bool(row.get("collapsed")) for row in group)
+        said = [f"{len(group) - failed - collapsed} of {len(group)}"]
+        said += [f"{n} {what}" for n, what in ((collapsed, "collapsed"), (failed, "failed")) if n]
+        return ", ".join(said)
+
+    return Column(heading, show, is_number=False)
+
+
+def from_paper(published: Callable[[Row], Any], heading: str = "paper prints") -> Column:
+    """What the paper prints for the rows of a line: a number, several, or None."""
+
+    def show(group: Rows) -> str:
+        found = published(group[0])
+        return " / ".join(map(fixed, found)) if isinstance(found, tuple) else fixed(found)
+
+    return Column(heading, show)
+
+
+# Columns that many tables have.
+METHOD = words("method", "method")
+LIKENESS = (number("likeness before", "likeness_before", 3), judged("after", "likeness_after", 3))
+ENERGY, SCALE = spread("energy ratio, mean (range)", "energy_ratio"), spread("scale, mean (range)", "mean_scale")
+OUT_OF_FRAME = percent("out of frame", "out_of_frame_share")
+CORNER_ERROR = number("corner error, px", "corner_error")
+PEAK_MEMORY = largest("peak MB", "peak_memory_mb")
+FIT_SECONDS = number("seconds to fit", "fit_seconds", 1)
+ALL_SECONDS = number("from start to report", "total_seconds", 1)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A title, columns, and the rows they take their values from."""
+    """A title, columns, and a group of rows for each line."""
 
     title: str
     columns: Sequence[Column]
-    rows: Sequence[Row]
+    lines: Sequence[Rows]
+
+    def texts(self) -> list[list[str]]:
+        """The text of every line and column."""
+        return [[column.show(group) for column in self.columns] for group in self.lines]
 
     def markdown(self) -> str:
         """The table in Markdown; columns of numbers are right-aligned."""
-        left = [column.show is text for column in self.columns]
-        lines = [
-            bar(column.heading for column in self.columns),
-            "|" + "|".join("---" if one else "--:" for one in left) + "|",
-            *(bar(column.show(row.get(column.key)) for column in self.columns) for row in self.rows),
-        ]
-        return "\n".join([f"**{self.title}**", "", *lines])
+        rule = "|" + "|".join("--:" if column.is_number else "---" for column in self.columns) + "|"
+        heading = table_line([column.heading for column in self.columns])
+        return "\n".join([f"**{self.title}**", "", heading, rule, *map(table_line, self.texts())])
 
 
-def bar(cells: Any) -> str:
-    """One line of a Markdown table."""
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-
-def write_tables(run: RunFolder, experiment: Experiment, rows: Sequence[Row]) -> None:
-    """table.json, table.csv and table.md."""
-    run.write_json("table.json", list(rows))
-    columns = list(dict.fromkeys(key for row in rows for key in flat(row)))
-    run.write_rows("table.csv", [flat(row) for row in rows], columns=columns)
-    run.write_text("table.md", markdown(experiment, rows, run.config.get("command"), run.config["quick"]))
-
-
-def markdown(experiment: Experiment, rows: Sequence[Row], command: str | None = None, quick: bool = False) -> str:
-    """Everything a reader needs, from the title to the command."""
-    parts = [table.markdown() for table in experiment.tables(rows)]
-    if any("error" in row for row in rows):
-        parts.append(failures(rows).markdown())
-    notes = [*([QUICK] if quick else []), *experiment.notes, machine()]
-    parts.append("\n".join(f"* {note}" for note in notes))
-    if command:
-        parts.append(f"`{command}`")
-    return "\n\n".join([f"### {experiment.title}", *parts]) + "\n"
-
-
-def failures(rows: Sequence[Row]) -> Table:
-    """The cells that could not be measured, and why."""
+def experiment_page(
+    title: str, tables: Sequence[Table], rows: Rows, notes: Sequence[str], quick: bool, command: str | None
+) -> str:
+    """Everything a reader needs: tables, failures, what the numbers mean, the machine and the command."""
+    parts = [table.markdown() for table in tables]
     failed = [row for row in rows if "error" in row]
-    return Table("Not measured", [Column("cell", "cell"), Column("why", "error")], failed)
+    if failed:
+        columns = [words("cell", "cell"), words("why", "error")]
+        parts.append(Table("Not measured", columns, each(failed)).markdown())
+    parts.append("\n".join(f"* {note}" for note in [*([QUICK] if quick else []), *notes, machine()]))
+    return "\n\n".join([f"### {title}", *parts, *([f"`{command}`"] if command else [])]) + "\n"
 
 
 def machine() -> str:
     """One sentence on what it ran on."""
-    cores, name = os.cpu_count() or 1, platform.machine()
+    name = platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return f"Measured on {cores} cores ({name}), {', '.join(f'{k} {v}' for k, v in versions().items())}."
+    return f"Measured on {os.cpu_count() or 1} cores ({name}), {', '.join(f'{k} {v}' for k, v in versions().items())}."
 
 
-# ---- making rows of rows
+# ---- rows and groups of rows
+
+BEFORE = "before"
 
 
-def sound(rows: Sequence[Row]) -> list[Row]:
-    """The rows without an error."""
-    return [row for row in rows if "error" not in row]
+def before(rows: Rows, *by: str, **numbers: str) -> list[Row]:
+    """Rows of a method "before": what each set was at its start, by the first row that knows it.
+
+    numbers: key of what is shown: key of its value before.
+    """
+    first = next(iter(numbers.values()))
+    known = grouped([row for row in rows if row.get(first) is not None], *by).values()
+    shown = [{key: group[0].get(start) for key, start in numbers.items()} for group in known]
+    return [
+        {**{key: group[0][key] for key in by}, "method": BEFORE, **own} for group, own in zip(known, shown, strict=True)
+    ]
 
 
-def grouped(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
+def each(rows: Rows) -> list[Rows]:
+    """A line for each row."""
+    return [[row] for row in rows]
+
+
+def grouped(rows: Rows, *keys: str) -> dict[tuple[Any, ...], list[Row]]:
     """Rows that agree in these keys, in order of first appearance."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -126,52 +197,27 @@ def grouped(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]
     return groups
 
 
-def values(rows: Sequence[Row], key: str) -> list[float]:
-    """The values of a key in the rows that have it and no error."""
-    return [row[key] for row in sound(rows) if row.get(key) is not None]
+def by(rows: Rows, *keys: str) -> list[Rows]:
+    """A line for all rows that agree in these keys."""
+    return list(grouped(rows, *keys).values())
 
 
-def mean(rows: Sequence[Row], key: str) -> float | None:
+def distinct(rows: Rows, key: str) -> list[Any]:
+    """The different values of a key, in order of first appearance."""
+    return list(dict.fromkeys(row[key] for row in rows if row.get(key) is not None))
+
+
+def values(rows: Rows, key: str) -> list[float]:
+    """The values of a key in the rows that have it."""
+    return [row[key] for row in rows if row.get(key) is not None]
+
+
+def mean(rows: Rows, key: str) -> float | None:
     """Of the rows that have it; None if there is none."""
     known = values(rows, key)
     return sum(known) / len(known) if known else None
 
 
-def largest(rows: Sequence[Row], key: str) -> float | None:
-    """The largest of the rows that have it; None if there is none."""
-    return max(values(rows, key), default=None)
-
-
-def spread(rows: Sequence[Row], key: str) -> str | None:
-    """ "0.95 (0.93–0.97)": mean and range."""
-    known = values(rows, key)
-    return f"{mean(rows, key):.2f} ({min(known):.2f}–{max(known):.2f})" if known else None
-
-
-def judged(row: Row | None, key: str = "apsnr_after") -> str | None:
-    """A value in dB, struck out where the alignment collapsed and it means nothing; "failed" where there is none."""
-    if row is None:
-        return None
-    if "error" in row:
-        return "failed"
-    return f"~~{fixed(row[key])}~~" if row.get("collapsed") else fixed(row[key])
-
-
-def judged_mean(rows: Sequence[Row], key: str = "apsnr_after", digits: int = 2) -> str:
-    """The mean, struck out if one of the alignments in it collapsed and flatters it."""
-    value = fixed(mean(rows, key), digits)
-    return f"~~{value}~~" if value != "–" and any(row.get("collapsed") for row in sound(rows)) else value
-
-
-def used(rows: Sequence[Row], key: str) -> str | None:
-    """The different words of a group, in order of appearance: "rigid / affine"."""
-    return " / ".join(dict.fromkeys(row[key] for row in rows if row.get(key))) or None
-
-
-def tally(rows: Sequence[Row]) -> str:
-    """How many of a group are fine, and what became of the others: "10 of 10", "8 of 10, 1 collapsed, 1 failed"."""
-    failed = len(rows) - len(sound(rows))
-    collapsed = sum(bool(row.get("collapsed")) for row in sound(rows))
-    words = [f"{len(rows) - failed - collapsed} of {len(rows)}"]
-    words += [f"{n} {what}" for n, what in ((collapsed, "collapsed"), (failed, "failed")) if n]
-    return ", ".join(words)
+def decimal(value: float | None, digits: int) -> str:
+    """A number with so many decimals; a dash for None."""
+    return NONE if value is None else f"{value:,.{digits}f}"

@@ -162,12 +162,7 @@ class Stack:
         if size in self._larger:
             return self._larger[size]
         if once and self._store is not None and self._store.masks is None and self.source.shape is None:
-            plan, known = self._plan_at(size), self._store
-            larger = Stack(self.source, plan, reasons=known.reasons, sizes=known.sizes, align_on=self.align_on)
-            pixels = PixelsOnDemand(self.source, plan.size, self.align_on, known.pixels.dtype)
-            larger._store = replace(known, pixels=cast("np.ndarray", pixels), folder=None)
-            larger.intensity, larger.kind = self.intensity, self.kind
-            return larger
+            return self._decode_on_demand(size, self._store)
         return self._larger.setdefault(size, self._build_at(size))
 
     def _plan_at(self, size: int) -> Plan:
@@ -180,6 +175,14 @@ class Stack:
             typical = int(np.median(shown[:, 0])), int(np.median(shown[:, 1]))
             stack_size = shrink(typical, round(max(self.size) * max(frame) / max(self.frame)))
         return replace(self._plan, size=stack_size, frame=frame)
+
+    def _decode_on_demand(self, size: int, known: Store) -> Stack:
+        plan = self._plan_at(size)
+        larger = Stack(self.source, plan, reasons=known.reasons, sizes=known.sizes, align_on=self.align_on)
+        pixels = PixelsOnDemand(self.source, plan.size, self.align_on, known.pixels.dtype)
+        larger._store = replace(known, pixels=cast("np.ndarray", pixels), folder=None)
+        larger.intensity, larger.kind = self.intensity, self.kind
+        return larger
 
     def _build_at(self, size: int) -> Stack:
         plan = self._plan_at(size)

@@ -65,7 +65,7 @@ class Result:
             f"mean scale    {_shown(m['mean_scale'])}",
         ]
         if m.get("uncertainty_px") is not None:
-            lines.append(f"poses repeat  to {two_figures(m['uncertainty_px'])} px (median)")
+            lines.append(f"pose error    {two_figures(m['uncertainty_px'])} px (median standard error)")
         lines += [
             f"verdict       {'COLLAPSED, ' if m['collapsed'] else ''}{m['verdict']}: {m['advice']}",
             f"report        {self.report.resolve()}",
@@ -75,7 +75,7 @@ class Result:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from congeal.report.pictures import picture
+        from congeal.report.page import picture
 
         paths = {"before": self.folder / ".work" / "mean_before.png", "after": self.folder / "mean.png"}
         pictures = {side: picture(path) for side, path in paths.items()}

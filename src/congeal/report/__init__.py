@@ -1,10 +1,9 @@
 """One self-contained HTML page per run, and one per comparison.
 
-run_page.py  the page of a run                   compare.py  the page of a comparison   tables.py  its table
-charts.py    numbers → geometry of charts        motion.py   what was done to the images
-gallery.py   images, thumbnails, error bars      groups.py, match_figure.py  sections of some runs
-pictures.py  picture files → data URIs           advice.py   numbers → sentences
-page.py      template + values → HTML            templates/  `_style`, `_pieces`, `_script` are shared by all pages
+run_page.py  the page of a run, and its sentences    comparison.py  the table and the page of a comparison
+sections.py  images, error bars, groups, matches     motion.py      what was done to the images
+charts.py    numbers → geometry of charts            page.py        templates, numbers in words, pictures
+templates/   `_style`, `_pieces` and `_script` are those of all pages
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from congeal.report.charts import lines
 
 Size = tuple[int, int]
 MIN_ORDERED_IMAGES = 3
-"""Smallest set whose order is charted."""
+"""Smallest set whose order is charted: two points are no course."""
 MAX_NEIGHBOUR_RATIO = 0.5
 """The order matters if von Neumann's ratio, the mean squared step over twice the variance, is below this …"""
 MIN_STANDARD_ERRORS = 4.0
-"""… if it is at least this many standard errors below 1, the value of a shuffled set."""
+"""… if it is at least this many standard errors below 1, the value of a shuffled set: by chance once in 30,000."""
 UNCHANGED_TOLERANCE = 1e-6
 """A quantity that differs from "no change" by less than this is one that the motion does not have."""
 
@@ -35,7 +35,7 @@ class Quantity:
     key: str
     name: str
     unit: str
-    neutral: float
+    neutral: float | None
 
 
 QUANTITIES = (
@@ -48,6 +48,11 @@ QUANTITIES = (
     Quantity("skew", "Skew", "°", 0.0),
     Quantity("perspective", "Perspective, near corner over far corner", "×", 1.0),
 )
+
+
+SCORE = Quantity("score", "Likeness to the mean", "", None)
+EMPTY_SHARE = Quantity("outside", "Part of the picture not covered by the image", "%", None)
+UNCERTAINTY = Quantity("uncertainty", "Uncertainty of the pose", "px", None)
 
 
 def moves(after: np.ndarray, before: np.ndarray, size: Size) -> dict[str, np.ndarray]:
@@ -68,7 +73,7 @@ def moves(after: np.ndarray, before: np.ndarray, size: Size) -> dict[str, np.nda
 def changed(quantity: Quantity, values: np.ndarray) -> bool:
     """Whether any image was changed in this respect: rigid motion, for instance, never scales."""
     known = values[np.isfinite(values)]
-    return bool(len(known) and np.abs(known - quantity.neutral).max() > UNCHANGED_TOLERANCE)
+    return bool(len(known) and np.abs(known - (quantity.neutral or 0.0)).max() > UNCHANGED_TOLERANCE)
 
 
 def drift(moved: Mapping[str, np.ndarray], step: int) -> dict[str, Any] | None:

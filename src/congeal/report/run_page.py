@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from congeal.files import write_text
-from congeal.images.sources.files import without_credentials
-from congeal.report.advice import images_to_check, next_steps, typical
-from congeal.report.charts import curves, histogram
-from congeal.report.gallery import Confidence, confidence_of, gallery, shown_confidence
-from congeal.report.groups import gather_groups
-from congeal.report.match_figure import gather_matches
-from congeal.report.motion import QUANTITIES, changed, drift, moves, orientation_sentence
-from congeal.report.page import fill_template
-from congeal.report.pictures import Contrast, brightened, contrast_of, picture
+from congeal.report.charts import curves, short, two_figures
+from congeal.report.motion import QUANTITIES, changed, drift, orientation_sentence
+from congeal.report.page import (
+    MAX_LISTED_NAMES,
+    MAX_NAME_LENGTH,
+    Contrast,
+    brightened,
+    contrast_of,
+    fill_template,
+    listed_skipped,
+    picture,
+    shown_config,
+)
+from congeal.report.sections import (
+    Confidence,
+    SetNumbers,
+    confidence_of,
+    gallery,
+    gather_groups,
+    gather_matches,
+    histograms,
+    set_numbers,
+    shown_confidence,
+)
 from congeal.runs.folder import RunFolder
-from congeal.transforms import Transforms
 
-MAX_LISTED_SKIPPED = 200
-MAX_HISTOGRAM_ROWS = 100_000
-"""Number of evenly spaced images whose transforms are read for the histograms."""
 COLUMN_TITLES = {
     "cost": "cost: how much the images differ",
     "motion": "mean motion of this step (px)",
+    "moved": "median motion of this step (px)",
+    "images": "images that were matched",
+    "links": "pairs of images that were registered",
+    "error": "error of the poses (px)",
     "blur": "blur of the images (px)",
     "level": "level, coarse to fine",
     "size": "size of the pictures (px)",
@@ -40,8 +55,6 @@ COLUMN_TITLES = {
     "complexity": "complexity: residual of the auto-encoder",
     "rate": "learning rate",
 }
-MAX_NAME_LENGTH = 300
-"""Characters of a name or reason on the page."""
 
 
 def write_report(run: RunFolder) -> Path:
@@ -54,15 +67,13 @@ def write_report(run: RunFolder) -> Path:
 def gather_run(run: RunFolder) -> dict[str, Any]:
     """Everything a report shows; parts that the run does not have are None or empty."""
     metrics, config = run.read_json("metrics.json"), shown_config(run)
-    skipped = run.read_rows("skipped.csv")
     confidence = confidence_of(run)
     faceless = [row["id"] for row in run.read_rows("boxes.csv") if row["remark"]]
-    whole = gather_moves(run, metrics["n_images"] + metrics["n_skipped"])
-    charts = [] if whole is None else histograms(whole)
+    whole = set_numbers(run, metrics["n_images"] + metrics["n_skipped"])
+    charts = [] if whole is None else histograms(whole.numbers)
     contrast = page_contrast(run)
     sure = shown_confidence(run, confidence)
     cards = gallery(run, confidence, contrast, charts if sure is None else [*charts, sure["chart"]])
-    usual = usual_values(whole, confidence)
     return {
         "name": run.path.resolve().name,
         "config": {key: value for key, value in config.items() if key not in ("params", "command", "version")},
@@ -79,16 +90,13 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
             {**one, "name": COLUMN_TITLES.get(one["name"], one["name"])} for one in curves(run.read_rows("metrics.csv"))
         ],
         "histograms": charts,
-        "unmoved": [] if whole is None else [q.name for q in QUANTITIES if not changed(q, whole.moved[q.key])],
-        "drift": None if whole is None else drift(whole.moved, whole.step),
+        "unmoved": [] if whole is None else [q.name for q in QUANTITIES if not changed(q, whole.numbers[q.key])],
+        "drift": None if whole is None else drift({q.key: whole.numbers[q.key] for q in QUANTITIES}, whole.step),
         "gallery": cards,
         "groups": gather_groups(run, metrics, cards, contrast),
-        "worst": images_to_check(cards, usual),
-        "skipped": [
-            {key: row[key][:MAX_NAME_LENGTH] for key in ("id", "reason")} for row in skipped[:MAX_LISTED_SKIPPED]
-        ],
-        "n_skipped": len(skipped),
-        "faceless": [name[:MAX_NAME_LENGTH] for name in faceless[:MAX_LISTED_SKIPPED]],
+        "worst": images_to_check(cards, usual_values(whole, confidence)),
+        **listed_skipped(run),
+        "faceless": [name[:MAX_NAME_LENGTH] for name in faceless[:MAX_LISTED_NAMES]],
         "n_faceless": len(faceless),
         "versions": {"congeal": metrics.get("version", ""), **run.state.get("versions", {})},
     }
@@ -116,11 +124,6 @@ def pictures(run: RunFolder, contrast: Contrast) -> dict[str, Any]:
     }
 
 
-def shown_config(run: RunFolder) -> dict[str, Any]:
-    """config.json as a page may show it: without passwords, whoever wrote the file."""
-    return {k: without_credentials(v) if isinstance(v, str) else v for k, v in run.config.items()}
-
-
 def decided(metrics: dict[str, Any]) -> list[dict[str, str]]:
     """What the method decided and why: name, outcome and reason of each decision, in words."""
     reasons = {name: str(facts.get("sentence", "")) for name, facts in (metrics.get("decisions") or {}).items()}
@@ -135,51 +138,122 @@ def decided(metrics: dict[str, Any]) -> list[dict[str, str]]:
     return [{"name": name, "outcome": outcomes.get(name, ""), "reason": reasons.get(name, "")} for name in names]
 
 
-@dataclass(frozen=True)
-class SetMotion:
-    """What the alignment did to the images of a set: every step-th of them, in the order of the source; NaN for images
-    without a pose. moved: `congeal.report.motion.moves`, by key."""
-
-    step: int
-    moved: dict[str, np.ndarray]
-    score: np.ndarray
-    out_of_frame: np.ndarray
-
-
-def gather_moves(run: RunFolder, n_images: int) -> SetMotion | None:
-    """The transforms of a run relative to where they started; None where it does not say."""
-    found, start = (run.work / f"{name}.npz" for name in ("found", "start"))
-    if not found.exists() or not start.exists():
-        return None
-    step = -(-n_images // MAX_HISTOGRAM_ROWS) or 1  # the shape of a histogram needs no more
-    after, before = Transforms.load(found, step), Transforms.load(start, step)
-    if after.aligned_size is None:
-        return None
-    known = np.isfinite(after.matrices).all(axis=(1, 2)) & np.isfinite(before.matrices).all(axis=(1, 2))
-    score, out_of_frame = (np.where(known, values, np.nan) for values in (after.score, after.out_of_frame))
-    return SetMotion(step, moves(after.matrices, before.matrices, after.aligned_size), score, out_of_frame)
-
-
-def histograms(whole: SetMotion) -> list[dict[str, Any]]:
-    """One chart per quantity that changed, and those of likeness and of what lies outside."""
-    charts = [
-        (quantity.key, histogram(quantity.name, whole.moved[quantity.key], quantity.unit, quantity.neutral))
-        for quantity in QUANTITIES
-        if changed(quantity, whole.moved[quantity.key])
-    ]
-    charts += [
-        ("score", histogram("Likeness to the mean", whole.score)),
-        ("outside", histogram("Frame without image under it", 100 * whole.out_of_frame, "%")),
-    ]
-    return [{**chart, "key": key} for key, chart in charts if chart is not None]
-
-
-def usual_values(whole: SetMotion | None, confidence: Confidence | None) -> dict[str, tuple[float, float]]:
+def usual_values(whole: SetNumbers | None, confidence: Confidence | None) -> dict[str, tuple[float, float]]:
     """What is usual in a set, for saying what is not."""
     nothing = np.zeros(0)
-    return {
-        "score": typical(nothing if whole is None else whole.score),
-        "corners": typical(nothing if whole is None else whole.moved["corners"]),
-        "out_of_frame": typical(nothing if whole is None else whole.out_of_frame),
-        "uncertainty": typical(nothing if confidence is None else confidence.uncertainty),
-    }
+    numbers = {} if whole is None else whole.numbers
+    usual = {key: typical(numbers.get(key, nothing)) for key in ("score", "corners")}
+    usual["out_of_frame"] = typical(numbers.get("outside", nothing) / 100)
+    return usual | {"uncertainty": typical(nothing if confidence is None else confidence.uncertainty)}
+
+
+# ---- sentences: what to try next, and which images need a look and why
+
+UsualValues = Mapping[str, tuple[float, float]]
+"""By quantity: the median of the set, and the distance from it to the 84th percentile, see `typical`."""
+SIMPLER = {"homography": "affine", "affine": "similarity", "similarity": "rigid", "rigid": "translation"}
+RICHER = {simpler: motion for motion, simpler in SIMPLER.items()}
+DISTORTED = ("shrunk", "zoomed")
+
+
+def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> list[str]:
+    """At most four sentences that name the flag or command to use."""
+    steps = _for_verdict(metrics, config)
+    if metrics["verdict"] == "mixed":
+        steps.append(
+            f"Leave out the images that do not belong to the set: 'congeal studio {run}' shows the images, worst first."
+        )
+    status = metrics.get("status") or {}
+    flagged = sum(status.get(name, 0) for name in ("outlier", "failed", "blank"))
+    if flagged:
+        steps.append(
+            f"Flagged: {counted(flagged)} of {metrics['n_images']:,}, first in the gallery below. "
+            f"'congeal studio {run}' marks images as excluded."
+        )
+    if metrics.get("n_skipped"):
+        steps.append(f"Not used: {counted(metrics['n_skipped'])}; the reasons are in the list of skipped images.")
+    if not metrics["collapsed"] and metrics["verdict"] == "good":
+        commands = f"'congeal studio {run}' or 'congeal propagate {run}'"
+        steps.append(f"To carry marks to every image, draw them once on the mean: {commands}.")
+    return steps[:4]
+
+
+def counted(n: int) -> str:
+    """A number of images in words."""
+    return f"{n:,} image" if n == 1 else f"{n:,} images"
+
+
+def _for_verdict(metrics: dict[str, Any], config: dict[str, Any]) -> list[str]:
+    verdict, motion = metrics["verdict"], metrics.get("motion")
+    chosen = metrics.get("motion_asked") == "auto"
+    steps = []
+    if verdict in (*DISTORTED, "worse") and motion in SIMPLER:
+        steps.append(f"Try --motion {SIMPLER[motion]} (this run: {motion}), which has fewer ways to go wrong.")
+    if verdict == "unchanged" and motion in RICHER and not chosen:
+        steps.append(f"If the images are not aligned yet, try --motion {RICHER[motion]} (this run: {motion}).")
+    if verdict in (*DISTORTED, "worse"):
+        steps.append("Try a clear, typical image as --reference PATH, or compare methods with 'congeal compare'.")
+    if verdict == "failed" and not config.get("init"):
+        steps.append("Give a rough start with --init boxes.csv if the object lies at very different places.")
+    return steps
+
+
+MAX_IMAGES_TO_CHECK = 5
+MIN_EMPTY_SHARE = 0.2
+"""Share of the frame without image above which an image is said to leave it empty, if that is unusual in its set.
+Chosen by judgement: less is a margin that any shift leaves."""
+MIN_UNUSUAL_PX = 2.0
+"""Pixels beyond the median below which no shift is called unusual. Chosen by judgement: less is hardly seen."""
+UNUSUAL_DISTANCE = 4.0
+"""A value is unusual if it is farther above the median than this many times the 84th percentile is: four standard
+deviations, which one image in 30,000 reaches by chance."""
+STATUS_REASONS = {
+    "blank": "There is nothing to see in it (it is blank, or nearly), so it could not be aligned.",
+    "failed": "It left the picture, or was distorted or scaled far more than the others: its pose makes no sense.",
+    "outlier": "It does not look like the others ({score}): another thing, or a wrong pose.",
+}
+
+
+def typical(values: np.ndarray) -> tuple[float, float]:
+    """The median, and the distance from it to the 84th percentile; NaN without a finite value."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return float("nan"), float("nan")
+    middle, above = np.quantile(known, [0.5, 0.84])
+    return float(middle), float(above - middle)
+
+
+def images_to_check(cards: Sequence[Mapping[str, Any]], usual: UsualValues) -> list[dict[str, Any]]:
+    """The first five of the gallery's cards, which come worst first, each with `reasons`: sentences.
+
+    usual: `typical` of score, uncertainty, corners and out_of_frame over the whole set.
+    """
+    return [{**card, "reasons": reasons(card, usual)} for card in cards[:MAX_IMAGES_TO_CHECK]]
+
+
+def reasons(card: Mapping[str, Any], usual: UsualValues) -> list[str]:
+    """Why this image needs a look; what counts most comes first."""
+    score, (middle, _) = "its likeness is not known", usual["score"]
+    if card.get("score") is not None:
+        score = f"likeness {card['score']:.2f}" + (f", where {middle:.2f} is usual" if np.isfinite(middle) else "")
+    found = [STATUS_REASONS[card["status"]].format(score=score)] if card["status"] in STATUS_REASONS else []
+    if card.get("unsure") and card.get("uncertainty") is not None:
+        error, typical_error = two_figures(card["uncertainty"]), two_figures(usual["uncertainty"][0])
+        found.append(f"Its pose is uncertain: ± {error} px, where ± {typical_error} px is usual.")
+    empty, (middle, _) = card.get("out_of_frame"), usual["out_of_frame"]
+    if is_unusual(empty, usual["out_of_frame"], MIN_EMPTY_SHARE):
+        found.append(f"{100 * empty:.0f} % of the frame is not covered by it, where {100 * middle:.0f} % is usual.")
+    moved, (middle, _) = (card.get("moved") or {}).get("corners"), usual["corners"]
+    if is_unusual(moved, usual["corners"], middle + MIN_UNUSUAL_PX):
+        found.append(
+            f"It was moved unusually far: its corners by {short(moved)} px, where {short(middle)} px is usual."
+        )
+    return found or [f"Among the least like the mean: {score}."]
+
+
+def is_unusual(value: Any, usual: tuple[float, float], least: float) -> TypeGuard[float]:
+    """Whether a value is known, above `least`, and far above what is usual."""
+    middle, spread = usual
+    if value is None or not np.isfinite([value, middle, spread]).all():
+        return False
+    return bool(value > max(least, middle + UNUSUAL_DISTANCE * spread))

@@ -23,8 +23,7 @@ from congeal.geometry.motion import MOTIONS
 from congeal.images import UnreadableImage
 from congeal.pipeline.display import display_range_of, fit_within
 from congeal.propagate.points import read_points
-from congeal.report.page import shown_name
-from congeal.report.pictures import encode
+from congeal.report.page import encode, shown_name
 from congeal.report.run_page import page_contrast
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import CORRECTIONS, open_originals, run_transforms

@@ -7,7 +7,7 @@ import pytest
 
 from congeal.datasets import open_named
 from congeal.evaluation import apsnr
-from congeal.experiments.seen import apsnr_at_energy, kept_numbers, quality
+from congeal.experiments.measures import apsnr_at_energy, kept_numbers, quality
 from congeal.transforms import Transforms
 
 SOURCE = open_named("digits:3")

@@ -1,0 +1,207 @@
+"""The usual cell: one set aligned by one method in a run folder, and numbers that metrics.json does not have.
+
+An alignment runs in a process of its own where time limit, time or peak memory matter; else here, which saves loading
+torch every time. Numbers are of 8-bit images of one size; `found` is `aligned_from_source`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from congeal.comparison.compare import true_error
+from congeal.comparison.process import align_source, run_in_process
+from congeal.evaluation import RunningStats, apsnr_from_variance, as_numpy
+from congeal.evaluation.apsnr import decibels
+from congeal.experiments.experiment import QUICK_PARAMS, Cell, Options
+from congeal.experiments.tables import Row
+from congeal.geometry import invert, warp
+from congeal.images import ImageSource
+from congeal.opening import open_images
+from congeal.pipeline.align import align
+from congeal.rows import finite_rows
+from congeal.runs.folder import RunFolder
+from congeal.runs.originals import transforms_of
+from congeal.transforms import Transforms
+
+log = logging.getLogger("congeal")
+
+# Of metrics.json, what tables may want.
+KEPT_METRICS = (
+    *("n_images", "n_skipped", "motion", "likeness_before", "likeness_after", "improved_share", "apsnr_before"),
+    *("apsnr_after", "uncertainty_px", "trained", "energy_ratio", "mean_scale", "blank_share", "out_of_frame_share"),
+    *("collapsed", "verdict", "fit_seconds", "align_seconds", "images_per_second", "seed", "version"),
+)
+CHUNK_VALUES = 1 << 20  # pixel values at a time: a thousand digits, a few photographs
+ZOOM_STEPS = 20  # halvings of the zoom's range: to a millionth
+MAX_ENERGY_ERROR = 0.005  # beyond it the wanted energy is out of reach
+
+Numbers = Callable[[ImageSource, Path], Row]
+"""What is measured of a finished run: from the images and the run folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignTask:
+    """What is aligned with what. `more` are further arguments of `congeal.align`."""
+
+    source: str
+    method: str
+    options: Options
+    params: Mapping[str, Any] | None = None
+    limit: int | None = None
+    isolated: bool = True
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def cell(self, name: str, *numbers: Numbers, **facts: Any) -> Cell:
+        """The cell that aligns and then measures `numbers`; facts are further columns of its row."""
+        facts |= {"source": self.source, "method": self.method, "params": self.all_params(), "limit": self.limit}
+
+        def measure(folder: Path) -> Row:
+            row = self.align(folder)
+            if "error" not in row:
+                images = open_images(self.source, limit=self.limit)
+                for measured in numbers:
+                    row |= measured(images, folder)
+            return row
+
+        return Cell(name=name, facts=facts, measure=measure)
+
+    def all_params(self) -> dict[str, Any]:
+        """The settings of the method, those of --quick included."""
+        quick = QUICK_PARAMS.get(self.method, {}) if self.options.quick else {}
+        return {**quick, **(self.params or {})}
+
+    def align(self, folder: Path) -> Row:
+        """Align into `folder`, or finish what is there; gives the numbers, `run` (relative to the experiment), or an
+        `error` of a process that failed. Only a process of its own tells its peak memory and, if it was never
+        interrupted, `total_seconds` from opening the source to the report."""
+        options: dict[str, Any] = {"method": self.method, "params": self.all_params(), "limit": self.limit}
+        options |= {"seed": self.options.seed, "quiet": self.options.quiet, "write_aligned": False, **self.more}
+        if not self.isolated and self.options.time_limit is None:
+            level = log.level
+            log.setLevel(logging.WARNING)  # what `align` says about each of many cells is too much
+            try:
+                return run_facts(folder, align(self.source, folder, **options).metrics)
+            finally:
+                log.setLevel(level)
+        resumed = folder.exists()
+        work = (align_source, self.source, str(folder), options)
+        outcome = run_in_process(*work, time_limit=self.options.time_limit)
+        if "error" in outcome:
+            return outcome
+        # As the process that did the work noted it, which after an interruption is not the one that just ended.
+        row = run_facts(folder, outcome["metrics"]) | {"peak_memory_mb": outcome["metrics"]["peak_memory_mb"]}
+        seconds = None if resumed else round(outcome["seconds"], 3)
+        return row | {"idle_memory_mb": outcome["idle_memory_mb"], "total_seconds": seconds}
+
+
+def run_facts(folder: Path, metrics: Mapping[str, Any]) -> Row:
+    """`KEPT_METRICS` of a run, and its folder relative to the experiment."""
+    return {"run": f"{folder.parent.name}/{folder.name}", **{key: metrics.get(key) for key in KEPT_METRICS}}
+
+
+def start_of(folder: Path) -> Transforms:
+    """Where a finished run began."""
+    return Transforms.load(RunFolder.existing(folder).work / "start.npz")
+
+
+def true_error_numbers(images: ImageSource, folder: Path) -> Row:
+    """`corner_error`, where the truth is known."""
+    return {"corner_error": None if images.truth is None else true_error(RunFolder.existing(folder), images)}
+
+
+# ---- images as an alignment shows them
+
+
+def aligned_batches(
+    source: ImageSource, found: Transforms, rows: NDArray[np.int64], zoom: float = 1.0
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """These images (B,C,H,W) in [0, 1] and the same aligned; a zoom above 1 shows the frame from further away."""
+    size = found.aligned_size
+    if size is None:
+        raise ValueError("transforms of a run know the size of the aligned picture")
+    x, y = (size[1] - 1) / 2, (size[0] - 1) / 2
+    wider = np.array([[zoom, 0, x - zoom * x], [0, zoom, y - zoom * y], [0, 0, 1]])
+    first = source.probe(int(rows[0]))
+    chunk = max(1, CHUNK_VALUES // (first.height * first.width * first.channels))
+    for part in np.array_split(rows, -(-len(rows) // chunk)):
+        images = torch.from_numpy(np.moveaxis(source.batch(part), -1, 1).astype(np.float32) / 255)
+        source_from_shown = torch.as_tensor(np.asarray(invert(found.matrices[part])) @ wider).float()
+        yield images, warp(images, source_from_shown, size)
+
+
+def quality(source: ImageSource, found: Transforms, rows: NDArray[np.int64], zoom: float = 1.0) -> tuple[float, float]:
+    """APSNR and energy ratio of some images of a set."""
+    stats, after, before = RunningStats(), 0.0, 0.0
+    for images, aligned in aligned_batches(source, found, rows, zoom):
+        stats.update(aligned * 255)
+        after, before = after + float(aligned.sum()), before + float(images.sum())
+    return apsnr_from_variance(stats.variance), after / before
+
+
+def kept_numbers(source: ImageSource, found: Transforms, lost: NDArray[np.bool_]) -> Row:
+    """Numbers of the images that kept at least half of their ink, and the share of the others."""
+    row: Row = {"lost_share": float(lost.mean()), "apsnr_kept": None, "energy_kept": None}
+    rows = np.flatnonzero(~lost & finite_rows(found.matrices))
+    if len(rows):
+        row["apsnr_kept"], row["energy_kept"] = quality(source, found, rows)
+    return row
+
+
+def apsnr_at_energy(source: ImageSource, found: Transforms, energy: float) -> float | None:
+    """APSNR of the same alignment, zoomed as a whole until its energy ratio is the one asked for.
+
+    A smaller object scores more decibels, so variants can only be compared at one energy. None where no zoom between
+    a half and two gives that energy: the object is gone.
+    """
+    rows = np.flatnonzero(finite_rows(found.matrices))
+    low, high = 0.5, 2.0  # a wider view shows a smaller object: energy falls from low to high
+    for _ in range(ZOOM_STEPS):
+        middle = (low * high) ** 0.5
+        if quality(source, found, rows, middle)[1] > energy:
+            low = middle
+        else:
+            high = middle
+    decibel, reached = quality(source, found, rows, (low * high) ** 0.5)
+    return decibel if abs(reached - energy) < MAX_ENERGY_ERROR else None
+
+
+# ---- APSNR in wrapping uint8 arithmetic, which may be how the values that the paper prints came about
+#
+# A guess, and no measure of quality: raw MNIST has about 31.4 dB by it and 12.8 dB by the formula. So it stands in the
+# tables of `reproduce`, beside what the paper prints, and nowhere else.
+
+
+def apsnr_uint8_wrap(images: Any) -> float:
+    """APSNR in dB of images (N, …) on the 0–255 scale, differences and squares taken modulo 256."""
+    values = as_numpy(images)
+    return decibels(wrapped_squares(values, RunningStats().update(values).mean) / values.size)
+
+
+def wrapped_squares(images: Any, mean: Any) -> float:
+    """Sum over a batch of squared differences to the rounded mean image, in uint8 arithmetic modulo 256."""
+    whole = [np.clip(np.rint(as_numpy(values)), 0, 255).astype(np.uint8) for values in (images, mean)]
+    difference = whole[0] - whole[1]
+    return float((difference * difference).sum(dtype=np.int64))
+
+
+def wrapped_numbers(images: ImageSource, folder: Path) -> Row:
+    """`apsnr_uint8_wrap_before` and `…_after` of a finished run, whose images are shown as at the start and the end."""
+    both = {"before": start_of(folder), "after": transforms_of(folder)}
+    return {f"apsnr_uint8_wrap_{when}": _wrapped(images, transforms) for when, transforms in both.items()}
+
+
+def _wrapped(source: ImageSource, found: Transforms) -> float:
+    """Reads the images twice, because the mean has to be known before the squares."""
+    rows, stats = np.flatnonzero(finite_rows(found.matrices)), RunningStats()
+    for _, images in aligned_batches(source, found, rows):
+        stats.update(images * 255)
+    total = sum(wrapped_squares(images * 255, stats.mean) for _, images in aligned_batches(source, found, rows))
+    return decibels(total / (stats.count * stats.mean.size))

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from congeal.methods.joint.estimator import JointAlignment
     from congeal.methods.least_squares import LSC
     from congeal.methods.logdet import LogDet
-    from congeal.methods.lowrank.pssv import PSSV
-    from congeal.methods.lowrank.rasl import RASL
+    from congeal.methods.lowrank.rasl import PSSV, RASL
     from congeal.methods.lowrank.tgrasta import TGRASTA
     from congeal.methods.registry import methods as list_methods
     from congeal.methods.sequence.estimator import SequenceCongealing

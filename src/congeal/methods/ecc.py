@@ -19,16 +19,18 @@ from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Range, Some
 from congeal.methods.fit_context import FitContext
-from congeal.registration.batching import chunks, start_poses
-from congeal.registration.best_iterate import BestIterate
+from congeal.methods.iterative import Iterations, canvas_of, place_each, step_until_still, why_still
+from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures
-from congeal.registration.gauge import Gauge, corner_motion, mean_motion
+from congeal.registration.gauge import mean_motion
 from congeal.registration.gauss_newton import GaussNewton
 
-_MARGIN = 0.25  # of the longer side: what an image shows beyond the frame, for a step to reach into
-_WHOLLY_SEEN = 0.99  # OpenCV's masks are yes or no: a canvas pixel counts if this much of it has image under it
-_STEEPEST = 0.9  # sum of the perspective entries of a step; from 1 on a corner of the frame lies on the horizon
-_SMALLEST = 0.05  # determinant of a step: what shrinks an image to less than a twentieth of its area has lost it
+MIN_CANVAS_COVERAGE = 0.99
+"""A canvas pixel counts if this much of it has image under it: OpenCV's masks are yes or no."""
+MAX_PERSPECTIVE = 0.9
+"""Sum of the perspective entries of a step; from 1 on a corner of the frame lies on the horizon."""
+MIN_DETERMINANT = 0.05
+"""Of a step. Chosen by judgement: what shrinks an image to less than a twentieth of its area has lost it."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -45,6 +47,7 @@ class ECC(Method):
         Passes over the set, at most; the mean is made anew after each.
     warm_up : int
         First rounds in which an affine motion or a homography moves by less: rigid in the first, affine in the others.
+        From a poor start ECC otherwise loses single images.
     iterations : int
         Steps of one OpenCV call, at most.
     epsilon : float
@@ -62,34 +65,20 @@ class ECC(Method):
 
     Attributes
     ----------
-    transforms_ : Transforms
-        aligned_from_source of every image of the fit, in source pixels.
-    quality_ : Quality
-        Numbers and verdict of the fit.
     history_ : list of dict
         After every round: cost (mean squared distance to the mean), motion (mean corner motion in pixels), correlation
         (mean over images), failures (images on which OpenCV gave up).
-    stack_from_frame_ : (n, 3, 3) array
-        The poses between the pictures the method worked on.
-    layout_ : Layout
-        Sizes, channels, value ranges and kind of those pictures.
+    transforms_, quality_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     rounds: Count = 8
-    """Passes over the set, at most."""
     warm_up: CountOrZero = 3
-    """Rounds at the beginning that an affine motion or a homography spends as a smaller one, the first as a rigid and a
-    homography's others as an affine: from a poor start ECC loses single images."""
     iterations: Count = 50
-    """Steps of one call, at most."""
     epsilon: Positive = 1e-4
-    """A call ends when the correlation grows by less than this."""
     smoothing: Some[Annotated[int, Range(least=1, every=2)]] = (5, 5, 5, 3)
-    """Width in pixels (odd) of OpenCV's Gaussian filter in each round; the last one holds for the rest."""
     max_step: PositiveOrEndless = 3.0
-    """With guards: no corner moves farther than this many pixels in one round."""
     tolerance: NotNegative = 0.01
-    """Stop when the mean corner motion of a round falls below this many pixels."""
 
     motion: str = "homography"
     name: ClassVar[str] = "ecc"
@@ -99,61 +88,36 @@ class ECC(Method):
         super()._check_parameters()
         require("cv2", "faces")
 
+    @torch.no_grad()
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        start = start_poses(stack)
-        state = context.load() or {"found": start, "round": 0, "zoom": 1.0, "best": None, "motion": float("inf")}
-        found, moved = state["found"], float(state["motion"])
-        gauge = None
-        if self.guards:
-            zoom = float(state["zoom"])
-            gauge = Gauge.of_stack(stack, self.motion, keeps_intensity=image_features.keeps_intensity, zoom=zoom)
-        best = BestIterate(found, state["best"])
-        with torch.no_grad():
-            target = _collect(stack, found, image_features)
-            for i in range(int(state["round"]), self.rounds):
-                if moved < self.tolerance:
-                    context.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
-                    break
-                stepped, failures, correlation = self._round(stack, found, target.mean, image_features, i)
-                if gauge is not None:
-                    stepped = gauge.fix(stepped, target.ink)
-                moved = mean_motion(found, stepped, stack.frame)
-                found, target = stepped, _collect(stack, stepped, image_features)
-                # Before, the images still move by whole pixels: nothing to keep.
-                if gauge is not None and i + 1 >= len(self.smoothing):
-                    best.offer(found, target.cost, gauge.energy(target.ink))
+        run = Iterations(self, stack, image_features, context, (self.rounds,))
+        target = _collect(stack, run.poses, image_features)
+        for _ in run.levels():
+            for i in run.steps():
+                stepped, failures, correlation = self._round(stack, run.poses, target.mean, image_features, i)
+                stepped = run.fix_gauge(stepped, target.ink)
+                moved = mean_motion(run.poses, stepped, stack.frame)
+                run.poses, target = stepped, _collect(stack, stepped, image_features)
+                if i + 1 >= len(self.smoothing):  # before, the images still move by whole pixels
+                    run.offer(stepped, target.cost, target.ink)
                 values = {"cost": target.cost, "motion": moved, "correlation": correlation, "failures": failures}
-                context.step(i + 1, self.rounds, **values)
-                if context.due():
-                    zoom = 1.0 if gauge is None else gauge.zoom
-                    at = {"round": i + 1, "zoom": zoom, "motion": moved}
-                    context.save({"found": found, "best": best.state(), **at})
-            if gauge is not None and np.isfinite(best.cost):
-                found, target = best.found, _collect(stack, best.found, image_features)
-        self._template: torch.Tensor = target.mean
+                run.end_step(values, why_still(moved, self.tolerance))
+        found = run.result()
+        self._template: torch.Tensor = _collect(stack, found, image_features).mean
         return found
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         """Rounds towards the mean that `fit` ended with."""
-        found, template = start_poses(stack), self._template
-        with torch.no_grad():
-            context.map_images(lambda part: (self._place(stack, part, template, image_features),), chunks(stack), found)
-        return found
+        return place_each(stack, context, lambda part: self._place(stack, part, image_features))
 
-    def _place(
-        self, stack: Stack, part: np.ndarray, template: torch.Tensor, image_features: ImageFeatures
-    ) -> torch.Tensor:
-        """Poses (B, 3, 3) of some images, each of which ends by its own motion.
+    def _place(self, stack: Stack, part: np.ndarray, image_features: ImageFeatures) -> torch.Tensor:
+        """Poses (B, 3, 3) of some images, in float64: no image may depend on the others."""
 
-        In float64: how sums are rounded depends on the number of images, and no image may depend on the others.
-        """
-        poses, moving = torch.as_tensor(stack.start[part]), torch.arange(len(part))
-        for i in range(self.rounds):
-            before = poses[moving]
-            poses[moving], _ = self._step(stack, part[moving.numpy()], before, template, image_features, i)
-            moving = moving[corner_motion(before, poses[moving], stack.frame) >= self.tolerance]
-            if not len(moving):
-                break
+        def step(rows: torch.Tensor, poses: torch.Tensor, i: int) -> torch.Tensor:
+            return self._step(stack, part[rows.numpy()], poses, self._template, image_features, i)[0]
+
+        poses = torch.as_tensor(stack.start[part])
+        step_until_still(poses, step, self.rounds, self.tolerance, stack.frame)
         return poses.float()
 
     def _round(
@@ -239,10 +203,8 @@ class _Canvas:
 
     def __init__(self, frame: tuple[int, int]) -> None:
         self.frame = frame
-        margin = int(np.ceil(_MARGIN * max(frame)))
-        self.size = (frame[0] + 2 * margin, frame[1] + 2 * margin)
-        self.from_frame = np.array([[1, 0, margin], [0, 1, margin], [0, 0, 1]], dtype=np.float32)
-        self.frame_from = np.linalg.inv(self.from_frame.astype(np.float64))
+        self.size, self.frame_from = canvas_of(frame)
+        self.from_frame = np.linalg.inv(self.frame_from).astype(np.float32)
 
     def show(
         self, stack: Stack, part: np.ndarray, found: torch.Tensor, image_features: ImageFeatures
@@ -256,7 +218,7 @@ class _Canvas:
         shown = warp(images, stack_from_canvas, self.size, mode="bicubic")[:, 0].float().numpy()
         masks = None if masks is None else masks.to(found)
         seen = image_features.covered(stack_from_canvas, stack.size, self.size, masks)
-        return shown, None if seen is None else (seen[:, 0] > _WHOLLY_SEEN).numpy().astype(np.uint8)
+        return shown, None if seen is None else (seen[:, 0] > MIN_CANVAS_COVERAGE).numpy().astype(np.uint8)
 
 
 def _sane(step: np.ndarray, frame: tuple[int, int]) -> bool:
@@ -265,7 +227,7 @@ def _sane(step: np.ndarray, frame: tuple[int, int]) -> bool:
     if not np.isfinite(centred).all() or abs(centred[2, 2]) < 1e-6:
         return False
     centred = centred / centred[2, 2]
-    return bool(np.abs(centred[2, :2]).sum() < _STEEPEST and np.linalg.det(centred) > _SMALLEST)
+    return bool(np.abs(centred[2, :2]).sum() < MAX_PERSPECTIVE and np.linalg.det(centred) > MIN_DETERMINANT)
 
 
 @dataclass

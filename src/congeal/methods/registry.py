@@ -33,7 +33,7 @@ _METHODS = {
         "low rank plus sparse errors: for sets with occlusions or changing light, all images in memory",
     ),
     "pssv": (
-        "congeal.methods.lowrank.pssv",
+        "congeal.methods.lowrank.rasl",
         "PSSV",
         "RASL whose largest singular values are free: for few images, or a known rank",
     ),

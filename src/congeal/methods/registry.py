@@ -82,7 +82,7 @@ _GROUPS = {"groups": ("congeal.methods.clustering.estimator", "CongealGroups")}
 # Nor this one, which is for images in an order. The command line asks for it by --sequence.
 _ORDERED = {"sequence": ("congeal.methods.sequence.estimator", "SequenceCongealing")}
 
-# name on the command line: (method, name of its parameters in congeal.methods.dprc.estimator)
+# name on the command line: (method, name of its parameters in congeal.methods.dprc.as_printed)
 PRESETS = {"paper-mnist": ("dprc-as-printed", "PRINTED_MNIST"), "paper-lfw": ("dprc-as-printed", "PRINTED_LFW")}
 
 DEEP_IS_GONE = "use joint (direct optimisation, the default, trains nothing) or dprc (the paper's trained network)"
@@ -124,4 +124,4 @@ def preset(name: str) -> tuple[str, dict[str, Any]]:
     if name not in PRESETS:
         raise CongealError(f"unknown preset '{name}'{did_you_mean(name, PRESETS)}: choose one of {', '.join(PRESETS)}")
     method, parameters = PRESETS[name]
-    return method, dict(getattr(importlib.import_module("congeal.methods.dprc.estimator"), parameters))
+    return method, dict(getattr(importlib.import_module("congeal.methods.dprc.as_printed"), parameters))

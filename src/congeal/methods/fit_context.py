@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -166,13 +167,14 @@ class FitContext:
         total = int(batches[-1][-1]) + 1
         self._progress = Progress(total, stage, quiet=self.quiet or distributed, done=done)
         results = map_images(_BatchWork(work), left, stage=stage, key=key, values=values, threads=threads)
-        for batch, result in zip(left, results, strict=True):
-            for number, output in enumerate(outputs):
-                output[batch[0] : batch[-1] + 1] = torch.from_numpy(result[str(number)])
-            self._progress.update(len(batch))
-            if self.due() and not distributed:
-                done = int(batch[-1]) + 1
-                save()
+        with closing(results):  # type: ignore[type-var]  # a generator, which gives its threads back
+            for batch, result in zip(left, results, strict=True):
+                for number, output in enumerate(outputs):
+                    output[batch[0] : batch[-1] + 1] = torch.from_numpy(result[str(number)])
+                self._progress.update(len(batch))
+                if self.due() and not distributed:
+                    done = int(batch[-1]) + 1
+                    save()
         self.close()  # steps that follow are counted anew
 
     def close(self) -> None:

@@ -24,10 +24,6 @@ from congeal.registration.gauss_newton import GaussNewton, motion_field
 
 EARLY_STEPS = 12
 """First steps of a solver, in which its matrices still change much, so that singular vectors take two power steps."""
-GRAM_BLOCK = 128
-"""Rows of a block of the Gram matrix: a symmetric product in blocks takes half the work."""
-ROWS_AT_ONCE = 64
-"""Rows that the solver works on at once, so that they stay in cache."""
 FLOAT32_SHARE = 0.01
 """Of the largest singular value: above it float32 is enough to find the others."""
 MAX_PARTIAL_SHARE = 0.7
@@ -96,12 +92,6 @@ def linearise(
     return Linear(data, basis, to_parameters, ink)
 
 
-def _pixel_centres(size: Size) -> tuple[torch.Tensor, ...]:
-    """(y, x) of the frame's pixels, each (h, w)."""
-    height, width = (torch.arange(n, dtype=torch.float64) for n in size)
-    return torch.meshgrid(height, width, indexing="ij")
-
-
 def _shown(
     images: torch.Tensor, found: torch.Tensor, size: Size, empty_ground: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -109,12 +99,8 @@ def _shown(
     padded = torch.nn.functional.pad(images, (BORDER_PX,) * 4)
     shown = _bicubic(torch.cat([padded, *_sobel(padded, empty_ground)], 1), found, size).double()
     image, along_x, along_y = shown.split(images.shape[1], 1)
-    (xx, xy), (yx, yy) = _map_derivative(found, size)
-    return (
-        image,
-        along_x * xx[:, None] + along_y * yx[:, None],
-        along_x * xy[:, None] + along_y * yy[:, None],
-    )
+    slope = _map_derivative(found, size)[:, :, :, None]
+    return image, *(along_x * slope[:, 0, k] + along_y * slope[:, 1, k] for k in (0, 1))
 
 
 def _sobel(images: torch.Tensor, empty_ground: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,21 +153,15 @@ def _keys(t: torch.Tensor) -> torch.Tensor:
     return torch.stack([-t3 + 2 * t2 - t, 3 * t3 - 5 * t2 + 2, -3 * t3 + 4 * t2 + t, t3 - t2]) / 2
 
 
-def _map_derivative(
-    found: torch.Tensor, size: Size
-) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """((∂X/∂x, ∂X/∂y), (∂Y/∂x, ∂Y/∂y)) of frame point (x, y) → stack point (X, Y), each (b, h, w)."""
-    h = found.double()[:, :, :, None, None]
-    y, x = _pixel_centres(size)
-    depth = h[:, 2, 0] * x + h[:, 2, 1] * y + h[:, 2, 2]
-    centre = h[:, 2, 0] * ((size[1] - 1) / 2) + h[:, 2, 1] * ((size[0] - 1) / 2) + h[:, 2, 2]
-    depth = (depth / centre).clamp(min=0.1) * centre  # as the warp holds points near the horizon
-    across = (h[:, 0, 0] * x + h[:, 0, 1] * y + h[:, 0, 2]) / depth
-    down = (h[:, 1, 0] * x + h[:, 1, 1] * y + h[:, 1, 2]) / depth
-    return (
-        ((h[:, 0, 0] - across * h[:, 2, 0]) / depth, (h[:, 0, 1] - across * h[:, 2, 1]) / depth),
-        ((h[:, 1, 0] - down * h[:, 2, 0]) / depth, (h[:, 1, 1] - down * h[:, 2, 1]) / depth),
-    )
+def _map_derivative(found: torch.Tensor, size: Size) -> torch.Tensor:
+    """(b, 2, 2, h, w) derivative of the stack point (X, Y) by the frame point (x, y)."""
+    matrix = found.double()[..., None, None]
+    y, x = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in size), indexing="ij")
+    target = matrix[:, :, 0] * x + matrix[:, :, 1] * y + matrix[:, :, 2]
+    centre = matrix[:, 2, 0] * ((size[1] - 1) / 2) + matrix[:, 2, 1] * ((size[0] - 1) / 2) + matrix[:, 2, 2]
+    depth = (target[:, 2] / centre).clamp(min=0.1) * centre  # as the warp holds points near the horizon
+    place = target[:, :2] / depth[:, None]
+    return (matrix[:, :2, :2] - place[:, :, None] * matrix[:, 2:, :2]) / depth[:, None, None]
 
 
 def _unit_rows(
@@ -231,7 +211,9 @@ class Spectrum:
 
     def largest(self, matrix: torch.Tensor) -> float:
         """The spectral norm."""
-        value, _ = self._all(_gram(matrix.double()))  # the vectors are of use: the solver begins with a multiple of it
+        value, _ = self._all(
+            self._gram(matrix.double())
+        )  # the vectors are of use: the solver begins with a multiple of it
         self._largest = float(value[-1])
         return self._largest
 
@@ -239,7 +221,7 @@ class Spectrum:
         """The matrix with singular values reduced by `threshold`, and their sum, those that are kept left out."""
         # Squared in float32, values below some 3e-4 of the largest drown; thresholds fall far below that.
         exact = threshold <= FLOAT32_SHARE * self._largest
-        value, vector = self._eigen(_gram(matrix.double() if exact else matrix), threshold)
+        value, vector = self._eigen(self._gram(matrix.double() if exact else matrix), threshold)
         reduced = (value - threshold).clamp(min=0)
         total = float(reduced[: len(reduced) - self.keep].sum())
         if self.keep:
@@ -250,6 +232,9 @@ class Spectrum:
         if self._wide:
             return (side * gain) @ (side.T @ matrix), total
         return (matrix @ side) @ (side * gain).T, total
+
+    def _gram(self, matrix: torch.Tensor) -> torch.Tensor:
+        return matrix @ matrix.T if self._wide else matrix.T @ matrix
 
     def _eigen(self, gram: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Singular values, ascending, and vectors: all of them, or at least those above the threshold.
@@ -278,17 +263,6 @@ class Spectrum:
         value, self._vectors = torch.linalg.eigh(gram)
         self._whole = self._vectors
         return value.clamp(min=0).sqrt(), self._vectors
-
-
-def _gram(matrix: torch.Tensor) -> torch.Tensor:
-    """Of the smaller side: blocks above the diagonal, mirrored."""
-    rows = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    gram = rows.new_empty(len(rows), len(rows))
-    for first in range(0, len(rows), GRAM_BLOCK):
-        last = first + GRAM_BLOCK
-        gram[first:last, first:] = rows[first:last] @ rows[first:].T
-        gram[last:, first:last] = gram[first:last, last:].T
-    return gram
 
 
 # ---- the inner problem
@@ -320,48 +294,28 @@ def decompose(
     # Pixels that are empty in every image, and stay so under any small motion, stay empty in A and E.
     lit = (line.data.abs().amax(0) > 0) | (line.basis.abs().amax((0, 1)) > 0)
     data, basis = line.data[:, lit].float(), line.basis[..., lit].float()
-    size = float(data.norm())
-    largest = spectrum.largest(data)
-    state = _State(data, basis)
+    size, largest = float(data.norm()), spectrum.largest(data)
+    step, errors = basis.new_zeros(basis.shape[:2]), torch.zeros_like(data)
     if not size:
-        return Decomposition(state.step.double(), 0.0, 0)
-    state.dual = data / (dual_scale or max(largest, float(data.abs().max()) / weight))
+        return Decomposition(step.double(), 0.0, 0)
+    moved, dual = data.clone(), data / (dual_scale or max(largest, float(data.abs().max()) / weight))
     penalty, total, iterations = FIRST_PENALTY / largest, 0.0, 0
     while iterations < max_iterations:
         iterations += 1
-        target = torch.add(state.moved, state.dual, alpha=1 / penalty, out=state.target)  # D + Q d + Y/μ
-        target -= state.errors
-        low_rank, total = spectrum.shrink(target, 1 / penalty)
-        parts = [slice(first, first + ROWS_AT_ONCE) for first in range(0, len(data), ROWS_AT_ONCE)]
-        gap = sum(state.advance(rows, low_rank[rows], penalty, weight / penalty) for rows in parts) ** 0.5
+        target = moved + dual / penalty  # D + Q d + Y/μ
+        low_rank, total = spectrum.shrink(target - errors, 1 / penalty)
+        target -= low_rank
+        errors = soft(target, weight / penalty)
+        target -= errors
+        # The rows of Q are orthonormal, so what d explained so far falls out of the product.
+        change = -torch.bmm(basis, target[..., None])[..., 0]
+        shift = torch.bmm(change[:, None], basis)[:, 0]
+        step += change
+        moved += shift
+        dual = penalty * (target + shift)  # Y + μ(D + Q d − A − E)
+        gap = float((moved - low_rank - errors).norm())
         penalty *= growth
         if gap <= tolerance * size:
             break
-    objective = total + weight * float(state.errors.abs().sum(dtype=torch.float64))
-    return Decomposition(state.step.double(), objective, iterations)
-
-
-class _State:
-    """What the solver holds of the set: D + Q d, E, Y and d."""
-
-    def __init__(self, data: torch.Tensor, basis: torch.Tensor) -> None:
-        self.basis, self.moved = basis, data.clone()
-        self.dual, self.errors, self.target = torch.zeros_like(data), torch.zeros_like(data), torch.empty_like(data)
-        self.step = data.new_zeros(basis.shape[:2])
-
-    def advance(self, rows: slice, low_rank: torch.Tensor, penalty: float, threshold: float) -> float:
-        """E, d and Y of some images, given their A; the squared norm of D + Q d − A − E."""
-        basis, errors, dual = self.basis[rows], self.errors[rows], self.dual[rows]
-        target = self.target[rows].add_(errors).sub_(low_rank)
-        errors.copy_(soft(target, threshold))
-        # target − errors is D + Q d + Y/μ − A − E; the rows of Q are orthonormal, so its own part falls out below.
-        target -= errors
-        change = -(basis * target[:, None]).sum(-1)  # a batched product with one column is slower
-        self.step[rows] += change
-        shift = torch.bmm(change[:, None], basis)[:, 0]
-        self.moved[rows] += shift
-        # Y + μ(D + Q d − A − E) is μ times what is left after the step.
-        target += shift
-        gap = dual.mul_(-1 / penalty).add_(target).square_().sum()
-        torch.mul(target, penalty, out=dual)
-        return float(gap)
+    objective = total + weight * float(errors.abs().sum(dtype=torch.float64))
+    return Decomposition(step.double(), objective, iterations)

@@ -129,8 +129,8 @@ class Method:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        found = Method.__dict__["transform"] if cls.can_transform() else property(_refuse_transform)
-        cls.transform = found  # type: ignore[method-assign]
+        transform: Any = Method.__dict__["transform"] if cls.can_transform() else property(_refuse_transform)
+        cls.transform = transform  # type: ignore[method-assign]
 
     # ---- parameters
 

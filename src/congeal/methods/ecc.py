@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -91,19 +91,19 @@ class ECC(Method):
     @torch.no_grad()
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         run = Iterations(self, stack, image_features, context, (self.rounds,))
-        target = _collect(stack, run.poses, image_features)
+        mean, _, ink = _collect(stack, run.poses, image_features)
         for _ in run.levels():
             for i in run.steps():
-                stepped, failures, correlation = self._round(stack, run.poses, target.mean, image_features, i)
-                stepped = run.fix_gauge(stepped, target.ink)
+                stepped, failures, correlation = self._round(stack, run.poses, mean, image_features, i)
+                stepped = run.fix_gauge(stepped, ink)
                 moved = mean_motion(run.poses, stepped, stack.frame)
-                run.poses, target = stepped, _collect(stack, stepped, image_features)
+                run.poses, (mean, cost, ink) = stepped, _collect(stack, stepped, image_features)
                 if i + 1 >= len(self.smoothing):  # before, the images still move by whole pixels
-                    run.offer(stepped, target.cost, target.ink)
-                values = {"cost": target.cost, "motion": moved, "correlation": correlation, "failures": failures}
+                    run.offer(stepped, cost, ink)
+                values = {"cost": cost, "motion": moved, "correlation": correlation, "failures": failures}
                 run.end_step(values, why_still(moved, self.tolerance))
         found = run.result()
-        self._template: torch.Tensor = _collect(stack, found, image_features).mean
+        self._template: torch.Tensor = _collect(stack, found, image_features)[0]
         return found
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
@@ -113,11 +113,11 @@ class ECC(Method):
     def _place(self, stack: Stack, part: np.ndarray, image_features: ImageFeatures) -> torch.Tensor:
         """Poses (B, 3, 3) of some images, in float64: no image may depend on the others."""
 
-        def step(rows: torch.Tensor, poses: torch.Tensor, i: int) -> torch.Tensor:
-            return self._step(stack, part[rows.numpy()], poses, self._template, image_features, i)[0]
+        def step(poses: torch.Tensor, i: int, rows: torch.Tensor) -> torch.Tensor:
+            return self._step(stack, rows.numpy(), poses, self._template, image_features, i)[0]
 
         poses = torch.as_tensor(stack.start[part])
-        step_until_still(poses, step, self.rounds, self.tolerance, stack.frame)
+        step_until_still(poses, step, self.rounds, self.tolerance, stack.frame, torch.from_numpy(part))
         return poses.float()
 
     def _round(
@@ -230,20 +230,9 @@ def _sane(step: np.ndarray, frame: tuple[int, int]) -> bool:
     return bool(np.abs(centred[2, :2]).sum() < MAX_PERSPECTIVE and np.linalg.det(centred) > MIN_DETERMINANT)
 
 
-@dataclass
-class _Target:
-    """What the images show together."""
-
-    mean: torch.Tensor  # (C, h, w)
-    cost: float  # mean squared distance of the images to it
-    ink: float  # of all images together, in frame pixels
-
-
-def _collect(stack: Stack, found: torch.Tensor, image_features: ImageFeatures) -> _Target:
-    """The mean of the images as they are now, and what goes with it, in one pass."""
-    total: Any = 0.0
-    squares: Any = 0.0
-    weight: Any = 0.0
+def _collect(stack: Stack, found: torch.Tensor, image_features: ImageFeatures) -> tuple[torch.Tensor, float, float]:
+    """The mean (C, h, w) of the images as they are now, their mean squared distance to it, and the ink they show."""
+    total = squares = weight = torch.zeros(())
     ink = 0.0
     for part in chunks(stack):
         shown = warp(stack.images(part), found[part], stack.frame)
@@ -255,4 +244,4 @@ def _collect(stack: Stack, found: torch.Tensor, image_features: ImageFeatures) -
     weight = weight.clamp(min=1e-3)
     mean = total / weight
     cost = float((squares - weight * mean.square()).sum() / (weight.sum() * len(mean)))
-    return _Target(mean.float(), cost, ink)
+    return mean.float(), cost, ink

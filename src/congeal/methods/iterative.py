@@ -171,19 +171,21 @@ def double_images(stack: Stack, part: np.ndarray) -> tuple[torch.Tensor, torch.T
 
 def step_until_still(
     poses: torch.Tensor,
-    step: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor],
+    step: Callable[..., torch.Tensor],
     most: int,
     tolerance: float,
     frame: Size,
+    *own: torch.Tensor | None,
 ) -> None:
     """Repeat a step in place, at most `most` times, for each image until it moves by less than `tolerance` pixels.
 
-    step(rows, poses of those rows, number of the iteration) gives their new poses.
+    step(poses, number of the iteration, *own) gives the new poses of the images that still move; own: what the step
+    takes of each image.
     """
     moving = torch.arange(len(poses))
     for iteration in range(most):
         before = poses[moving]
-        poses[moving] = step(moving, before, iteration)
+        poses[moving] = step(before, iteration, *(None if one is None else one[moving] for one in own))
         moving = moving[corner_motion(before, poses[moving], frame) >= tolerance]
         if not len(moving):
             break

@@ -135,20 +135,12 @@ class _Placing:
         """Poses (B, 3, 3) of some images."""
         poses, images, masks = double_images(self.stack, part)
         for (sigma, line), iterations in zip(self.levels, self.iterations, strict=True):
-            step = partial(self._step, gaussian_blur(images, sigma), masks, line)
-            step_until_still(poses, step, iterations, self.tolerance, self.stack.frame)
+            step, soft = partial(self._step, line), gaussian_blur(images, sigma)
+            step_until_still(poses, step, iterations, self.tolerance, self.stack.frame, soft, masks)
         return (poses.float(),)
 
     def _step(
-        self,
-        soft: torch.Tensor,
-        masks: torch.Tensor | None,
-        line: Linearisation,
-        rows: torch.Tensor,
-        poses: torch.Tensor,
-        _: int,
+        self, line: Linearisation, poses: torch.Tensor, _: int, soft: torch.Tensor, masks: torch.Tensor | None
     ) -> torch.Tensor:
-        masks = None if masks is None else masks[rows]
         weights = self.image_features.weights(poses, self.stack.size, self.stack.frame, masks)
-        shown = warp(soft[rows], poses, self.stack.frame)
-        return self.newton.compose(poses, self.newton.delta(shown, line, weights))
+        return self.newton.compose(poses, self.newton.delta(warp(soft, poses, self.stack.frame), line, weights))

@@ -107,8 +107,8 @@ class LogDet(GaussNewtonMethod):
         """Poses (B, 3, 3) of some images."""
         poses, images, masks = double_images(stack, part)
         for level, code, iterations in zip(levels, codes, self.iterations, strict=True):
-            step = partial(level.step_rows, gaussian_blur(images, level.sigma), masks, code)
-            step_until_still(poses, step, iterations, self.tolerance, stack.frame)
+            step, soft = partial(level.step_new, code), gaussian_blur(images, level.sigma)
+            step_until_still(poses, step, iterations, self.tolerance, stack.frame, soft, masks)
         return poses.float()
 
     def _state(self) -> dict[str, torch.Tensor]:
@@ -197,6 +197,12 @@ class _Level:
             distortion += squares
         return moved, distortion / len(self.stack)
 
+    def step_new(
+        self, code: Codebook, poses: torch.Tensor, _: int, images: torch.Tensor, masks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`step_some` for new images."""
+        return self.step_some(images, masks, poses, code)[0]
+
     def step_some(
         self, images: torch.Tensor, masks: torch.Tensor | None, found: torch.Tensor, code: Codebook
     ) -> tuple[torch.Tensor, float]:
@@ -221,18 +227,6 @@ class _Level:
         slope = jacobian @ residual.reshape(b, -1, 1)
         delta = (self.newton.damped_inverse(jacobian @ jacobian.transpose(1, 2)) @ slope)[..., 0]
         return self.newton.compose(found, delta), float(residual.square().sum())
-
-    def step_rows(
-        self,
-        images: torch.Tensor,
-        masks: torch.Tensor | None,
-        code: Codebook,
-        rows: torch.Tensor,
-        poses: torch.Tensor,
-        _: int,
-    ) -> torch.Tensor:
-        """`step_some` for some rows of blurred images: their new poses alone."""
-        return self.step_some(images[rows], None if masks is None else masks[rows], poses, code)[0]
 
     def _weight(self, frame_from_stack: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor | None:
         """Which source pixels count: all for objects, as what the frame misses is lost; the shared part of photos."""

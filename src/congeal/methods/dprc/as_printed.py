@@ -143,7 +143,9 @@ class PrintedDPRC(NetworkMethod):
                 part.load_state_dict(state[name])
         typical = isinstance(self.reference, str) and self.reference == "auto"
         losses = train(
-            *parts.values(),
+            aligner,
+            autoencoder,
+            optimiser,
             random_batches(stack, self.batch_size, self.steps - first, generator),
             reference_image("medoid" if typical else self.reference, stack, self.random_state_),
             complexity_weight=self.complexity_weight,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ class FunnelMethod(Method):
 
     @torch.no_grad()
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        own = dict.fromkeys(("learnt", "fields", "gauges", "reach", "anchor"))
+        own: dict[str, Any] = dict.fromkeys(("learnt", "fields", "gauges", "reach", "anchor"))
         run = Iterations(self, stack, image_features, context, self.sweeps, **own)
         self._learnt: dict[str, torch.Tensor] = self._learn(stack) if run.own["learnt"] is None else run.own["learnt"]
         levels = self._levels(stack, image_features)
@@ -135,7 +135,7 @@ class FunnelMethod(Method):
             search = Search(stack, level, self, poses)
             reach = search.first_reach()
             for i, field in enumerate(fields):
-                poses, reach = search.follow(poses, reach, field)
+                poses, reach = search.sweep(poses, reach, field)
                 if gauges:
                     poses = normalise(poses @ gauges[i].to(poses))
         return poses.float()

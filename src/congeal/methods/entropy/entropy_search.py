@@ -108,31 +108,23 @@ class Search:
         return self._field(total), ink
 
     def sweep(
-        self, found: torch.Tensor, reach: torch.Tensor, field: torch.Tensor, seed: int
+        self, found: torch.Tensor, reach: torch.Tensor, field: torch.Tensor, seed: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Every parameter once, for all images; the field follows: (new stack_from_frame, new reach).
+        """Every parameter once, for all images: (new stack_from_frame, new reach).
 
-        seed: another one for every sweep of a run.
+        seed: another one for every sweep of a fit, in which the field follows the images. None: the field stays as it
+        is, for images that it was not made from, and no step is changed at random: where a new image ends must not
+        depend on its place among the others.
         """
-        found, reach = found.clone(), reach.clone()
-        generator = torch.Generator().manual_seed(self.method.random_state_ * SEED_STRIDE + seed)
+        found, reach, stretch = found.clone(), reach.clone(), torch.ones(len(found), dtype=self.dtype)
+        generator = torch.Generator().manual_seed(self.method.random_state_ * SEED_STRIDE + (seed or 0))
         now: dict[int, torch.Tensor] = {}
         for j in range(len(self.unit)):
-            stretch = 1 + self.method.noise * torch.randn(len(found), generator=generator, dtype=torch.float32)
-            field = self._field(self._try(j, found, reach, field, stretch, now))
-        return found, reach
-
-    def follow(
-        self, found: torch.Tensor, reach: torch.Tensor, field: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`sweep` under a field that stays as it is, for images that it was not made from.
-
-        Without random changes: where a new image ends must not depend on its place among the others.
-        """
-        found, reach, even = found.clone(), reach.clone(), torch.ones(len(found), dtype=self.dtype)
-        now: dict[int, torch.Tensor] = {}
-        for j in range(len(self.unit)):
-            self._try(j, found, reach, field, even, now)
+            if seed is not None:
+                random = torch.randn(len(found), generator=generator, dtype=torch.float32)
+                stretch = 1 + self.method.noise * random
+            total = self._try(j, found, reach, field, stretch, now)
+            field = field if seed is None else self._field(total)
         return found, reach
 
     def cost(self, field: torch.Tensor) -> float:

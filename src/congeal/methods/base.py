@@ -238,12 +238,7 @@ class Method:
         return _output(stack, self.align_new(stack, verbose=verbose).transforms, images, output)
 
     def align_new(
-        self,
-        stack: Stack,
-        *,
-        checkpoint: StateFile | None = None,
-        save_every: float = 20.0,
-        verbose: bool = False,
+        self, stack: Stack, *, checkpoint: StateFile | None = None, save_every: float = 20.0, verbose: bool = False
     ) -> Alignment:
         """`transform` without the pixels: what is found for a stack that was prepared with this model's `layout_`.
 

@@ -107,10 +107,10 @@ class LSC(GaussNewtonMethod):
             levels = [
                 (sigma * unit, newton.linearise(gaussian_blur(template, sigma * unit)[0])) for sigma in self.blurs
             ]
-            placing = _Placing(stack, image_features, newton, levels, self.iterations, self.tolerance)
+            place = _PlacementTask(stack, image_features, newton, levels, self.iterations, self.tolerance)
             inputs = ("lsc", template, self._plain_params(), stack.kept, stack.start, image_features.kind)
             how: dict[str, Any] = {"key": lambda: key_of(*inputs), "values": stack_values(stack), "threads": threads}
-            context.map_images(placing, chunks(stack), found, **how)
+            context.map_images(place, chunks(stack), found, **how)
         return found
 
     def _state(self) -> dict[str, torch.Tensor]:
@@ -121,7 +121,7 @@ class LSC(GaussNewtonMethod):
 
 
 @dataclass
-class _Placing:
+class _PlacementTask:
     """Steps of new images towards a template, in this process or another."""
 
     stack: Stack

@@ -122,9 +122,10 @@ class Trainer:
     def step(self) -> dict[str, float]:
         """One step of the aligner on S + D + C; gives the losses."""
         method, progress = self.method, self.done / self.method.steps
-        optimiser = self.optimisers[0]
+        optimiser, warm_up = self.optimisers[0], min(1.0, (self.done + 1) / WARM_UP_STEPS)
         for group in optimiser.param_groups:
-            group["lr"] = method.learning_rate * self._rate(progress)
+            cosine = max(LAST_RATE, 0.5 * (1 + math.cos(math.pi * progress)))
+            group["lr"] = method.learning_rate * (warm_up * cosine)
         loss = torch.zeros((), device=self.device, dtype=torch.float32)
         values: dict[str, float] = {}
         if method.self_supervision > 0:
@@ -139,10 +140,6 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.aligner.parameters(), MAX_GRADIENT_NORM)
         optimiser.step()
         return {"loss": float(loss.detach())} | values
-
-    def _rate(self, progress: float) -> float:
-        warm_up = min(1.0, (self.done + 1) / WARM_UP_STEPS)
-        return warm_up * max(LAST_RATE, 0.5 * (1 + math.cos(math.pi * progress)))
 
     def _draw(self, among: torch.Tensor, count: int) -> torch.Tensor:
         return among[torch.randint(len(among), (count,), generator=self.generator)]
@@ -185,7 +182,12 @@ class Trainer:
                 aligned = warp(images, to_reduced(self.shrink, without_common_mode(pose, sample.frame)), size)
             cost = self._complexity(aligned, weights)
             values["complexity"] = float(cost.detach())
-            loss = loss + method.complexity_weight * self._ramp(progress) * self._in_units_of_d(cost, template)
+            if method.normalise_ink and not sample.image_features.keeps_intensity:
+                # Edges have no ink to lose: for them C is only brought to the unit of D.
+                cost = cost / (2 * template.abs().sum()).clamp(min=MIN_SPREAD)
+            begin, end = method.complexity_ramp  # while the auto-encoder learns to rebuild
+            ramp = 1.0 if end <= begin else min(1.0, max(0.0, (progress - begin) / (end - begin)))
+            loss = loss + method.complexity_weight * ramp * cost
         return loss, values
 
     def _complexity(self, aligned: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
@@ -200,17 +202,6 @@ class Trainer:
         cost = complexity(aligned, rebuilt, code, self.position, method.capacity_penalty, weights, by_ink=by_ink)
         self.autoencoder.requires_grad_(True)
         return cost
-
-    def _in_units_of_d(self, cost: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
-        """Edges have no ink to lose: for them C is only brought to the unit of D."""
-        if not self.method.normalise_ink or self.sample.image_features.keeps_intensity:
-            return cost
-        return cost / (2 * template.abs().sum()).clamp(min=MIN_SPREAD)
-
-    def _ramp(self, progress: float) -> float:
-        """C's weight grows while the auto-encoder learns to rebuild."""
-        begin, end = self.method.complexity_ramp
-        return 1.0 if end <= begin else min(1.0, max(0.0, (progress - begin) / (end - begin)))
 
     def _train_autoencoder(self, aligned: torch.Tensor, weights: torch.Tensor | None) -> None:
         """The auto-encoder's own step, on images that no gradient leads back from."""

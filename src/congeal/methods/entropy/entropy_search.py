@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from congeal.geometry import (
-    coverage,
-    from_normalised,
-    invert,
-    map_points,
-    matrix_from_parameters,
-    n_parameters,
-    warp,
-)
+from congeal.geometry import coverage, from_normalised, invert, map_points, matrix_from_parameters, n_parameters, warp
 from congeal.geometry.matrix import Size, corners
 from congeal.images import Stack
 from congeal.methods.iterative import canvas_of

@@ -60,6 +60,19 @@ AGREEMENT_WIDTH = 0.1
 """Cosine by which two turns must agree or disagree to count fully."""
 
 
+@dataclass
+class _Images:
+    """The images of a stack, as they are compared."""
+
+    stack: Stack
+    features: ImageFeatures
+    motion: str
+
+    def line(self, poses: torch.Tensor, rows: np.ndarray, blur: float, dtype: torch.dtype = torch.float32) -> Linear:
+        """Some images around their poses; blur in frame pixels."""
+        return linearise(self.stack, poses, self.motion, blur, self.features, rows, dtype)
+
+
 @dataclass(kw_only=True, eq=False)
 class TGRASTA(Method):
     """Alignment to a subspace learnt image by image, with sparse errors. Needs roughly aligned input.
@@ -121,22 +134,23 @@ class TGRASTA(Method):
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         learners, others = self._split(stack)
         total = self.linearisations + len(others)
-        state = context.load() or self._begin(stack, image_features, learners)
+        images = _Images(stack, image_features, self.motion)
+        state = context.load() or self._begin(images, learners)
         found, best = state["found"].clone(), BestIterate(state["found"][learners], state.get("best"))
         self._tracker = tracker = Tracker(state["subspace"], state["pace"], calming=self.guards)
         self._path: list[torch.Tensor] = list(state["path"])
-        gauge = self._gauge(stack, image_features, learners, float(state["zoom"])) if self.guards else None
+        gauge = self._gauge(images, learners, float(state["zoom"])) if self.guards else None
         with torch.no_grad():
             for step in range(int(state["step"]), total):
                 if step < self.linearisations:
-                    cost = self._learn(stack, image_features, found, learners, step, gauge, best)
+                    cost = self._learn(images, found, learners, step, gauge, best)
                     if step + 1 == self.linearisations and self.guards:
                         found[learners] = best.found
                 else:
                     part = others[step - self.linearisations]
-                    found[part], costs = self._follow(stack, image_features, found[part], part)
+                    found[part], costs = self._follow(images, found[part], part)
                     if self.guards and len(part) >= WARM_UP_IMAGES:  # fewer have no mean worth trusting
-                        found[part] = self._hold_ink(stack, image_features, found[part], part)
+                        found[part] = self._hold_ink(images, found[part], part)
                     cost = float(costs.mean())
                 context.step(step + 1, total, cost=cost)
                 if context.due():
@@ -158,17 +172,19 @@ class TGRASTA(Method):
         others = np.setdiff1d(order, learners)
         return learners, [part for part in np.array_split(others, len(chunks(stack))) if len(part)]
 
-    def _gauge(self, stack: Stack, image_features: ImageFeatures, rows: np.ndarray, zoom: float = 1.0) -> Gauge:
+    def _gauge(self, images: _Images, rows: np.ndarray, zoom: float = 1.0) -> Gauge:
         """The gauge of some images: runs of them are aligned one after another."""
-        return Gauge.of_stack(stack, self.motion, keeps_intensity=image_features.keeps_intensity, zoom=zoom, rows=rows)
+        return Gauge.of_stack(
+            images.stack, self.motion, keeps_intensity=images.features.keeps_intensity, zoom=zoom, rows=rows
+        )
 
-    def _begin(self, stack: Stack, image_features: ImageFeatures, learners: np.ndarray) -> dict[str, Any]:
-        start = torch.as_tensor(stack.start.copy())
+    def _begin(self, images: _Images, learners: np.ndarray) -> dict[str, Any]:
+        start = torch.as_tensor(images.stack.start.copy())
         if self.guards:
-            line = linearise(stack, start[learners], self.motion, self._blur(stack, 0), image_features, learners)
+            line = images.line(start[learners], learners, self._blur(images.stack, 0))
             subspace = leading(line.data, 1)
         else:
-            pixels = stack.channels * stack.frame[0] * stack.frame[1]
+            pixels = images.stack.channels * images.stack.frame[0] * images.stack.frame[1]
             generator = torch.Generator().manual_seed(self.random_state_)
             noise = torch.randn(pixels, min(self.dimension, pixels), generator=generator, dtype=torch.float64)
             subspace = torch.linalg.qr(noise)[0]
@@ -192,8 +208,7 @@ class TGRASTA(Method):
 
     def _learn(
         self,
-        stack: Stack,
-        image_features: ImageFeatures,
+        images: _Images,
         found: torch.Tensor,
         learners: np.ndarray,
         step: int,
@@ -201,7 +216,7 @@ class TGRASTA(Method):
         best: BestIterate,
     ) -> float:
         """One linearisation of all learners: sweeps of the subspace, then one step of every image, in place."""
-        line = linearise(stack, found[learners], self.motion, self._blur(stack, step), image_features, learners)
+        line = images.line(found[learners], learners, self._blur(images.stack, step))
         generator = torch.Generator().manual_seed(self.random_state_ * 1000 + step)
         if self.guards:
             self._tracker.begin(line.data, self._columns(step, len(learners)))
@@ -215,7 +230,7 @@ class TGRASTA(Method):
         if step < self._approach():
             self._path.append(self._tracker.subspace.clone())  # which goes on turning in place
         steps, costs = self._solve_all(line)
-        moved = move(found[learners], line, steps, self.motion, stack.frame, self._cap())
+        moved = move(found[learners], line, steps, self.motion, images.stack.frame, self._cap())
         cost = float(costs.mean())
         if gauge is not None:
             moved = gauge.fix(moved, line.ink)
@@ -224,28 +239,21 @@ class TGRASTA(Method):
         found[learners] = moved
         return cost
 
-    def _follow(
-        self, stack: Stack, image_features: ImageFeatures, found: torch.Tensor, rows: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _follow(self, images: _Images, found: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Align images `rows` to the subspace, which follows them one by one in `online`: (places, costs)."""
         if self.mode != "online":
-            return self._place(stack, image_features, found, rows)
+            return self._place(images, found, rows)
         places, costs = found.clone(), found.new_zeros(len(rows))
         for i in range(len(rows)):
             one = slice(i, i + 1)
-            places[one], costs[one] = self._place(stack, image_features, found[one], rows[one])
-            line = linearise(stack, places[one], self.motion, self.smoothing, image_features, rows[one])
+            places[one], costs[one] = self._place(images, found[one], rows[one])
+            line = images.line(places[one], rows[one], self.smoothing)
             self._tracker.update(solve(line, torch.arange(1), self._tracker.subspace, self.solver_iterations))
         self._tracker.tidy()
         return places, costs
 
     def _place(
-        self,
-        stack: Stack,
-        image_features: ImageFeatures,
-        found: torch.Tensor,
-        rows: np.ndarray,
-        dtype: torch.dtype = torch.float32,
+        self, images: _Images, found: torch.Tensor, rows: np.ndarray, dtype: torch.dtype = torch.float32
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Align images `rows` along the path the subspace took and to what it is: (places, costs).
 
@@ -253,23 +261,21 @@ class TGRASTA(Method):
         """
         best, lowest = found.clone(), found.new_full((len(rows),), math.inf)
         for step in range(self.linearisations):
-            line = linearise(stack, found, self.motion, self._blur(stack, step), image_features, rows, dtype)
+            line = images.line(found, rows, self._blur(images.stack, step), dtype)
             steps, costs = self._solve_all(line, self._path[step] if step < len(self._path) else None)
-            found = move(found, line, steps, self.motion, stack.frame, self._cap())
+            found = move(found, line, steps, self.motion, images.stack.frame, self._cap())
             better = (costs < lowest) & (line.data.abs().amax(1) > 0) | (not self.guards)
             better &= step >= len(self._path)
             best[better], lowest[better] = found[better], costs[better]
         return best, lowest
 
-    def _hold_ink(
-        self, stack: Stack, image_features: ImageFeatures, found: torch.Tensor, rows: np.ndarray
-    ) -> torch.Tensor:
+    def _hold_ink(self, images: _Images, found: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """Images that followed the subspace, with their mean transform removed and their ink back in its band."""
-        gauge = self._gauge(stack, image_features, rows)
+        gauge = self._gauge(images, rows)
         found = gauge.fix(found)
         for _ in range(MAX_CORRECTIONS):
             zoom = gauge.zoom
-            fixed = gauge.fix(found, linearise(stack, found, self.motion, self.smoothing, image_features, rows).ink)
+            fixed = gauge.fix(found, images.line(found, rows, self.smoothing).ink)
             if gauge.zoom == zoom:
                 break
             found = fixed
@@ -287,10 +293,10 @@ class TGRASTA(Method):
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         """Along the path of the subspace and to what it ended as; all in float64, so that each image is alone."""
+        images = _Images(stack, image_features, self.motion)
 
         def place(part: np.ndarray) -> torch.Tensor:
-            start = torch.as_tensor(stack.start[part])
-            return self._place(stack, image_features, start, part, torch.float64)[0].float()
+            return self._place(images, torch.as_tensor(stack.start[part]), part, torch.float64)[0].float()
 
         return place_each(stack, context, place)
 

@@ -109,7 +109,7 @@ class FitContext:
         return dict(state["state"])
 
     def choose_seed(self, random_state: int | None) -> int:
-        """The seed of a fit: the one given, else that of the interrupted fit, else one that nobody can know."""
+        """The seed of a fit: the one given, else that of the interrupted fit, else a random one."""
         if random_state is not None:
             return int(random_state)
         before = (self._stored() or {}).get("random_state")

@@ -53,7 +53,7 @@ class Level:
     """(K,) what is beyond the image's edge; None: as the field expects, so that it counts neither way."""
     anchored: bool = False
     """Make the maps from the images as they lie when the level begins, not from the stack: for maps that depend on how
-    an image is turned and scaled, so that what is left to find is small."""
+    an image is turned and scaled, so that the remaining motion is small."""
 
 
 class Search:

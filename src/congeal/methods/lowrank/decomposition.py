@@ -29,7 +29,7 @@ FLOAT32_SHARE = 0.01
 MAX_PARTIAL_SHARE = 0.7
 """Of all singular vectors: beyond it finding all of them is less work."""
 BORDER_PX = 4
-"""Zeros around an image while it is sampled: room for the kernel and for the edge's own gradient."""
+"""Zeros around an image while it is sampled: space for the kernel and for the edge's own gradient."""
 MIN_NORM = 1e-6
 """Norm of an image up to which there is nothing in the frame: its row is zero."""
 MIN_EIGENVALUE = 1e-10
@@ -218,7 +218,7 @@ class Spectrum:
         return self._largest
 
     def shrink(self, matrix: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
-        """The matrix with singular values reduced by `threshold`, and their sum, those that are kept left out."""
+        """The matrix with singular values reduced by `threshold`, and the sum of the reduced ones."""
         # Squared in float32, values below some 3e-4 of the largest drown; thresholds fall far below that.
         exact = threshold <= FLOAT32_SHARE * self._largest
         value, vector = self._eigen(self._gram(matrix.double() if exact else matrix), threshold)
@@ -247,7 +247,7 @@ class Spectrum:
         wanted = self._rank + max(10, self._rank // 4)
         while self._vectors.numel() and wanted < MAX_PARTIAL_SHARE * len(gram):
             known = self._vectors[:, -wanted:]
-            if known.shape[1] < wanted:  # those that came next when all were known
+            if known.shape[1] < wanted:  # the next ones of the last full solution
                 known = torch.cat([self._whole[:, -wanted : -known.shape[1]].to(known), known], 1)
             basis = known.to(gram.dtype)
             for _ in range(1 if self._steps > EARLY_STEPS else 2):

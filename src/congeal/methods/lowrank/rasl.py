@@ -26,10 +26,10 @@ from congeal.registration.features import ImageFeatures
 from congeal.registration.filters import frame_unit
 
 COARSE_TOLERANCE = 1e-3
-"""Tolerance of the inner solver on blurred images: a third fewer steps, the same outcome (digits)."""
+"""Tolerance of the inner solver on blurred images: a third fewer steps, the same outcome."""
 MIN_DECREASE = 5e-4
-"""With guards a step that lowers the objective by a smaller share is the last one. Chosen by judgement: the steps that
-follow change no pose by a visible amount."""
+"""With guards a step that lowers the objective by a smaller share is the last one. Chosen by judgement: it
+is the `tolerance` of objectives of about twenty."""
 
 
 @dataclass(kw_only=True, eq=False)

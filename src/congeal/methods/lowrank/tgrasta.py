@@ -34,9 +34,11 @@ WARM_UP_IMAGES = 20
 MAX_CORRECTIONS = 10
 """Of the common scale of images that followed a subspace, by 2 % at most each."""
 FROZEN_SHARE, MAX_FROZEN_IMAGES = 0.2, 150
-"""Of the images, those that a frozen subspace is learnt on, as published."""
+"""Share and largest number of the images that a frozen subspace is learnt on. Chosen by judgement: the subspace has a
+few columns only."""
 APPROACH_SHARE = 0.7
-"""Of the linearisations: with guards, those that lead from one blurred direction to the whole subspace."""
+"""With guards: share of the linearisations that lead from one blurred direction to the whole subspace. Chosen by
+judgement: the last ones are sharp and have all columns."""
 IMAGES_AT_ONCE = 16
 """Images that are solved for one subspace before it turns for each of them."""
 MAX_TURNS = 2000
@@ -53,7 +55,8 @@ of an image."""
 FIRST_TURN, MAX_TURN = math.pi / 2, math.pi / 3
 """Radians: what sets the scale of turns, and the largest of them."""
 FIRST_CALM, MIN_CALM, MAX_CALM = 3.0, 1.0, 30.0
-"""Memory of how turns agree: at first, and where the level of step sizes changes; as published."""
+"""Memory of how turns agree: at first, and where the level of step sizes changes. Chosen by
+judgement after the multi-level rule of the paper."""
 CALMING = 500
 """The first turn of a calming tracker is so many times shorter: it begins near where it belongs."""
 AGREEMENT_WIDTH = 0.1

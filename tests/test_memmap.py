@@ -21,7 +21,7 @@ from congeal.geometry import identity
 from congeal.geometry.orientation import mirrored
 from congeal.images.sources.arrays import ArraySource
 from congeal.memmap import MAX_IN_MEMORY_BYTES, allocate, memmap_dir, release_pages
-from congeal.methods.thumbnails import _worst
+from congeal.methods.views import _worst
 from congeal.registration.gauge import Gauge, mean_motion
 from congeal.rows import finite_rows, row_slices
 from congeal.transforms import Transforms

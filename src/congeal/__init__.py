@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from congeal.methods.joint.estimator import JointAlignment as JointAlignment
     from congeal.methods.least_squares import LSC as LSC
     from congeal.methods.logdet import LogDet as LogDet
-    from congeal.methods.lowrank.pssv import PSSV as PSSV
+    from congeal.methods.lowrank.rasl import PSSV as PSSV
     from congeal.methods.lowrank.rasl import RASL as RASL
     from congeal.methods.lowrank.tgrasta import TGRASTA as TGRASTA
     from congeal.methods.sequence.estimator import SequenceCongealing as SequenceCongealing

@@ -81,7 +81,7 @@ def _write_onnx(run: RunFolder, target: Path) -> None:
     """The network of a dprc run, for use without torch."""
     from congeal.methods.base import load
     from congeal.methods.dprc.estimator import DPRC
-    from congeal.methods.dprc.onnx import write_onnx
+    from congeal.methods.dprc.prediction import write_onnx
 
     model = load(run / "model.safetensors")
     if not isinstance(model, DPRC):

@@ -13,13 +13,10 @@ from known_warps import align_new, digits, errors, warped_digit
 from congeal import CongealError, open_images
 from congeal.evaluation import corner_error
 from congeal.geometry import from_normalised, matrix_from_parameters, warp
-from congeal.methods.entropy.convolutional_features import learn_layer, respond, ring_kmeans
-from congeal.methods.entropy.deepfeatures import DeepFeatures
-from congeal.methods.entropy.descriptors import dense_descriptors, kmeans
-from congeal.methods.entropy.entropy import Entropy, shares
+from congeal.methods.entropy.deepfeatures import DeepFeatures, learn_layer, respond, ring_kmeans
+from congeal.methods.entropy.entropy import Entropy, FunnelMethod, shares
 from congeal.methods.entropy.entropy_search import parameter_units
-from congeal.methods.entropy.funnel import FunnelMethod
-from congeal.methods.entropy.sift import SIFT
+from congeal.methods.entropy.sift import SIFT, dense_descriptors, kmeans
 
 METHODS: list[type[FunnelMethod]] = [Entropy, SIFT, DeepFeatures]
 
@@ -77,7 +74,7 @@ def test_cost_falls_within_a_level() -> None:
 def test_a_larger_set_than_fits_the_cache_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     images = warped_digit(n=10)[0]
     whole = SIFT(sweeps=(1, 1)).fit(images).transforms_
-    monkeypatch.setattr("congeal.methods.entropy.entropy_search._CACHE_BYTES", 0)
+    monkeypatch.setattr("congeal.methods.entropy.entropy_search.CACHE_BYTES", 0)
     assert SIFT(sweeps=(1, 1)).fit(images).transforms_ == whole
 
 

@@ -36,24 +36,11 @@ def test_shrink_equals_svd(shape: tuple[int, int], threshold: float, keep: int) 
     assert total == pytest.approx(expected_total, abs=1e-6)
 
 
-def test_large_matrices_go_through_a_projection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowrank, "LARGE", 100)
-    matrix = random_matrix(160, 220, 8)
-    spectrum = Spectrum((160, 220), 1)
-    assert spectrum.random
-    assert spectrum.largest(matrix) == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-6)
-    for threshold in (5.0, 20.0, 0.3):  # the last one needs more values than a projection is good for
-        found, total = spectrum.shrink(matrix, threshold)
-        expected, expected_total = shrunk_by_svd(matrix, threshold, 1)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-        assert total == pytest.approx(expected_total, abs=1e-4)
-
-
 def test_warm_start_of_the_solver_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = digits("3", 120)
     line = linearise(stack, torch.as_tensor(stack.start.copy()), "rigid", 0.0, ObjectPixels())
     quick = decompose(line, 1 / 28, Spectrum((120, 784)))
-    monkeypatch.setattr(lowrank, "_PARTIAL", 0.0)
+    monkeypatch.setattr(lowrank, "MAX_PARTIAL_SHARE", 0.0)
     exact = decompose(line, 1 / 28, Spectrum((120, 784)))
     assert quick.objective == pytest.approx(exact.objective, rel=1e-6)
     torch.testing.assert_close(quick.step, exact.step, atol=2e-3, rtol=0)

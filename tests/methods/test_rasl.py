@@ -16,8 +16,7 @@ from congeal.geometry import from_normalised, matrix_from_parameters
 from congeal.geometry.matrix import Size
 from congeal.images import Stack, prepare
 from congeal.methods.lowrank.decomposition import Decomposition, Linear, Spectrum, decompose, linearise
-from congeal.methods.lowrank.pssv import PSSV
-from congeal.methods.lowrank.rasl import RASL
+from congeal.methods.lowrank.rasl import PSSV, RASL
 from congeal.methods.measure import measure
 from congeal.opening import open_images
 from congeal.registration.features import ObjectPixels, PhotoPixels

@@ -11,7 +11,7 @@ from congeal.comparison.process import in_words
 from congeal.errors import CongealError, did_you_mean
 from congeal.geometry import MOTIONS
 from congeal.methods.base import Method
-from congeal.methods.device import find_device
+from congeal.methods.checks import find_device
 from congeal.methods.registry import method_class, method_name
 from congeal.methods.registry import methods as known_methods
 from congeal.pipeline.model import chooses_motion, make_method, takes_device

@@ -11,9 +11,8 @@ import copy
 import json
 import os
 import reprlib
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -32,7 +31,7 @@ from congeal.images import Image, Layout, Stack, open_writer, prepare, warp_imag
 from congeal.images.formats.writers import set_transforms, takes_parts
 from congeal.images.intensity import Channel
 from congeal.memmap import allocate, release_pages
-from congeal.methods.checks import MOST_SEED, Range, Seed, accepts, describe, plain_number
+from congeal.methods.checks import Range, Seed, accepts, describe, plain_number
 from congeal.methods.fit_context import Callback, FitContext, StateFile
 from congeal.methods.fit_result import FitResult
 from congeal.methods.measure import measure
@@ -41,23 +40,15 @@ from congeal.progress import log_to_console
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures, pixel_features
 from congeal.registration.gauge import on_motion
-from congeal.rows import row_slices
 from congeal.transforms import Transforms
 
 FORMAT = 3
 """Version of the model file's layout; files of another version are refused."""
-KINDS = ("auto", "object", "photo")
+KINDS = ("auto", "object", "photo")  # of sets
 
 
 class NoTransform(CongealError, AttributeError):
     """A method that aligns a set as a whole has no `transform`; `hasattr` says so too."""
-
-
-class _NoTransform:
-    """Stands where `transform` would be."""
-
-    def __get__(self, instance: object, owner: type[Method]) -> None:
-        raise NoTransform(f"{owner.name} has no step for new images: fit it on all of them, or use another method")
 
 
 @dataclass(frozen=True)
@@ -126,15 +117,10 @@ class Method:
     """
 
     motion: str = "homography"
-    """translation, rigid, similarity, affine or homography."""
     size: Annotated[int, Range(least=2)] = 64
-    """Longer side, in pixels, of the picture the method works on; larger images are reduced to it."""
     align_on: Channel = None
-    """Channels to align on: None for all, a number, a name, several of them, or "grey"."""
     kind: str = "auto"
-    """"object" (on empty ground), "photo", or "auto" to look at the images."""
     guards: bool = True
-    """Keep the set from zooming or drifting as a whole; off shows the published behaviour."""
     random_state: Seed | None = 0
 
     name: ClassVar[str]
@@ -143,7 +129,8 @@ class Method:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.transform = Method.__dict__["transform"] if cls.can_transform() else _NoTransform()  # type: ignore[method-assign, assignment]
+        transform: Any = Method.__dict__["transform"] if cls.can_transform() else property(_refuse_transform)
+        cls.transform = transform  # type: ignore[method-assign]
 
     # ---- parameters
 
@@ -164,11 +151,11 @@ class Method:
 
     def set_params(self, **params: Any) -> Self:
         """Change hyper-parameters; unknown names are an error that lists the known ones."""
+        known = self._parameter_names()
         for name, value in params.items():
-            if name not in self._parameter_names():
-                known = ", ".join(self._parameter_names())
-                hint = did_you_mean(name, self._parameter_names())
-                raise CongealError(f"{self.name} has no parameter '{name}'{hint}: it has {known}")
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise CongealError(f"{self.name} has no parameter '{name}'{hint}: it has {', '.join(known)}")
             setattr(self, name, value)
         return self
 
@@ -185,19 +172,17 @@ class Method:
         if not self.__sklearn_is_fitted__():
             return None  # text will do
         usual = type(self)().get_params()
-        told = {k: v for k, v in self.get_params().items() if isinstance(v, np.ndarray) or v != usual[k]}
-        given = ", ".join(f"{k}={'array' if isinstance(v, np.ndarray) else repr(v)}" for k, v in told.items())
-        name = f"{type(self).__name__}({given})"
-        quality = getattr(self, "quality_", None)
+        shown = {k: "array" if isinstance(v, np.ndarray) else repr(v) for k, v in self.get_params().items()}
+        given = ", ".join(f"{k}={text}" for k, text in shown.items() if text == "array" or text != repr(usual[k]))
+        name, quality = f"{type(self).__name__}({given})", getattr(self, "quality_", None)
         if quality is None:  # from a file
             height, width = self.layout_.frame
-            return notebook_page(
-                name, [f"Fitted, for pictures of {width}×{height} pixels: transform aligns new images."], None
-            )
+            said = f"Fitted, for pictures of {width}×{height} pixels: transform aligns new images."
+            return notebook_page(name, [said], None)
         decided = [str(facts["sentence"]) for facts in self.decisions_.values() if facts.get("sentence")]
-        verdict = f"{quality.verdict.capitalize()}. {quality.advice}"
-        motion = f"{name}, fitted: {self.motion_} motion"
-        return notebook_page(motion, [verdict, *describe_metrics(quality), *decided], quality.preview)
+        said = f"{quality.verdict.capitalize()}. {quality.advice}"
+        title = f"{name}, fitted: {self.motion_} motion"
+        return notebook_page(title, [said, *describe_metrics(quality), *decided], quality.preview)
 
     # ---- fitting
 
@@ -216,8 +201,7 @@ class Method:
 
         init: aligned_from_source matrices (N, 3, 3) to start from. checkpoint: where the state is kept, every
         `save_every` seconds, so that the same call continues an interrupted one. callbacks: called with an Event after
-        every step. verbose: show progress, as a bar on a terminal and as
-        lines elsewhere.
+        every step. verbose: show progress, as a bar on a terminal and as lines elsewhere.
         """
         self.check_parameters()
         stack = images if isinstance(images, Stack) else self._prepare(images, init, verbose=verbose)
@@ -225,15 +209,11 @@ class Method:
             raise CongealError(f"{stack.source.name} has {len(stack)} usable image: aligning a set needs at least two")
         kind = stack.kind if self.kind == "auto" else self.kind
         context = FitContext(self.name, callbacks, checkpoint, not verbose, save_every)
-        context.random_state = _seed(self.random_state, context)
+        context.random_state = context.choose_seed(self.random_state)
         worker = self._worker(context.random_state)
-        with log_to_console(verbose):
-            try:
-                # Whatever the caller is in the middle of. Nothing made in inference mode could be kept and learnt with.
-                with torch.inference_mode(False), torch.enable_grad():
-                    found = worker._align(stack, worker._features(kind), context)
-            finally:
-                context.close()
+        # Whatever the caller is in the middle of: nothing made in inference mode could be kept and learnt with.
+        with log_to_console(verbose), closing(context), torch.inference_mode(False), torch.enable_grad():
+            found = worker._align(stack, worker._features(kind), context)
         self.__dict__ |= {name: value for name, value in worker.__dict__.items() if name not in self.get_params()}
         self.history_, self.random_state_ = context.history, context.random_state
         self.layout_ = replace(stack.layout, kind=kind)
@@ -258,12 +238,7 @@ class Method:
         return _output(stack, self.align_new(stack, verbose=verbose).transforms, images, output)
 
     def align_new(
-        self,
-        stack: Stack,
-        *,
-        checkpoint: StateFile | None = None,
-        save_every: float = 20.0,
-        verbose: bool = False,
+        self, stack: Stack, *, checkpoint: StateFile | None = None, save_every: float = 20.0, verbose: bool = False
     ) -> Alignment:
         """`transform` without the pixels: what is found for a stack that was prepared with this model's `layout_`.
 
@@ -274,12 +249,8 @@ class Method:
         kind = self.layout_.kind or stack.kind
         context = FitContext(self.name, (), checkpoint, not verbose, save_every)
         worker = self._worker(self.random_state_)
-        with log_to_console(verbose):
-            try:
-                with torch.inference_mode(False):
-                    found = worker._align_new(stack, worker._features(kind), context)
-            finally:
-                context.close()
+        with log_to_console(verbose), closing(context), torch.inference_mode(False):
+            found = worker._align_new(stack, worker._features(kind), context)
         return self._measured(stack, found, kind, verbose=verbose)
 
     def fit_transform(self, images: Any, y: None = None, *, output: Any = None, **options: Any) -> Any:
@@ -335,16 +306,14 @@ class Method:
             answer = FitResult(answer, self.motion, (max(stack.frame),))
         # As precise as the method is: a million poses in float64 are 72 MB.
         poses = allocate(tuple(answer.poses.shape), np.float32)
-        for part in row_slices(len(poses)):
-            poses[part] = answer.poses[part].float().cpu().numpy()
-        for rows in chunks(stack) if answer.motion != "homography" else ():
+        for rows in chunks(stack):
             poses[rows] = on_motion(stack.start[rows], answer.poses[rows].cpu().numpy(), answer.motion, stack.frame)
             release_pages()
         # A feature network stays in this process.
         with torch.inference_mode(False), nullcontext() if answer.sight is None else in_this_process():
+            unknown = None if answer.unknown is None else answer.unknown.numpy()
             how: dict[str, Any] = {"motion": answer.motion, "ordered": self.ordered, "sight": answer.sight}
-            how["unknown"] = None if answer.unknown is None else answer.unknown.numpy()
-            result = measure(stack, poses, kind, **how, quiet=not verbose)
+            result = measure(stack, poses, kind, **how, unknown=unknown, quiet=not verbose)
         error = None if answer.error is None else answer.error.double().cpu().numpy() * stack.source_pixels()
         transforms = stack.to_transforms(poses, result.score, result.status, result.out_of_frame, error)
         return Alignment(transforms, result.quality, poses, answer)
@@ -392,6 +361,10 @@ class Method:
         plain = str | int | float | bool | list | tuple | dict | None
         params = {k: plain_number(v) for k, v in self.get_params().items()}
         return {k: v if isinstance(v, plain) else None for k, v in params.items()}
+
+
+def _refuse_transform(method: Method) -> None:
+    raise NoTransform(f"{method.name} has no step for new images: fit it on all of them, or use another method")
 
 
 def load(path: str | os.PathLike[str]) -> Method:
@@ -444,14 +417,6 @@ def _restored(path: Path, about: dict[str, Any], state: dict[str, torch.Tensor])
     return model
 
 
-def _seed(random_state: int | None, context: FitContext) -> int:
-    """The seed of a fit: the one given, else that of the interrupted fit, else one that nobody can know."""
-    if random_state is not None:
-        return int(random_state)
-    before = context.saved_random_state()
-    return secrets.randbelow(MOST_SEED + 1) if before is None else before
-
-
 def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> Any:
     """Aligned images at full resolution: a folder, an array or a list, after what came in."""
     source, size = stack.source.original, stack.aligned_size
@@ -460,12 +425,9 @@ def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> A
     if output is not None:
         with open_writer(output, source, size) as writer:
             set_transforms(writer, source, transforms.matrices)
-            if not takes_parts(writer, source):
-                for i, image in zip(stack.kept, aligned, strict=True):
-                    writer.write(int(i), image.pixels, image.mask)
-            else:
-                for part, image in _aligned_parts(stack, source_from_aligned):
-                    writer.write(part, image.pixels, image.mask)
+            numbered = zip(stack.kept, aligned, strict=True)
+            for i, image in _aligned_parts(stack, source_from_aligned) if takes_parts(writer, source) else numbered:
+                writer.write(int(i), image.pixels, image.mask)
         return Path(output)
     if source.parts is not None:
         pixels = [image.pixels for _, image in _aligned_parts(stack, source_from_aligned)]
@@ -487,14 +449,11 @@ def _as_dask(stack: Stack, source_from_aligned: np.ndarray) -> Any:
     poses = dict(zip(stack.kept.tolist(), source_from_aligned, strict=True))
 
     def one(i: int) -> np.ndarray:
+        if i not in poses:
+            return np.zeros(shape, header.dtype)
         return warp_image(stack.source.read(i), poses[i], stack.aligned_size).pixels.reshape(shape)
 
-    images = [
-        dask.array.from_delayed(delayed(one)(i), shape, header.dtype)
-        if i in poses
-        else dask.array.zeros(shape, header.dtype)
-        for i in range(len(stack.source))
-    ]
+    images = [dask.array.from_delayed(delayed(one)(i), shape, header.dtype) for i in range(len(stack.source))]
     return dask.array.stack(images)
 
 

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
+import torch
+
+from congeal.errors import CongealError, did_you_mean
 
 MOST_SEED = 2**32 - 1  # as in NumPy and scikit-learn
 Item = TypeVar("Item")
@@ -141,3 +144,20 @@ def _limits(hint: Any) -> tuple[Range, Any]:
         return _ANY, hint
     hint, *notes = get_args(hint)
     return next((note for note in notes if isinstance(note, Range)), _ANY), hint
+
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name, as "cuda" or "cuda:1"; "auto" is a GPU if there is one."""
+    if name.partition(":")[0] not in DEVICES:
+        raise CongealError(f"unknown device '{name}'{did_you_mean(name, DEVICES)}: use {', '.join(DEVICES)}")
+    if name != "auto":
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+            raise CongealError(f"there is no device '{name}' here: use auto or cpu") from error
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

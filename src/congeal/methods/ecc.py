@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -19,16 +19,18 @@ from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Range, Some
 from congeal.methods.fit_context import FitContext
-from congeal.registration.batching import chunks, start_poses
-from congeal.registration.best_iterate import BestIterate
+from congeal.methods.iterative import Iterations, canvas_of, place_each, step_until_still, why_still
+from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures
-from congeal.registration.gauge import Gauge, corner_motion, mean_motion
+from congeal.registration.gauge import mean_motion
 from congeal.registration.gauss_newton import GaussNewton
 
-_MARGIN = 0.25  # of the longer side: what an image shows beyond the frame, for a step to reach into
-_WHOLLY_SEEN = 0.99  # OpenCV's masks are yes or no: a canvas pixel counts if this much of it has image under it
-_STEEPEST = 0.9  # sum of the perspective entries of a step; from 1 on a corner of the frame lies on the horizon
-_SMALLEST = 0.05  # determinant of a step: what shrinks an image to less than a twentieth of its area has lost it
+MIN_CANVAS_COVERAGE = 0.99
+"""A canvas pixel counts if this much of it has image under it: OpenCV's masks are yes or no."""
+MAX_PERSPECTIVE = 0.9
+"""Sum of the perspective entries of a step; from 1 on a corner of the frame lies on the horizon."""
+MIN_DETERMINANT = 0.05
+"""Of a step. Chosen by judgement: what shrinks an image to less than a twentieth of its area has lost it."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -45,6 +47,7 @@ class ECC(Method):
         Passes over the set, at most; the mean is made anew after each.
     warm_up : int
         First rounds in which an affine motion or a homography moves by less: rigid in the first, affine in the others.
+        From a poor start ECC otherwise loses single images.
     iterations : int
         Steps of one OpenCV call, at most.
     epsilon : float
@@ -62,34 +65,20 @@ class ECC(Method):
 
     Attributes
     ----------
-    transforms_ : Transforms
-        aligned_from_source of every image of the fit, in source pixels.
-    quality_ : Quality
-        Numbers and verdict of the fit.
     history_ : list of dict
         After every round: cost (mean squared distance to the mean), motion (mean corner motion in pixels), correlation
         (mean over images), failures (images on which OpenCV gave up).
-    stack_from_frame_ : (n, 3, 3) array
-        The poses between the pictures the method worked on.
-    layout_ : Layout
-        Sizes, channels, value ranges and kind of those pictures.
+    transforms_, quality_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     rounds: Count = 8
-    """Passes over the set, at most."""
     warm_up: CountOrZero = 3
-    """Rounds at the beginning that an affine motion or a homography spends as a smaller one, the first as a rigid and a
-    homography's others as an affine: from a poor start ECC loses single images."""
     iterations: Count = 50
-    """Steps of one call, at most."""
     epsilon: Positive = 1e-4
-    """A call ends when the correlation grows by less than this."""
     smoothing: Some[Annotated[int, Range(least=1, every=2)]] = (5, 5, 5, 3)
-    """Width in pixels (odd) of OpenCV's Gaussian filter in each round; the last one holds for the rest."""
     max_step: PositiveOrEndless = 3.0
-    """With guards: no corner moves farther than this many pixels in one round."""
     tolerance: NotNegative = 0.01
-    """Stop when the mean corner motion of a round falls below this many pixels."""
 
     motion: str = "homography"
     name: ClassVar[str] = "ecc"
@@ -99,130 +88,42 @@ class ECC(Method):
         super()._check_parameters()
         require("cv2", "faces")
 
+    @torch.no_grad()
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        start = start_poses(stack)
-        state = context.load() or {"found": start, "round": 0, "zoom": 1.0, "best": None, "motion": float("inf")}
-        found, moved = state["found"], float(state["motion"])
-        gauge = None
-        if self.guards:
-            zoom = float(state["zoom"])
-            gauge = Gauge.of_stack(stack, self.motion, keeps_intensity=image_features.keeps_intensity, zoom=zoom)
-        best = BestIterate(found, state["best"])
-        with torch.no_grad():
-            target = _collect(stack, found, image_features)
-            for i in range(int(state["round"]), self.rounds):
-                if moved < self.tolerance:
-                    context.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
-                    break
-                stepped, failures, correlation = self._round(stack, found, target.mean, image_features, i)
-                if gauge is not None:
-                    stepped = gauge.fix(stepped, target.ink)
-                moved = mean_motion(found, stepped, stack.frame)
-                found, target = stepped, _collect(stack, stepped, image_features)
-                # Before, the images still move by whole pixels: nothing to keep.
-                if gauge is not None and i + 1 >= len(self.smoothing):
-                    best.offer(found, target.cost, gauge.energy(target.ink))
-                values = {"cost": target.cost, "motion": moved, "correlation": correlation, "failures": failures}
-                context.step(i + 1, self.rounds, **values)
-                if context.due():
-                    zoom = 1.0 if gauge is None else gauge.zoom
-                    at = {"round": i + 1, "zoom": zoom, "motion": moved}
-                    context.save({"found": found, "best": best.state(), **at})
-            if gauge is not None and np.isfinite(best.cost):
-                found, target = best.found, _collect(stack, best.found, image_features)
-        self._template: torch.Tensor = target.mean
+        rounds = _Rounds(self, stack, image_features)
+        run = Iterations(self, stack, image_features, context, (self.rounds,))
+        mean, _, ink = rounds.collect(run.poses)
+        for _ in run.levels():
+            for i in run.steps():
+                stepped, correlations = run.poses.clone(), []
+                for part in chunks(stack):
+                    stepped[part], reached = rounds.step(part, run.poses[part], mean, i)
+                    correlations += reached
+                stepped = run.fix_gauge(stepped, ink)
+                moved = mean_motion(run.poses, stepped, stack.frame)
+                run.poses, (mean, cost, ink) = stepped, rounds.collect(stepped)
+                if i + 1 >= len(self.smoothing):  # before, the images still move by whole pixels
+                    run.offer(stepped, cost, ink)
+                values = {"cost": cost, "motion": moved, "failures": len(stack) - len(correlations)}
+                values["correlation"] = float(np.mean(correlations)) if correlations else float("nan")
+                run.end_step(values, why_still(moved, self.tolerance))
+        found = run.result()
+        self._template: torch.Tensor = rounds.collect(found)[0]
         return found
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        """Rounds towards the mean that `fit` ended with."""
-        found, template = start_poses(stack), self._template
-        with torch.no_grad():
-            context.map_images(lambda part: (self._place(stack, part, template, image_features),), chunks(stack), found)
-        return found
+        """Rounds towards the mean that `fit` ended with, in float64: no image may depend on the others."""
+        rounds = _Rounds(self, stack, image_features)
 
-    def _place(
-        self, stack: Stack, part: np.ndarray, template: torch.Tensor, image_features: ImageFeatures
-    ) -> torch.Tensor:
-        """Poses (B, 3, 3) of some images, each of which ends by its own motion.
+        def place(part: np.ndarray) -> torch.Tensor:
+            def step(poses: torch.Tensor, i: int, rows: torch.Tensor) -> torch.Tensor:
+                return rounds.step(rows.numpy(), poses, self._template, i)[0]
 
-        In float64: how sums are rounded depends on the number of images, and no image may depend on the others.
-        """
-        poses, moving = torch.as_tensor(stack.start[part]), torch.arange(len(part))
-        for i in range(self.rounds):
-            before = poses[moving]
-            poses[moving], _ = self._step(stack, part[moving.numpy()], before, template, image_features, i)
-            moving = moving[corner_motion(before, poses[moving], stack.frame) >= self.tolerance]
-            if not len(moving):
-                break
-        return poses.float()
+            poses = torch.as_tensor(stack.start[part])
+            step_until_still(poses, step, self.rounds, self.tolerance, stack.frame, torch.from_numpy(part))
+            return poses.float()
 
-    def _round(
-        self, stack: Stack, found: torch.Tensor, template: torch.Tensor, image_features: ImageFeatures, i: int
-    ) -> tuple[torch.Tensor, int, float]:
-        """Round i over the set: (new stack_from_frame, images on which it failed, mean correlation of the rest)."""
-        stepped, correlations = found.clone(), []
-        for part in chunks(stack):
-            stepped[part], reached = self._step(stack, part, found[part], template, image_features, i)
-            correlations += reached
-        mean = float(np.mean(correlations)) if correlations else float("nan")
-        return stepped, len(stack) - len(correlations), mean
-
-    def _step(
-        self,
-        stack: Stack,
-        part: np.ndarray,
-        found: torch.Tensor,
-        template: torch.Tensor,
-        image_features: ImageFeatures,
-        i: int,
-    ) -> tuple[torch.Tensor, list[float]]:
-        """One ECC call for each of some images at `found` (B, 3, 3), as in round i.
-
-        (new stack_from_frame, correlations of those images on which it did not fail), as precise as `found`.
-        """
-        motion, width = self._round_motion(i), self.smoothing[min(i, len(self.smoothing) - 1)]
-        canvas, target = _Canvas(stack.frame), template.mean(0).numpy()
-        images, masks = canvas.show(stack, part, found, image_features)
-        steps, correlations = torch.eye(3).to(found).repeat(len(part), 1, 1), []
-        for k in range(len(part)):
-            result = self._call(target, images[k], None if masks is None else masks[k], canvas, width, motion)
-            if result is not None:
-                steps[k] = torch.as_tensor(result[0])
-                correlations.append(result[1])
-        return self._compose(found, steps, motion, stack), correlations
-
-    def _round_motion(self, i: int) -> str:
-        """The motion of round i: a smaller one while images lie far from their mean."""
-        if i < self.warm_up and self.motion in ("affine", "homography"):
-            return "affine" if i else "rigid"
-        return self.motion
-
-    def _call(
-        self, template: np.ndarray, image: np.ndarray, mask: np.ndarray | None, canvas: _Canvas, width: int, motion: str
-    ) -> tuple[np.ndarray, float] | None:
-        """The step (3, 3) in frame pixels and its correlation, or None where OpenCV gives up."""
-        cv2 = require("cv2", "faces")
-        if image.max() == image.min():
-            return None
-        kinds = {"translation": 0, "rigid": 1, "affine": 2, "homography": 3}  # cv2.MOTION_*
-        rows = 3 if motion == "homography" else 2
-        criteria = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, self.iterations, self.epsilon)
-        try:
-            correlation, found = cv2.findTransformECC(
-                template, image, canvas.from_frame[:rows].copy(), kinds[motion], criteria, mask, width
-            )
-        except cv2.error:  # did not converge, or the images do not correlate: reported as a failure of this image
-            return None
-        step = canvas.frame_from @ np.vstack([found, [0, 0, 1]])[:3].astype(np.float64)
-        if not np.isfinite(step).all() or (self.guards and not _sane(step, canvas.frame)):
-            return None
-        return step, float(correlation)
-
-    def _compose(self, found: torch.Tensor, steps: torch.Tensor, motion: str, stack: Stack) -> torch.Tensor:
-        if not self.guards:
-            return found @ steps
-        delta = parameters_from_matrix(to_normalised(steps.double(), stack.frame), motion).to(found)
-        return GaussNewton(motion, stack.frame, max_step=self.max_step).compose(found, -delta.nan_to_num(0.0))
+        return place_each(stack, context, place)
 
     def _state(self) -> dict[str, torch.Tensor]:
         return {"template": self._template}
@@ -231,32 +132,86 @@ class ECC(Method):
         self._template = state["template"]
 
 
-class _Canvas:
-    """The frame with a margin, into which each image is sampled once per round; ECC then starts at the identity.
+class _Rounds:
+    """Rounds of ECC over images of a stack.
 
-    OpenCV's own matrices cannot hold a general start (its rigid one drops the scale), a step in the frame can.
+    Each image is sampled once per round into the frame with a margin, and ECC starts at the identity: OpenCV's own
+    matrices cannot hold a general start (its rigid one drops the scale), a step in the frame can.
     """
 
-    def __init__(self, frame: tuple[int, int]) -> None:
-        self.frame = frame
-        margin = int(np.ceil(_MARGIN * max(frame)))
-        self.size = (frame[0] + 2 * margin, frame[1] + 2 * margin)
-        self.from_frame = np.array([[1, 0, margin], [0, 1, margin], [0, 0, 1]], dtype=np.float32)
-        self.frame_from = np.linalg.inv(self.from_frame.astype(np.float64))
+    def __init__(self, method: ECC, stack: Stack, image_features: ImageFeatures) -> None:
+        self.method, self.stack, self.image_features = method, stack, image_features
+        self.size, self.frame_from_canvas = canvas_of(stack.frame)
+        self.canvas_from_frame = np.linalg.inv(self.frame_from_canvas).astype(np.float32)
 
-    def show(
-        self, stack: Stack, part: np.ndarray, found: torch.Tensor, image_features: ImageFeatures
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """(B, H, W) float32, and uint8 masks where part of the canvas has no image under it.
+    def step(
+        self, part: np.ndarray, found: torch.Tensor, mean: torch.Tensor, i: int
+    ) -> tuple[torch.Tensor, list[float]]:
+        """One ECC call for each of some images at `found` (B, 3, 3), as in round i.
 
-        Sampled as precisely as `found` is given.
+        (new stack_from_frame, correlations of those images on which it did not fail), as precise as `found`.
         """
-        stack_from_canvas = found @ torch.as_tensor(self.frame_from).to(found)
+        method, stack, motion = self.method, self.stack, self.method.motion
+        if i < method.warm_up and motion in ("affine", "homography"):  # while images lie far from their mean
+            motion = "affine" if i else "rigid"
+        images, masks = self._show(part, found)
+        steps, correlations = torch.eye(3).to(found).repeat(len(part), 1, 1), []
+        for k in range(len(part)):
+            result = self._call(mean.mean(0).numpy(), images[k], None if masks is None else masks[k], motion, i)
+            if result is not None:
+                steps[k] = torch.as_tensor(result[0])
+                correlations.append(result[1])
+        if not method.guards:
+            return found @ steps, correlations
+        delta = parameters_from_matrix(to_normalised(steps.double(), stack.frame), motion).to(found)
+        newton = GaussNewton(motion, stack.frame, max_step=method.max_step)
+        return newton.compose(found, -delta.nan_to_num(0.0)), correlations
+
+    def _show(self, part: np.ndarray, found: torch.Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+        """(B, H, W) float32, and uint8 masks where part of the canvas has no image under it."""
+        stack = self.stack
+        stack_from_canvas = found @ torch.as_tensor(self.frame_from_canvas).to(found)
         images, masks = stack.images(part).mean(1, keepdim=True).to(found), stack.masks(part)
         shown = warp(images, stack_from_canvas, self.size, mode="bicubic")[:, 0].float().numpy()
         masks = None if masks is None else masks.to(found)
-        seen = image_features.covered(stack_from_canvas, stack.size, self.size, masks)
-        return shown, None if seen is None else (seen[:, 0] > _WHOLLY_SEEN).numpy().astype(np.uint8)
+        seen = self.image_features.covered(stack_from_canvas, stack.size, self.size, masks)
+        return shown, None if seen is None else (seen[:, 0] > MIN_CANVAS_COVERAGE).numpy().astype(np.uint8)
+
+    def _call(
+        self, template: np.ndarray, image: np.ndarray, mask: np.ndarray | None, motion: str, i: int
+    ) -> tuple[np.ndarray, float] | None:
+        """The step (3, 3) in frame pixels and its correlation, or None where OpenCV gives up."""
+        cv2, method = require("cv2", "faces"), self.method
+        if image.max() == image.min():
+            return None
+        kinds = {"translation": 0, "rigid": 1, "affine": 2, "homography": 3}  # cv2.MOTION_*
+        first = self.canvas_from_frame[: 3 if motion == "homography" else 2].copy()
+        criteria = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, method.iterations, method.epsilon)
+        width = method.smoothing[min(i, len(method.smoothing) - 1)]
+        try:
+            correlation, found = cv2.findTransformECC(template, image, first, kinds[motion], criteria, mask, width)
+        except cv2.error:  # did not converge, or the images do not correlate: reported as a failure of this image
+            return None
+        step = self.frame_from_canvas @ np.vstack([found, [0, 0, 1]])[:3].astype(np.float64)
+        if not np.isfinite(step).all() or (method.guards and not _sane(step, self.stack.frame)):
+            return None
+        return step, float(correlation)
+
+    def collect(self, found: torch.Tensor) -> tuple[torch.Tensor, float, float]:
+        """The mean (C, h, w) of the images as they are now, their mean squared distance to it, and their ink."""
+        stack, total = self.stack, torch.zeros(())
+        squares, weight, ink = total, total, 0.0
+        for part in chunks(stack):
+            shown = warp(stack.images(part), found[part], stack.frame)
+            seen = self.image_features.covered(found[part], stack.size, stack.frame, stack.masks(part))
+            seen = torch.ones_like(shown[:, :1]) if seen is None else seen
+            total, squares = total + (shown * seen).sum(0).double(), squares + (shown.square() * seen).sum(0).double()
+            weight = weight + seen.sum(0).double()
+            ink += float(shown.sum())
+        weight = weight.clamp(min=1e-3)
+        mean = total / weight
+        cost = float((squares - weight * mean.square()).sum() / (weight.sum() * len(mean)))
+        return mean.float(), cost, ink
 
 
 def _sane(step: np.ndarray, frame: tuple[int, int]) -> bool:
@@ -265,32 +220,4 @@ def _sane(step: np.ndarray, frame: tuple[int, int]) -> bool:
     if not np.isfinite(centred).all() or abs(centred[2, 2]) < 1e-6:
         return False
     centred = centred / centred[2, 2]
-    return bool(np.abs(centred[2, :2]).sum() < _STEEPEST and np.linalg.det(centred) > _SMALLEST)
-
-
-@dataclass
-class _Target:
-    """What the images show together."""
-
-    mean: torch.Tensor  # (C, h, w)
-    cost: float  # mean squared distance of the images to it
-    ink: float  # of all images together, in frame pixels
-
-
-def _collect(stack: Stack, found: torch.Tensor, image_features: ImageFeatures) -> _Target:
-    """The mean of the images as they are now, and what goes with it, in one pass."""
-    total: Any = 0.0
-    squares: Any = 0.0
-    weight: Any = 0.0
-    ink = 0.0
-    for part in chunks(stack):
-        shown = warp(stack.images(part), found[part], stack.frame)
-        seen = image_features.covered(found[part], stack.size, stack.frame, stack.masks(part))
-        seen = torch.ones_like(shown[:, :1]) if seen is None else seen
-        total, squares = total + (shown * seen).sum(0).double(), squares + (shown.square() * seen).sum(0).double()
-        weight = weight + seen.sum(0).double()
-        ink += float(shown.sum())
-    weight = weight.clamp(min=1e-3)
-    mean = total / weight
-    cost = float((squares - weight * mean.square()).sum() / (weight.sum() * len(mean)))
-    return _Target(mean.float(), cost, ink)
+    return bool(np.abs(centred[2, :2]).sum() < MAX_PERSPECTIVE and np.linalg.det(centred) > MIN_DETERMINANT)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +15,7 @@ import torch
 
 from congeal.errors import require
 from congeal.execution import has_executor, map_images
+from congeal.methods.checks import MOST_SEED
 from congeal.progress import Progress, log
 
 
@@ -58,18 +61,9 @@ class _BatchWork:
 class FitContext:
     """The context in which a method fits a set or aligns new images.
 
-    Parameters
-    ----------
-    method : str
-        Its name, for the progress bar and the checkpoint.
-    callbacks : iterable of callables
-        Called with an `Event` after every step.
-    checkpoint : StateFile, optional
-        Where the state is kept, so that an interrupted run continues.
-    quiet : bool
-        Show no progress.
-    save_every : float
-        Seconds between checkpoints.
+    method: its name, for the progress bar and the checkpoint. callbacks: called with an `Event` after every step.
+    checkpoint: where the state is kept every `save_every` seconds, so that an interrupted run continues. quiet: show no
+    progress.
     """
 
     method: str
@@ -90,16 +84,17 @@ class FitContext:
             self._progress = Progress(total, self.method, quiet=self.quiet)
             self._progress.update(step - 1)
         self._progress.update(step - self._progress.done, **values)
-        self.history.append({"step": step, **values})
-        for callback in self.callbacks:
-            callback(Event(self.method, step, total, values))
+        self._record(step, total, values)
 
     def note(self, **values: float) -> None:
         """Report one more step of a stage whose number of steps is not known in advance."""
         step = len(self.history) + 1
+        self._record(step, step, values)
+
+    def _record(self, step: int, total: int, values: dict[str, float]) -> None:
         self.history.append({"step": step, **values})
         for callback in self.callbacks:
-            callback(Event(self.method, step, step, values))
+            callback(Event(self.method, step, total, values))
 
     def ends_early(self, why: str) -> None:
         """Say why not all steps are taken: "a step moved the images by less than 0.01 px"."""
@@ -113,10 +108,12 @@ class FitContext:
         self.history[:] = state["history"]
         return dict(state["state"])
 
-    def saved_random_state(self) -> int | None:
-        """The seed of the state that `load` would give, or None."""
-        state = self._stored()
-        return None if state is None else state.get("random_state")
+    def choose_seed(self, random_state: int | None) -> int:
+        """The seed of a fit: the one given, else that of the interrupted fit, else a random one."""
+        if random_state is not None:
+            return int(random_state)
+        before = (self._stored() or {}).get("random_state")
+        return secrets.randbelow(MOST_SEED + 1) if before is None else before
 
     def _stored(self) -> dict[str, Any] | None:
         state = self.checkpoint.load() if self.checkpoint is not None else None
@@ -148,24 +145,11 @@ class FitContext:
 
         Finished rows go to the checkpoint now and then, and an interrupted pass continues after them.
 
-        Parameters
-        ----------
-        work : callable
-            Gets a batch, returns its rows of every output; can be pickled if `key` is given.
-        batches : sequence of (k,) arrays
-            Successive positions, from 0.
-        *outputs : tensors
-            Filled in place; row i belongs to position i.
-        state : mapping, optional
-            Results of earlier stages that the checkpoint has to hold.
-        name : str
-            Name of this pass in the checkpoint, where a run has more than one.
-        key : callable, optional
-            Digest of the inputs of `work`, so that an executor may do it; None: it stays in this process.
-        values : int
-            Pixel values of one image, by which an executor gets shards.
-        threads : int
-            Number of batches that this process works on at a time.
+        work: gets a batch, returns its rows of every output; can be pickled if `key` is given. batches: successive
+        positions, from 0. outputs: filled in place; row i belongs to position i. state: results of earlier stages that
+        the checkpoint has to hold. name: of this pass in the checkpoint, where a run has more than one. key: gives a
+        digest of the inputs of `work`, so that an executor may do it; None: it stays in this process. values: pixel
+        values of one image, by which an executor gets shards. threads: batches that this process works on at a time.
         """
         stored = self._stored() or {"state": {}}  # not `load`: the history may have grown since it was saved
         done, saved = stored["state"].get(name, (0, ()))
@@ -183,13 +167,14 @@ class FitContext:
         total = int(batches[-1][-1]) + 1
         self._progress = Progress(total, stage, quiet=self.quiet or distributed, done=done)
         results = map_images(_BatchWork(work), left, stage=stage, key=key, values=values, threads=threads)
-        for batch, result in zip(left, results, strict=True):
-            for number, output in enumerate(outputs):
-                output[batch[0] : batch[-1] + 1] = torch.from_numpy(result[str(number)])
-            self._progress.update(len(batch))
-            if self.due() and not distributed:
-                done = int(batch[-1]) + 1
-                save()
+        with closing(results):  # type: ignore[type-var]  # a generator, which gives its threads back
+            for batch, result in zip(left, results, strict=True):
+                for number, output in enumerate(outputs):
+                    output[batch[0] : batch[-1] + 1] = torch.from_numpy(result[str(number)])
+                self._progress.update(len(batch))
+                if self.due() and not distributed:
+                    done = int(batch[-1]) + 1
+                    save()
         self.close()  # steps that follow are counted anew
 
     def close(self) -> None:

@@ -9,30 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from congeal.errors import CongealError
 from congeal.filters import gaussian_blur
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
-from congeal.methods.base import Method
-from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Some
+from congeal.methods.checks import Count, Positive
 from congeal.methods.fit_context import FitContext
-from congeal.registration.batching import chunks, start_poses
-from congeal.registration.best_iterate import BestIterate
+from congeal.methods.iterative import (
+    GaussNewtonMethod,
+    Iterations,
+    double_images,
+    place_each,
+    step_until_still,
+    why_still,
+)
+from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures
 from congeal.registration.filters import frame_unit
-from congeal.registration.gauge import Gauge, corner_motion, mean_motion
-from congeal.registration.gauss_newton import GaussNewton, steepest_descent
+from congeal.registration.gauge import mean_motion
+from congeal.registration.gauss_newton import steepest_descent
 
-_FIRST_ROUNDS = 4  # power steps from a random basis; later ones begin where the last ended and need one
+FIRST_POWER_STEPS = 4
+"""Power steps from a random basis; later ones begin where the last ended and need one. Chosen by judgement: the basis
+goes on turning with every step of the images."""
 
 
 @dataclass(kw_only=True, eq=False)
-class LogDet(Method):
+class LogDet(GaussNewtonMethod):
     """Log-det congealing: PCA of the aligned set and Gauss-Newton towards each image's projection, in turn.
 
     Minimises ½ log det(ε²I + cov(c)) + 1/(2D) Σ_i ‖I_i − c_i∘p_i⁻¹‖² / n over codes c_i and transforms p_i. Needs
@@ -46,126 +54,61 @@ class LogDet(Method):
         D: how much squared error one nat of code is worth; large ones leave little more than the mean image.
     rank : int
         Principal directions kept, at most; the rest of the variance counts as one flat remainder.
-    blurs : tuple of float
-        Standard deviation of the Gaussian blur at each level, in pixels of a 28-pixel frame.
-    iterations : tuple of int
-        Steps at each level, at most.
-    damping : float
-        Levenberg damping, relative to the diagonal of the Hessian.
-    max_step : float
-        With guards: no corner moves farther than this many pixels in one step.
-    tolerance : float
-        A level ends when the mean corner motion of a step falls below this many pixels. A new image ends a level by its
-        own motion.
+    blurs, iterations, damping, max_step, tolerance
+        As for every method by Gauss-Newton, see `GaussNewtonMethod`.
     motion, size, align_on, kind, guards, random_state
         As for every method, see `Method`.
 
     Attributes
     ----------
-    transforms_ : Transforms
-        aligned_from_source of every image of the fit, in source pixels.
-    quality_ : Quality
-        Numbers and verdict of the fit.
     history_ : list of dict
         After every step: cost, its parts complexity (nats) and distortion (squared error of an image), and motion (mean
         corner motion in pixels).
-    stack_from_frame_ : (n, 3, 3) array
-        The poses between the pictures the method worked on.
-    layout_ : Layout
-        Sizes, channels, value ranges and kind of those pictures.
+    transforms_, quality_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     noise: Positive = 0.03
-    """ε: standard deviation of a pixel, in [0, 1], below which a direction of the codes costs nothing more."""
     distortion: Positive = 1.0
-    """D: how much squared error one nat of code is worth; large ones leave little more than the mean image."""
     rank: Count = 24
-    """Principal directions kept, at most; the rest of the variance counts as one flat remainder."""
-    blurs: Some[NotNegative] = (2.0, 1.0, 0.0)
-    """Gaussian blur of each level, in pixels of a 28-pixel frame."""
-    iterations: Some[CountOrZero] = (10, 10, 30)
-    """Steps at each level, at most."""
-    damping: NotNegative = 1e-2
-    """Levenberg damping, relative to the diagonal of the Hessian."""
-    max_step: PositiveOrEndless = 3.0
-    """With guards: no corner moves farther than this many pixels in one step."""
-    tolerance: NotNegative = 0.01
-    """A level ends when the mean corner motion of a step falls below this many pixels."""
 
     name: ClassVar[str] = "logdet"
 
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        if len(self.blurs) != len(self.iterations):
-            raise CongealError(f"blurs {self.blurs} and iterations {self.iterations} need the same length")
-
+    @torch.no_grad()
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        with torch.no_grad():
-            return self._alternate(stack, image_features, context)
-
-    def _alternate(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        start = start_poses(stack)
-        fresh: dict[str, Any] = {"found": start, "level": 0, "iteration": 0, "zoom": 1.0, "best": None, "basis": None}
-        state = context.load() or fresh
-        found, basis, total = state["found"], state["basis"], sum(self.iterations)
-        gauge = None
-        if self.guards:
-            zoom = float(state["zoom"])
-            gauge = Gauge.of_stack(stack, self.motion, keeps_intensity=image_features.keeps_intensity, zoom=zoom)
-        best, codebooks = BestIterate(start, state["best"]), list(state.get("codebooks", []))
-        for at in range(int(state["level"]), len(self.blurs)):
+        run = Iterations(self, stack, image_features, context, self.iterations, basis=None, codebooks=[])
+        basis, codebooks = run.own["basis"], list(run.own["codebooks"])
+        for at in run.levels():
             level = _Level(self, stack, self.blurs[at], image_features)
-            moved = float("inf")
-            for iteration in range(int(state["iteration"]) if at == state["level"] else 0, self.iterations[at]):
-                code = level.learn(found, basis)
+            for _ in run.steps():
+                code = level.learn(run.poses, basis)
                 basis = code.basis
-                stepped, distortion = level.step(found, code)
+                stepped, distortion = level.step(run.poses, code)
                 cost = code.complexity + distortion / (2 * self.distortion)
-                if gauge is not None:
-                    if at == len(self.blurs) - 1:
-                        best.offer(found, cost, gauge.energy(code.ink))
-                    # Blur carries ink over the frame's edge, so only sharp images witness the scale.
-                    stepped = gauge.fix(stepped, None if level.sigma else code.ink)
-                moved = mean_motion(found, stepped, stack.frame)
-                found = stepped
+                if at == len(self.blurs) - 1:
+                    run.offer(run.poses, cost, code.ink)
+                # Blur carries ink over the frame's edge, so only sharp images tell the scale.
+                stepped = run.fix_gauge(stepped, None if level.sigma else code.ink)
+                moved = mean_motion(run.poses, stepped, stack.frame)
+                run.poses = stepped
                 values = {"cost": cost, "complexity": code.complexity, "distortion": distortion, "motion": moved}
-                context.step(sum(self.iterations[:at]) + iteration + 1, total, **values)
-                if context.due():
-                    zoom = 1.0 if gauge is None else gauge.zoom
-                    next_one = iteration + 1 if moved >= self.tolerance else self.iterations[at]
-                    where = {"level": at, "iteration": next_one, "zoom": zoom, "basis": basis}
-                    context.save({"found": found, **where, "best": best.state(), "codebooks": codebooks})
-                if moved < self.tolerance:
-                    context.ends_early(f"a step moved the images by less than {self.tolerance:g} px")
-                    break
-            codebooks.append(level.learn(found, basis).tensors())
+                run.end_step(values, why_still(moved, self.tolerance), basis=basis, codebooks=codebooks)
+            codebooks.append(level.learn(run.poses, basis).tensors())
         self._codebooks: list[dict[str, torch.Tensor]] = codebooks
-        return found if gauge is None or not best.sound else best.found
+        return run.result()
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         """Gauss-Newton towards projections on what `fit` learnt at each level."""
-        found = start_poses(stack)
-        with torch.no_grad():
-            levels = [_Level(self, stack, sigma, image_features) for sigma in self.blurs]
-            codes = [Codebook.from_tensors(code, torch.float64) for code in self._codebooks]
-            context.map_images(lambda part: (self._place(stack, part, levels, codes),), chunks(stack), found)
-        return found
+        levels = [_Level(self, stack, sigma, image_features) for sigma in self.blurs]
+        codes = [Codebook.from_tensors(code, torch.float64) for code in self._codebooks]
+        return place_each(stack, context, lambda part: self._place(stack, part, levels, codes))
 
     def _place(self, stack: Stack, part: np.ndarray, levels: list[_Level], codes: list[Codebook]) -> torch.Tensor:
-        """Poses (B, 3, 3) of some images, each of which ends a level by its own motion.
-
-        In float64: how sums are rounded depends on the number of images, and no image may depend on the others.
-        """
-        poses, images, masks = torch.as_tensor(stack.start[part]), stack.images(part).double(), stack.masks(part)
-        masks = None if masks is None else masks.double()
+        """Poses (B, 3, 3) of some images."""
+        poses, images, masks = double_images(stack, part)
         for level, code, iterations in zip(levels, codes, self.iterations, strict=True):
-            soft, moving = gaussian_blur(images, level.sigma), torch.arange(len(part))
-            for _ in range(iterations):
-                before, own_masks = poses[moving], None if masks is None else masks[moving]
-                poses[moving], _ = level.step_some(soft[moving], own_masks, before, code)
-                moving = moving[corner_motion(before, poses[moving], stack.frame) >= self.tolerance]
-                if not len(moving):
-                    break
+            step, soft = partial(level.step_new, code), gaussian_blur(images, level.sigma)
+            step_until_still(poses, step, iterations, self.tolerance, stack.frame, soft, masks)
         return poses.float()
 
     def _state(self) -> dict[str, torch.Tensor]:
@@ -208,8 +151,7 @@ class _Level:
         """sigma: in pixels of a 28-pixel frame."""
         self.method, self.stack, self.image_features, self.parts = method, stack, image_features, chunks(stack)
         self.sigma = sigma * frame_unit(stack.frame)
-        max_step = method.max_step if method.guards else float("inf")
-        self.newton = GaussNewton(method.motion, stack.frame, method.damping, max_step)
+        self.newton = method._newton(stack)
 
     def learn(self, found: torch.Tensor, basis: torch.Tensor | None) -> Codebook:
         """PCA of the images as they are now, by subspace iteration that starts where the last one ended."""
@@ -218,10 +160,8 @@ class _Level:
         rounds = 1
         if basis is None or basis.shape != (m, rank):
             generator = torch.Generator().manual_seed(self.method.random_state_)
-            basis, rounds = (
-                torch.linalg.qr(torch.randn(m, rank, generator=generator, dtype=torch.float32))[0],
-                _FIRST_ROUNDS,
-            )
+            basis = torch.linalg.qr(torch.randn(m, rank, generator=generator, dtype=torch.float32))[0]
+            rounds = FIRST_POWER_STEPS
         for _ in range(rounds):
             mean, spread, total, ink = self._moments(found, basis)
             values, turn = torch.linalg.eigh(basis.double().T @ spread)
@@ -256,6 +196,12 @@ class _Level:
             moved[part], squares = self.step_some(images, self.stack.masks(part), found[part], code)
             distortion += squares
         return moved, distortion / len(self.stack)
+
+    def step_new(
+        self, code: Codebook, poses: torch.Tensor, _: int, images: torch.Tensor, masks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`step_some` for new images."""
+        return self.step_some(images, masks, poses, code)[0]
 
     def step_some(
         self, images: torch.Tensor, masks: torch.Tensor | None, found: torch.Tensor, code: Codebook

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,10 +34,9 @@ from congeal.images import Stack
 from congeal.memmap import allocate
 from congeal.methods.semantic.feature_maps import FeatureSimilarity
 from congeal.methods.sequence.temporal_likeness import temporal_likeness
-from congeal.methods.thumbnails import make_preview
-from congeal.methods.views import ContrastViews, NormalisedViews
+from congeal.methods.views import ContrastViews, NormalisedViews, make_preview
 from congeal.registration.batching import chunks, pixel_area, stack_values
-from congeal.registration.features import ImageFeatures, pixel_features
+from congeal.registration.features import pixel_features
 from congeal.registration.gauge import can_scale
 from congeal.rows import evenly_spaced_rows, row_slices
 from congeal.transforms import STATUSES
@@ -48,7 +44,7 @@ from congeal.transforms import STATUSES
 OK, BLANK, OUTLIER, FAILED = (STATUSES.index(word) for word in ("ok", "blank", "outlier", "failed"))
 
 
-# Of each image: ink in the frame and in the source, share of the frame without image, scales.
+# Of each image: total intensity in the frame and in the source, share of the frame without image, scales.
 _PER_IMAGE = {
     "ink": np.float32,
     "stack_ink": np.float32,
@@ -58,6 +54,8 @@ _PER_IMAGE = {
 }
 # Of each image: likeness to the inliers that it is most like, likeness to their mean, whether it shows nothing.
 _PER_SCORED_IMAGE = {"likeness": np.float64, "score": np.float64, "flat": np.bool_}
+Runs = Sequence[tuple[int, int]]
+"""The images of a shard, as (first, stop) of the runs that are read at once."""
 
 
 @dataclass
@@ -89,15 +87,13 @@ def measure(
     not local contrast. unknown (n,): images that have failed because nothing ties them to the others.
     """
     with torch.no_grad():
-        over = partial(_map_shards, stack, stack_from_frame, kind, show=not quiet)
-        pixel_pass = _PixelPass(
-            stack, stack_from_frame, kind, over
-        )  # by an executor, while the sample is compared here
-        if ordered:
+        shards = _Shards(stack, stack_from_frame, kind, show=not quiet)
+        started = shards.map("measuring pixels", _PixelTask(stack, stack_from_frame, kind))
+        if ordered:  # an executor looks at pixels while images are compared here
             alike = _likeness_in_sequence(stack, stack_from_frame, kind)
         else:
-            alike = _likeness_in_set(stack, stack_from_frame, kind, sight, over)
-        pixels = pixel_pass.result()
+            alike = _likeness_in_set(stack, stack_from_frame, kind, sight, shards)
+        pixels = _Pixels.collected(stack, kind, shards, started)
     # Around an object is empty ground, where the frame may go anywhere; so the scale at its centre decides.
     lost = (pixels.lost & (not ordered)) | implausible_scales(pixels.frame_scale if kind == "photo" else pixels.scale)
     status = np.where(alike.inlier, OK, OUTLIER).astype(np.uint8)
@@ -125,6 +121,23 @@ def measure(
     return Measurement(quality, alike.score, status, pixels.outside)
 
 
+class _Shards:
+    """The passes over all images: the same shards for each, by an executor if there is one."""
+
+    def __init__(self, stack: Stack, stack_from_frame: np.ndarray, kind: str, *, show: bool) -> None:
+        # Looking at an image takes a tenth of the time that placing it does, so shards are larger.
+        together = group_batches(chunks(stack), max(1, stack_values(stack) // 4))
+        self.runs: list[Runs] = [[(int(part[0]), int(part[-1]) + 1) for part in shard] for shard in together]
+        self.ranges = [(shard[0][0], shard[-1][1]) for shard in self.runs]
+        self._inputs = (stack_from_frame, stack.kept, stack.start, stack.size, stack.frame, kind)
+        self._show = show
+
+    def map(self, stage: str, work: Callable[[Runs], Result]) -> Iterator[Result]:
+        """The results of all shards, in order."""
+        counts = [stop - first for first, stop in self.ranges]
+        return map_shards(work, self.runs, counts, stage=stage, key=lambda: key_of(*self._inputs), show=self._show)
+
+
 # ---- pixels
 
 
@@ -138,60 +151,25 @@ class _Pixels:
     blank: np.ndarray  # (n,) bool: there is no object in the source
     means: tuple[np.ndarray, np.ndarray]  # (C,h,w) before and after, on the 0–255 scale
 
-
-_ShardMap = Callable[[str, Callable[[Any], Result], Sequence[Any], Sequence[int]], Iterator[Result]]
-
-
-def _map_shards(
-    stack: Stack,
-    stack_from_frame: np.ndarray,
-    kind: str,
-    stage: str,
-    work: Callable[[Any], Result],
-    shards: Sequence[Any],
-    counts: Sequence[int],
-    *,
-    show: bool,
-) -> Iterator[Result]:
-    inputs = (stack_from_frame, stack.kept, stack.start, stack.size, stack.frame, kind)
-    return map_shards(work, shards, counts, stage=stage, key=lambda: key_of(key_of(*inputs), shards), show=show)
-
-
-class _PixelPass:
-    """A pass over all pixels, started; `result` waits for its end."""
-
-    def __init__(self, stack: Stack, stack_from_frame: np.ndarray, kind: str, over: _ShardMap) -> None:
-        self._stack, self._kind, self._area = stack, kind, pixel_area(stack)
-        task = _PixelTask(stack, stack_from_frame, kind, self._area)
-        together = group_batches(chunks(stack), _light(stack))
-        self._items = [[(int(part[0]), int(part[-1]) + 1) for part in shard] for shard in together]
-        counts = [item[-1][1] - item[0][0] for item in self._items]
-        self._done = over("measuring pixels", task, self._items, counts)
-
-    def result(self) -> _Pixels:
+    @classmethod
+    def collected(cls, stack: Stack, kind: str, shards: _Shards, results: Iterator[Result]) -> _Pixels:
         """All shards together."""
-        stack, image_features, area = self._stack, pixel_features(self._kind), self._area
+        area, outside_before = pixel_area(stack), 0.0
         meter = PixelMeter(aligned_area=1 / area)
-        seen = {name: allocate((len(stack),), dtype) for name, dtype in _PER_IMAGE.items()}
-        outside_before = 0.0
-        for item, one in zip(self._items, self._done, strict=True):
-            for name, values in seen.items():
-                values[item[0][0] : item[-1][1]] = one.pop(name)
+        each = {name: allocate((len(stack),), dtype) for name, dtype in _PER_IMAGE.items()}
+        for rows, one in zip(shards.ranges, results, strict=True):
+            for name, values in each.items():
+                values[slice(*rows)] = one.pop(name)
             outside_before += float(one.pop("outside_before"))
             meter.merge(PixelMeter().restore(one))
-        ink, source_ink, outside, scale, frame_scale = seen.values()
+        outside, nothing = each["outside"], np.zeros(len(stack), dtype=bool)
+        if pixel_features(kind).keeps_intensity:
+            lost, nothing = each["ink"] * np.float32(area) < LOST_INK * each["stack_ink"], blank(each["stack_ink"])
+        else:
+            lost = outside > MAX_OUT_OF_FRAME
         numbers = meter.numbers() | {"out_of_frame_before": outside_before / len(stack)}
         means = (meter.before.mean, meter.after.mean)
-        if not image_features.keeps_intensity:
-            nothing = np.zeros(len(stack), dtype=bool)
-            return _Pixels(numbers, scale, frame_scale, outside, outside > MAX_OUT_OF_FRAME, nothing, means)
-        lost = ink * np.float32(area) < LOST_INK * source_ink
-        return _Pixels(numbers, scale, frame_scale, outside, lost, blank(source_ink), means)
-
-
-def _light(stack: Stack) -> int:
-    """Values by which shards are cut: looking at an image takes a tenth of the time that placing it does."""
-    return max(1, stack_values(stack) // 4)
+        return cls(numbers, each["scale"], each["frame_scale"], outside, lost, nothing, means)
 
 
 @dataclass
@@ -201,36 +179,35 @@ class _PixelTask:
     stack: Stack
     stack_from_frame: np.ndarray
     kind: str
-    area: float
 
     @torch.no_grad()
-    def __call__(self, runs: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
-        meter, image_features = PixelMeter(aligned_area=1 / self.area), pixel_features(self.kind)
-        origin, n = runs[0][0], runs[-1][1] - runs[0][0]
+    def __call__(self, runs: Runs) -> Result:
+        meter, outside_before = PixelMeter(aligned_area=1 / pixel_area(self.stack)), 0.0
         # Filled in place: small arrays that stay between large ones that go would keep their memory.
+        origin, n = runs[0][0], runs[-1][1] - runs[0][0]
         each = {name: np.zeros(n, dtype) for name, dtype in _PER_IMAGE.items()}
-        outside_before = 0.0
         for first, stop in runs:
-            here = {name: values[first - origin : stop - origin] for name, values in each.items()}
-            outside_before += self._run(np.arange(first, stop), meter, image_features, here)
+            rows, here = np.arange(first, stop), slice(first - origin, stop - origin)
+            outside_before += self._run(rows, meter, {name: values[here] for name, values in each.items()})
         return {**each, **meter.state(), "outside_before": np.array(outside_before)}
 
-    def _run(
-        self, part: np.ndarray, meter: PixelMeter, image_features: ImageFeatures, each: dict[str, np.ndarray]
-    ) -> float:
+    def _run(self, rows: np.ndarray, meter: PixelMeter, each: dict[str, np.ndarray]) -> float:
         """Take in a run, fill in the numbers of its images, and give the share of the frame that was empty before."""
-        stack, poses = self.stack, self.stack_from_frame[part]
-        found, start = _matrices(poses), _matrices(stack.start[part])
-        images, masks = stack.images(part), stack.masks(part)
-        before, before_weight = _shown(images, masks, start, stack, image_features)
-        after, after_weight = _shown(images, masks, found, stack, image_features)
+        stack, features, poses = self.stack, pixel_features(self.kind), self.stack_from_frame[rows]
+        found, start = (torch.as_tensor(matrices).float() for matrices in (poses, stack.start[rows]))
+        images, masks = stack.images(rows), stack.masks(rows)
+        # Real photographs do not end in black, so what is not covered has no weight.
+        (before, before_weight), (after, after_weight) = (
+            (warp(images, matrices, stack.frame), features.covered(matrices, stack.size, stack.frame, masks))
+            for matrices in (start, found)
+        )
         meter.update_before(before, before_weight)
         meter.update_after(after, images, after_weight)
+        frame_from_stack = invert(poses.astype(np.float64))
         each["ink"][:], each["stack_ink"][:] = after.flatten(1).sum(1), images.flatten(1).sum(1)
         each["outside"][:] = 1 - coverage(found, stack.size, stack.frame).mean((1, 2, 3))
-        frame_from_stack = invert(poses.astype(np.float64))
-        each["scale"][:] = scales(frame_from_stack, stack.frame, invert(stack.start[part]))
-        each["frame_scale"][:] = frame_scales(poses, stack.start[part], stack.frame)
+        each["scale"][:] = scales(frame_from_stack, stack.frame, invert(stack.start[rows]))
+        each["frame_scale"][:] = frame_scales(poses, stack.start[rows], stack.frame)
         return float((1 - coverage(start, stack.size, stack.frame).mean((1, 2, 3))).sum())
 
 
@@ -238,21 +215,6 @@ def _start_energy(stack: Stack) -> float:
     """The energy ratio that the scale of the start gives to an object that lies inside the frame."""
     each = [scales(invert(stack.start[part]), stack.frame) for part in row_slices(len(stack))]
     return geometric_mean(np.concatenate(each)) ** 2 * pixel_area(stack)
-
-
-def _matrices(rows: np.ndarray) -> torch.Tensor:
-    return torch.as_tensor(rows).float()
-
-
-def _shown(
-    images: torch.Tensor,
-    masks: torch.Tensor | None,
-    matrices: torch.Tensor,
-    stack: Stack,
-    image_features: ImageFeatures,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Images as the frame shows them, and their weights: real photographs do not end in black."""
-    return warp(images, matrices, stack.frame), image_features.covered(matrices, stack.size, stack.frame, masks)
 
 
 # ---- likeness
@@ -274,7 +236,7 @@ def _likeness_in_sequence(stack: Stack, stack_from_frame: np.ndarray, kind: str)
 
 
 def _likeness_in_set(
-    stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSimilarity | None, over: _ShardMap
+    stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSimilarity | None, shards: _Shards
 ) -> _Likeness:
     """Likeness of a sample of the images to each other, and of all other images to the sample."""
     n = len(stack)
@@ -306,7 +268,11 @@ def _likeness_in_set(
     each = {name: allocate((n,), dtype) for name, dtype in _PER_SCORED_IMAGE.items()}
     each["likeness"][sample], each["flat"][sample] = model.likeness, ~np.isfinite(after)
     each["score"][sample] = mean.likeness(*pictures[0], torch.as_tensor(inlier)) if n > 1 else 1.0
-    _score_others(_Scoring(views, model, mean, sample, max(1, most // 8)), each, _light(stack), over)
+    if len(sample) < n:
+        scoring = _ScoringTask(views, model, mean, sample, max(1, most // 8))
+        for rows, one in zip(shards.ranges, shards.map("measuring likeness", scoring), strict=True):
+            for name, values in each.items():
+                values[scoring.others(*rows)] = one[name]
     return _Likeness(numbers, each["score"], each["likeness"] >= model.min_likeness, each["flat"])
 
 
@@ -330,20 +296,9 @@ def _select(pictures: Pictures, rows: np.ndarray) -> Pictures:
     return contrast[rows], None if counts is None else counts[rows]
 
 
-def _score_others(scoring: _Scoring, each: dict[str, np.ndarray], values: int, over: _ShardMap) -> None:
-    """Fill in the numbers of all images that are not in the sample."""
-    together = group_batches(scoring.split(), values)
-    edges = np.cumsum([0, *map(len, together)]).tolist()
-    images = [sum(map(len, shard)) for shard in together]
-    for shard, one in zip(together, over("measuring likeness", scoring, list(pairwise(edges)), images), strict=True):
-        rows = np.concatenate(shard)
-        for name, array in each.items():
-            array[rows] = one[name]
-
-
 @dataclass
-class _Scoring:
-    """Likeness of images to those of the sample, a few at a time."""
+class _ScoringTask:
+    """Likeness of the images of a shard to those of the sample, a few at a time."""
 
     views: Sequence[ContrastViews]
     model: InlierModel
@@ -351,29 +306,19 @@ class _Scoring:
     sample: np.ndarray
     together: int
 
-    def split(self) -> list[np.ndarray]:
-        """Rows that are not in the sample, a few at a time."""
-        others = np.ones(self.views[0].count, dtype=bool)
-        others[self.sample] = False
-        rest = np.flatnonzero(others)
-        return list(np.array_split(rest, -(-len(rest) // self.together))) if len(rest) else []
-
-    @cached_property
-    def _parts(self) -> list[np.ndarray]:  # made by each worker, not sent to it
-        return self.split()
+    def others(self, first: int, stop: int) -> np.ndarray:
+        """Rows that are not in the sample."""
+        return np.setdiff1d(np.arange(first, stop), self.sample)
 
     @torch.no_grad()
-    def __call__(self, runs: tuple[int, int]) -> dict[str, np.ndarray]:
-        parts = self._parts[slice(*runs)]
-        each: dict[str, np.ndarray] = {
-            name: np.zeros(sum(map(len, parts)), dtype) for name, dtype in _PER_SCORED_IMAGE.items()
-        }
-        at = 0
-        for part in parts:
-            pictures = [view.pictures(part) for view in self.views]
-            here = slice(at, at + len(part))
+    def __call__(self, runs: Runs) -> Result:
+        rows = self.others(runs[0][0], runs[-1][1])
+        each: dict[str, np.ndarray] = {name: np.zeros(len(rows), dtype) for name, dtype in _PER_SCORED_IMAGE.items()}
+        for at in range(0, len(rows), self.together):
+            here = slice(at, at + self.together)
+            pictures = [view.pictures(rows[here]) for view in self.views]
+            contrast = pictures[0][0]
             each["likeness"][here] = self.model.likeness_to_inliers(pictures)
-            each["score"][here] = self.mean.likeness(*pictures[0], torch.zeros(len(part), dtype=torch.bool))
-            each["flat"][here] = ~pictures[0][0].flatten(1).any(1).numpy()
-            at += len(part)
+            each["score"][here] = self.mean.likeness(*pictures[0], torch.zeros(len(contrast), dtype=torch.bool))
+            each["flat"][here] = ~contrast.flatten(1).any(1).numpy()
         return each

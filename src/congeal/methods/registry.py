@@ -33,7 +33,7 @@ _METHODS = {
         "low rank plus sparse errors: for sets with occlusions or changing light, all images in memory",
     ),
     "pssv": (
-        "congeal.methods.lowrank.pssv",
+        "congeal.methods.lowrank.rasl",
         "PSSV",
         "RASL whose largest singular values are free: for few images, or a known rank",
     ),
@@ -70,19 +70,16 @@ _METHODS = {
 }
 
 # Known by name, but not among the methods that are listed and compared: the method as printed trains for hours and
-# collapses, and what --features asks for needs a network that was trained elsewhere.
-_PRINTED = {
+# collapses; what --features asks for needs a network that was trained elsewhere; `groups` sorts a pile, of which
+# another method aligns each group (--groups); and `sequence` is for images in an order (--sequence).
+_UNLISTED = {
     "dprc-as-printed": ("congeal.methods.dprc.as_printed", "PrintedDPRC"),
     "semantic": ("congeal.methods.semantic.estimator", "SemanticCongealing"),
+    "groups": ("congeal.methods.clustering.estimator", "CongealGroups"),
+    "sequence": ("congeal.methods.sequence.estimator", "SequenceCongealing"),
 }
 
-# Neither: it sorts a pile, and another method aligns each group. The command line asks for it by --groups.
-_GROUPS = {"groups": ("congeal.methods.clustering.estimator", "CongealGroups")}
-
-# Nor this one, which is for images in an order. The command line asks for it by --sequence.
-_ORDERED = {"sequence": ("congeal.methods.sequence.estimator", "SequenceCongealing")}
-
-# name on the command line: (method, name of its parameters in congeal.methods.dprc.estimator)
+# name on the command line: (method, name of its parameters in congeal.methods.dprc.as_printed)
 PRESETS = {"paper-mnist": ("dprc-as-printed", "PRINTED_MNIST"), "paper-lfw": ("dprc-as-printed", "PRINTED_LFW")}
 
 DEEP_IS_GONE = "use joint (direct optimisation, the default, trains nothing) or dprc (the paper's trained network)"
@@ -102,7 +99,7 @@ def classes() -> dict[str, str]:
 def method_name(word: str) -> str:
     """A method's own name, however it is written: "LSC" is "lsc"."""
     name = word.lower() if isinstance(word, str) else word
-    if name in _METHODS or name in _PRINTED | _GROUPS | _ORDERED:
+    if name in _METHODS or name in _UNLISTED:
         return name
     if name == "deep":
         raise CongealError(f"there is no method 'deep' any more: {DEEP_IS_GONE}")
@@ -114,8 +111,7 @@ def method_name(word: str) -> str:
 def method_class(name: str) -> type[Method]:
     """The class behind a method's name."""
     name = method_name(name)
-    unlisted = _PRINTED | _GROUPS | _ORDERED
-    module, cls = unlisted[name] if name in unlisted else _METHODS[name][:2]
+    module, cls = _UNLISTED[name] if name in _UNLISTED else _METHODS[name][:2]
     return getattr(importlib.import_module(module), cls)
 
 
@@ -124,4 +120,4 @@ def preset(name: str) -> tuple[str, dict[str, Any]]:
     if name not in PRESETS:
         raise CongealError(f"unknown preset '{name}'{did_you_mean(name, PRESETS)}: choose one of {', '.join(PRESETS)}")
     method, parameters = PRESETS[name]
-    return method, dict(getattr(importlib.import_module("congeal.methods.dprc.estimator"), parameters))
+    return method, dict(getattr(importlib.import_module("congeal.methods.dprc.as_printed"), parameters))

@@ -12,7 +12,7 @@ from congeal.errors import CongealError
 from congeal.images import ImageSource, Stack
 from congeal.images.intensity import find_channels
 from congeal.methods.base import Method
-from congeal.methods.device import find_device
+from congeal.methods.checks import find_device
 from congeal.methods.registry import method_class, method_name
 from congeal.pipeline.initialisation import StartOptions
 from congeal.pipeline.options import AlignOptions

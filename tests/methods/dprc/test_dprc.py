@@ -179,6 +179,14 @@ def test_the_number_of_threads_does_not_change_a_prediction(monkeypatch: pytest.
     assert np.array_equal(*found)
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_auto_encoder_learns_by_itself_or_together_with_the_aligner(apart: bool) -> None:
+    images = pixels("1", 0, 20)
+    options = FEW_STEPS | {"refine_steps": 0, "complexity_ramp": (0.0, 0.0), "train_apart": apart}
+    few, more = (DPRC(**options | {"steps": steps}).fit(images).autoencoder_ for steps in (1, 3))
+    assert not torch.equal(few.template, more.template)
+
+
 # ---- a sample smaller than the set, and interrupted fits
 
 

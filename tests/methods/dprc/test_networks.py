@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import avg_pool2d
 
+from congeal.methods.dprc.losses import self_supervision
 from congeal.methods.dprc.networks import AutoEncoder, DeSTNet, SmallAutoEncoder, paper_networks, recipe_networks
-from congeal.methods.dprc.training_losses import self_supervision
 from congeal.registration.template_registration import random_warps
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("onnxscript", reason="needs the extra 'onnx'")
 
 
 def test_an_unfitted_model_is_refused(tmp_path: Path) -> None:
-    from congeal.methods.dprc.onnx import write_onnx
+    from congeal.methods.dprc.prediction import write_onnx
 
     with pytest.raises(CongealError, match="call fit first"):
         write_onnx(DPRC(), tmp_path / "model.onnx")
@@ -27,7 +27,7 @@ def test_an_unfitted_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # torch's exporter has many of its own
 def test_the_file_predicts_what_torch_predicts(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
-    from congeal.methods.dprc.onnx import write_onnx
+    from congeal.methods.dprc.prediction import write_onnx
 
     images = pixels("3", 0, 20)
     model = DPRC(steps=20, batch_size=16, passes=1, refine_steps=0).fit(images)

@@ -1,7 +1,6 @@
 """Deep penalised reconstruction congealing: the paper's networks and losses, as printed and as an estimator that works.
 
-networks.py     DeSTNet and the auto-encoders      losses.py            D and C as printed
-as_printed.py   the paper's training, one loop     training_losses.py   D, C and S as they are trained here
-estimator.py    `DPRC`                             training.py          its training
-onnx.py         the aligner for use without torch
+losses.py       D and C, and what keeps them sound   networks.py     DeSTNet and the auto-encoders
+as_printed.py   the paper's training, one loop       estimator.py    `DPRC`
+training.py     the training of `DPRC`               prediction.py   poses from networks, model file, ONNX
 """

@@ -16,19 +16,26 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.geometry import normalise, warp
+from congeal.geometry.matrix import Size
 from congeal.images import Stack
-from congeal.methods.base import Method
-from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, Reference
+from congeal.methods.checks import Count, CountOrZero, Positive
 from congeal.methods.dprc.losses import complexity, distortion, positional_weights
-from congeal.methods.dprc.networks import PAPER_NETWORKS, DeSTNet, load_networks, paper_networks, seeded
+from congeal.methods.dprc.networks import PAPER_NETWORKS, DeSTNet, paper_networks, seeded
+from congeal.methods.dprc.prediction import NetworkMethod
 from congeal.methods.fit_context import FitContext
 from congeal.methods.measure import measure
-from congeal.registration.batching import chunks, start_poses
+from congeal.registration.batching import start_poses
 from congeal.registration.features import ImageFeatures, RawPixels
-from congeal.registration.reference import check_one_image, reference_image
+from congeal.registration.reference import reference_image
+from congeal.rows import evenly_spaced_rows
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-_WATCHED = 200  # images that curves are drawn from
+MAX_WATCHED_IMAGES = 200
+"""Images that the curves of `watch_every` are measured on. Chosen by judgement: a curve needs no more."""
+
+PRINTED_MNIST: dict[str, Any] = {"networks": "mnist", "size": 28}
+PRINTED_LFW: dict[str, Any] = {"networks": "lfw", "size": 250, "batch_size": 16}
+"""What the paper prints for each data set, where it differs from `PrintedDPRC`'s own parameters."""
 
 
 def train(
@@ -59,7 +66,7 @@ def train(
 
 
 @dataclass(kw_only=True, eq=False)
-class PrintedDPRC(Method):
+class PrintedDPRC(NetworkMethod):
     """Deep penalised reconstruction congealing as printed, without any of our additions.
 
     Made by `DPRC.as_printed_mnist()` and `DPRC.as_printed_lfw()`. Expect it to empty the frame: see
@@ -89,27 +96,17 @@ class PrintedDPRC(Method):
     """
 
     networks: str = "mnist"
-    reference: Reference = "auto"
     steps: Count = 20_000
     batch_size: Count = 64
     learning_rate: Positive = 1e-5
-    complexity_weight: NotNegative = 1.0
-    """λ: weight of C."""
-    capacity_penalty: NotNegative = 1.0
-    """γ: what the auto-encoder pays for using its code."""
-    penalty_power: NotNegative = 1.0
-    """k: how much more late code units cost."""
     code_size: Count = 32
-    """|z|: units of the code."""
     watch_every: CountOrZero = 100
-    """Every so many steps the history also has APSNR, energy ratio and mean scale of some images; 0 for never."""
     guards: bool = False
 
     name: ClassVar[str] = "dprc-as-printed"
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_one_image(self.reference, self.name)
         if self.networks not in PAPER_NETWORKS:
             raise CongealError(f"unknown networks '{self.networks}': choose one of {', '.join(PAPER_NETWORKS)}")
         if self.guards:
@@ -118,32 +115,39 @@ class PrintedDPRC(Method):
     def _features(self, kind: str) -> ImageFeatures:
         return RawPixels(kind)
 
+    def _make_networks(self, channels: int, frame: Size) -> tuple[DeSTNet, torch.nn.Module]:
+        make = lambda: paper_networks(self.networks, channels, frame, self.motion, self.code_size)  # noqa: E731
+        aligner, autoencoder = seeded(make, self.random_state_)
+        return aligner, autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        state = context.load() or {}
-        trained = self._train(stack, image_features.kind, context, state)
-        found = start_poses(stack)
-        self._place(stack, context, found, beside=trained)
-        return found
+        trained = self._train(stack, image_features.kind, context, context.load() or {})
+        poses = start_poses(stack)
+        self._predict(stack, image_features, poses, context, beside=trained)
+        return poses
+
+    def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
+        poses = start_poses(stack)
+        self._predict(stack, image_features, poses, context)
+        return poses
 
     def _train(self, stack: Stack, kind: str, context: FitContext, state: Mapping[str, Any]) -> dict[str, Any]:
         """Train from where a checkpoint's state ended, or from the beginning; gives the state at the end."""
-        aligner, autoencoder = self._networks(stack.channels, stack.frame)
-        parts: dict[str, Any] = {"aligner": aligner, "autoencoder": autoencoder}
-        parts["optimiser"] = torch.optim.Adam([*aligner.parameters(), *autoencoder.parameters()], lr=self.learning_rate)
-        generator = torch.Generator().manual_seed(self.random_state_)
-        for name, part in parts.items() if state else ():
-            part.load_state_dict(state[name])
+        aligner, autoencoder = self._make_networks(stack.channels, stack.frame)
+        optimiser = torch.optim.Adam([*aligner.parameters(), *autoencoder.parameters()], lr=self.learning_rate)
+        parts: dict[str, Any] = {"aligner": aligner, "autoencoder": autoencoder, "optimiser": optimiser}
+        generator, first = torch.Generator().manual_seed(self.random_state_), int(state.get("step", 0))
         if state:
             generator.set_state(state["generator"])
-        first = int(state.get("step", 0))
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
         typical = isinstance(self.reference, str) and self.reference == "auto"
-        reference = reference_image("medoid" if typical else self.reference, stack, self.random_state_)
         losses = train(
             aligner,
             autoencoder,
-            parts["optimiser"],
+            optimiser,
             random_batches(stack, self.batch_size, self.steps - first, generator),
-            reference,
+            reference_image("medoid" if typical else self.reference, stack, self.random_state_),
             complexity_weight=self.complexity_weight,
             capacity_penalty=self.capacity_penalty,
             position=positional_weights(self.code_size, self.penalty_power),
@@ -159,47 +163,17 @@ class PrintedDPRC(Method):
             context.step(step, self.steps, **values)
             if context.due():
                 context.save(now(step))
-        self.aligner_, self.autoencoder_ = aligner.eval(), autoencoder.eval()
+        self._keep(aligner, autoencoder)
         trained = now(self.steps)
         if first < self.steps:
             context.save(trained)
         return trained
 
-    def _networks(self, channels: int, frame: tuple[int, int]) -> tuple[DeSTNet, torch.nn.Module]:
-        make = lambda: paper_networks(self.networks, channels, frame, self.motion, self.code_size)  # noqa: E731
-        aligner, autoencoder = seeded(make, self.random_state_)
-        return aligner, autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        found = start_poses(stack)
-        self._place(stack, context, found)
-        return found
-
-    @torch.no_grad()
-    def _place(
-        self, stack: Stack, context: FitContext, found: torch.Tensor, beside: Mapping[str, Any] | None = None
-    ) -> None:
-        """The aligner's answer for every image."""
-
-        def work(part: np.ndarray) -> tuple[torch.Tensor, ...]:
-            return (normalise(self.aligner_(stack.images(part), found[part])[-1]),)
-
-        context.map_images(work, chunks(stack), found, state=beside)
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        nets = (("aligner", self.aligner_), ("autoencoder", self.autoencoder_))
-        return {f"{name}.{key}": value for name, net in nets for key, value in net.state_dict().items()}
-
-    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        nets = self._networks(self.layout_.channels, self.layout_.frame)
-        load_networks(nets, state)
-        self.aligner_, self.autoencoder_ = nets[0].eval(), nets[1].eval()
-
 
 @torch.no_grad()
 def watch(aligner: DeSTNet, stack: Stack, kind: str) -> dict[str, float]:
     """What the training has made of the set so far, on images spread over it."""
-    few = stack.some(np.unique(np.linspace(0, len(stack) - 1, min(len(stack), _WATCHED)).astype(int)))
+    few = stack.some(evenly_spaced_rows(len(stack), MAX_WATCHED_IMAGES))
     poses = normalise(aligner(few.images(np.arange(len(few))), start_poses(few))[-1])
     quality = measure(few, poses.numpy(), kind).quality
     return {"apsnr": quality.apsnr_after, "energy": quality.energy_ratio, "scale": quality.mean_scale}

@@ -7,9 +7,8 @@ the letter.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -17,13 +16,13 @@ import torch
 
 from congeal.evaluation.inliers import ScoreModel
 from congeal.execution.threads import single_torch_thread, single_torch_thread_if_small
+from congeal.geometry.matrix import Size
 from congeal.images import Stack
-from congeal.methods.base import Method
-from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, Range, Reference, Share
-from congeal.methods.device import find_device
-from congeal.methods.dprc.as_printed import PrintedDPRC
-from congeal.methods.dprc.networks import load_networks, recipe_networks, seeded
-from congeal.methods.dprc.training import Trained, TrainSettings, train
+from congeal.methods.checks import Count, CountOrZero, NotNegative, Range, Share, find_device
+from congeal.methods.dprc.as_printed import PRINTED_LFW, PRINTED_MNIST, PrintedDPRC
+from congeal.methods.dprc.networks import DeSTNet, SmallAutoEncoder, recipe_networks, seeded
+from congeal.methods.dprc.prediction import NetworkMethod
+from congeal.methods.dprc.training import Trainer
 from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.methods.joint.alignment import choose_sample
@@ -32,12 +31,11 @@ from congeal.methods.joint.refinement import last_sound, register_jointly
 from congeal.methods.joint.state import Sample, State
 from congeal.registration.batching import chunks, start_poses
 from congeal.registration.features import ImageFeatures, robust_features
-from congeal.registration.reference import check_one_image
 from congeal.registration.template_registration import TemplateRegistration, Views
 
 
 @dataclass(kw_only=True, eq=False)
-class DPRC(Method):
+class DPRC(NetworkMethod):
     """Deep penalised reconstruction congealing: a spatial transformer network trained on the set itself.
 
     Parameters
@@ -85,15 +83,7 @@ class DPRC(Method):
         As for every method.
     """
 
-    reference: Reference = "auto"
-    steps: Count = 600
-    batch_size: Count = 128
-    learning_rate: Positive = 1e-3
     distortion_weight: NotNegative = 1.0
-    complexity_weight: NotNegative = 1.0
-    capacity_penalty: NotNegative = 1.0
-    penalty_power: NotNegative = 1.0
-    code_size: Count = 8
     complexity_ramp: tuple[Share, Share] = (0.1, 0.4)
     train_apart: bool = True
     remove_common_mode: bool = True
@@ -122,7 +112,6 @@ class DPRC(Method):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_one_image(self.reference, self.name)
         find_device(self.device)
 
     def _features(self, kind: str) -> ImageFeatures:
@@ -133,33 +122,33 @@ class DPRC(Method):
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> FitResult:
         rows = choose_sample(len(stack), self.fit_sample, self.random_state_)
         few = stack if len(rows) == len(stack) else stack.some(rows)
-        trained = self._train(few, image_features, context)
-        self.aligner_, self.autoencoder_, self._template = trained.aligner, trained.autoencoder, trained.state.template
+        trainer = self._train(few, image_features, context)
+        self._keep(trainer.aligner, trainer.autoencoder)
+        self._template = trainer.state.template
         poses = start_poses(stack)
-        self._predict(stack, image_features, poses, context, beside=trained.checkpoint)
+        self._predict(stack, image_features, poses, context, passes=self.passes, beside=trainer.checkpoint())
         if self.refine_steps:
-            poses[rows], self._template = self._refine(few, image_features, trained.state, poses[rows])
+            poses[rows], self._template = self._refine(few, image_features, trainer.state, poses[rows])
             if few is not stack:
                 others = np.setdiff1d(np.arange(len(stack)), rows)
                 poses[others] = self._register(stack, image_features, others, poses[others])
         return FitResult(poses, self.motion, (max(stack.frame),), True)
 
-    def _train(self, few: Stack, image_features: ImageFeatures, context: FitContext) -> Trained:
+    def _train(self, few: Stack, image_features: ImageFeatures, context: FitContext) -> Trainer:
         """Train from an initial template, or from where an interrupted fit was saved."""
         with single_torch_thread():
             sample = Sample.of(few, image_features, self.motion, self.guards)
             first = reference_features(self.reference, few, image_features, self.random_state_)
             state = initialise(sample, first) if self.running_reference else State.initial(sample, first)
-        networks = seeded(
-            lambda: recipe_networks(sample.images.shape[1], sample.frame, self.motion, self.code_size),
-            self.random_state_,
-        )
-        known = {f.name: getattr(self, f.name) for f in fields(TrainSettings) if hasattr(self, f.name)}
-        settings = TrainSettings(**known | {"random_state": self.random_state_})
+        networks = self._make_networks(sample.images.shape[1], sample.frame)
         with single_torch_thread_if_small(few.frame):
-            return train(
-                sample, state, networks, settings, context, device=find_device(self.device), resume=context.load() or {}
-            )
+            trainer = Trainer(self, sample, state, networks)
+            trainer.run(context)
+        return trainer
+
+    def _make_networks(self, channels: int, frame: Size) -> tuple[DeSTNet, SmallAutoEncoder]:
+        make = lambda: recipe_networks(channels, frame, self.motion, self.code_size)  # noqa: E731
+        return seeded(make, self.random_state_)
 
     @torch.no_grad()
     def _refine(
@@ -178,28 +167,10 @@ class DPRC(Method):
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> FitResult:
         poses = start_poses(stack)
-        self._predict(stack, image_features, poses, context)
+        self._predict(stack, image_features, poses, context, passes=self.passes)
         if self.refine_steps:
             poses = self._register(stack, image_features, np.arange(len(stack)), poses)
         return FitResult(poses, self.motion, (max(stack.frame),), True)
-
-    @torch.no_grad()
-    def _predict(
-        self,
-        stack: Stack,
-        image_features: ImageFeatures,
-        poses: torch.Tensor,
-        context: FitContext,
-        beside: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Fill in the aligner's answer for every image. In float64, so that an image gets the same in any batch."""
-        aligner = copy.deepcopy(self.aligner_).double()
-
-        def predict(part: np.ndarray) -> tuple[torch.Tensor, ...]:
-            images = image_features.features(stack.images(part))
-            return (aligner.predict(images, poses[part].double(), self.passes).float(),)
-
-        context.map_images(predict, chunks(stack), poses, state=beside)
 
     @torch.no_grad()
     def _register(
@@ -220,18 +191,8 @@ class DPRC(Method):
     # ---- the model file
 
     def _state(self) -> dict[str, torch.Tensor]:
-        networks = (("aligner", self.aligner_), ("autoencoder", self.autoencoder_))
-        weights = {f"{name}.{key}": value for name, net in networks for key, value in net.state_dict().items()}
-        return weights | {"template": self._template}
+        return super()._state() | {"template": self._template}
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self._template = state["template"]
-        channels = int(self._template.shape[0])
-        networks = recipe_networks(channels, self.layout_.frame, self.motion, self.code_size)
-        load_networks(networks, {key: value for key, value in state.items() if key != "template"})
-        self.aligner_, self.autoencoder_ = networks[0].eval(), networks[1].eval()
-
-
-PRINTED_MNIST: dict[str, Any] = {"networks": "mnist", "size": 28}
-PRINTED_LFW: dict[str, Any] = {"networks": "lfw", "size": 250, "batch_size": 16}
-"""What the paper prints for each data set, where it differs from `PrintedDPRC`'s own parameters."""
+        self._load_networks(state, int(self._template.shape[0]))

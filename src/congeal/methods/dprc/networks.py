@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from congeal.errors import CongealError
 from congeal.filters import gaussian_blur
 from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, warp
 from congeal.geometry.matrix import Size
@@ -21,8 +20,16 @@ from congeal.geometry.motion import IDENTITY
 from congeal.registration.filters import scaling
 from congeal.registration.template_registration import reduced
 
-_STEP_PER_SHRINK = 1.5  # frame pixels per view pixel: from twice this on, images are shrunk before they are blurred
-_BLUR_PER_STEP = 0.35  # sigma per frame pixel that a view pixel covers: enough that it does not alias
+SHRINK_STEP_PX = 1.5
+"""Frame pixels per view pixel: from twice this on, images are shrunk before they are blurred, which costs less."""
+BLUR_PER_STEP = 0.35
+"""Sigma of the blur per frame pixel that a view pixel covers: enough that a coarse view does not alias."""
+FUSION_WIDTH = 32
+"""Hidden units of a fusion layer per parameter of the motion: 256 for a homography, as printed."""
+DENSE_WIDTH = 256
+"""Hidden units of the small auto-encoder."""
+MAX_REBUILT_SIDE_PX = 32
+"""Larger frames are rebuilt at a smaller size. Chosen by judgement: about the size of a digit."""
 
 Softening = tuple[int, float]  # shrunk how many times, then blurred with what sigma
 
@@ -43,16 +50,11 @@ def convolutional_localiser(channels: int, size: Size, layers: Sequence[tuple[in
     return nn.Sequential(trunk, nn.Linear(features, out))
 
 
-def dense_localiser(channels: int, size: Size, width: int, out: int) -> nn.Module:
+def dense_localiser(channels: int, size: Size, out: int) -> nn.Module:
     """Three fully connected layers on a small view: a tenth of the convolutions' time on a CPU."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(channels * size[0] * size[1], width),
-        nn.GELU(),
-        nn.Linear(width, width // 2),
-        nn.GELU(),
-        nn.Linear(width // 2, out),
-    )
+    widths = [channels * size[0] * size[1], 256, 128]
+    hidden = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.GELU())]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(widths[-1], out))
 
 
 class DeSTNet(nn.Module):
@@ -61,7 +63,7 @@ class DeSTNet(nn.Module):
     x_m = I sampled through H_{m−1};  u_m = localiser_m(x_m);  Δ_m = W2 tanh(W1 [u_1 … u_m]);  H_m = H_{m−1} · exp(Δ_m).
 
     views: per level (zoom, resolution): how many times wider than the frame it looks, and on how many pixels of the
-    longer side (None: all of the frame's). layers: convolutions of the localisers, or None for dense ones of `width`.
+    longer side (None: all of the frame's). layers: convolutions of the localisers, or None for dense ones.
     bound: tanh bound on Δ. end_to_end: let gradients pass through the re-sampling. form: "exp", or "matrix" for the
     plain I + [[p1, p2, p3], [p4, p5, p6], [p7, p8, 0]] of the paper.
     """
@@ -78,8 +80,6 @@ class DeSTNet(nn.Module):
         *,
         views: Sequence[tuple[float, int | None]] = ((2.0, 14), (1.4, 14), (1.0, 14), (1.0, 20)),
         layers: Sequence[tuple[int, int, int]] | None = None,
-        width: int = 256,
-        expansion: int = 32,
         bound: float | None = 1.0,
         end_to_end: bool = False,
         form: str = "exp",
@@ -99,8 +99,8 @@ class DeSTNet(nn.Module):
             self.sizes.append(size)
             # Enough blur that a coarse view does not alias, after shrinking what is much too large; none at full size.
             step = frame[1] / size[1]
-            factor = max(1, int(step / _STEP_PER_SHRINK))
-            self.softenings.append((factor, 0.0 if scale == 1 else _BLUR_PER_STEP * step / factor))
+            factor = max(1, int(step / SHRINK_STEP_PX))
+            self.softenings.append((factor, 0.0 if scale == 1 else BLUR_PER_STEP * step / factor))
         self.register_buffer("frame_from_view", torch.tensor(frame_from_view, dtype=torch.float32), persistent=False)
         shrinks = torch.stack([scaling(1 / k) for k, _ in self.softenings])
         self.register_buffer("soft_from_stack", shrinks, persistent=False)
@@ -108,15 +108,15 @@ class DeSTNet(nn.Module):
         self.localisers = nn.ModuleList(
             convolutional_localiser(channels, size, layers, count)
             if layers is not None
-            else dense_localiser(channels, size, width, count)
+            else dense_localiser(channels, size, count)
             for size in self.sizes
         )
         self.fusions = nn.ModuleList()
         for level in range(len(views)):
-            grow, shrink = nn.Linear(count * (level + 1), count * expansion), nn.Linear(count * expansion, count)
+            grow, shrink = nn.Linear(count * (level + 1), FUSION_WIDTH * count), nn.Linear(FUSION_WIDTH * count, count)
             # Only the last layer starts at zero: the net starts at the identity, and everything before it can learn.
-            nn.init.zeros_(shrink.weight)
-            nn.init.zeros_(shrink.bias)
+            for values in shrink.parameters():
+                nn.init.zeros_(values)
             self.fusions.append(nn.Sequential(grow, nn.Tanh(), shrink))
 
     def forward(self, images: torch.Tensor, stack_from_frame: torch.Tensor) -> list[torch.Tensor]:
@@ -125,13 +125,7 @@ class DeSTNet(nn.Module):
 
     def predict(self, images: torch.Tensor, stack_from_frame: torch.Tensor, passes: int) -> torch.Tensor:
         """The last level's answer, `passes` times over, each from where the one before ended."""
-        return self.predict_softened(self.soften(images), stack_from_frame, passes)
-
-    def predict_softened(
-        self, softened: dict[Softening, torch.Tensor], stack_from_frame: torch.Tensor, passes: int
-    ) -> torch.Tensor:
-        """`predict` from softened images, for those who ask about the same images more than once."""
-        pose = stack_from_frame
+        softened, pose = self.soften(images), stack_from_frame
         for _ in range(passes):
             pose = normalise(self.correct(softened, pose)[-1])
         return pose
@@ -179,9 +173,7 @@ class AutoEncoder(nn.Module):
         encoder: list[nn.Module] = []
         for a, b in itertools.pairwise(widths):
             encoder += [nn.Conv2d(a, b, 3, 2, padding=1), nn.Tanh()]
-        height, width = frame
-        for _ in range(3):
-            height, width = (height + 1) // 2, (width + 1) // 2
+        height, width = (-(-side // 8) for side in frame)
         encoder += [nn.Flatten(), nn.Linear(filters * height * width, hidden), nn.Tanh()]
         encoder += [nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, code_size), nn.Sigmoid()]
         self.encoder = nn.Sequential(*encoder)
@@ -203,19 +195,19 @@ class AutoEncoder(nn.Module):
 
 class SmallAutoEncoder(nn.Module):
     """Fully connected, with a learned template under the decoder: useful after seconds, where a convolutional one
-    must first learn to paint. Frames of more than `largest` pixels a side are rebuilt at a smaller size."""
+    must first learn to paint. Large frames are rebuilt `shrink` times smaller."""
 
-    def __init__(self, channels: int, frame: Size, code_size: int, *, hidden: int = 256, largest: int = 32) -> None:
+    def __init__(self, channels: int, frame: Size, code_size: int) -> None:
         super().__init__()
-        self.shrink = -(-max(frame) // largest)
+        self.shrink, hidden = -(-max(frame) // MAX_REBUILT_SIDE_PX), DENSE_WIDTH
         frame = (max(1, frame[0] // self.shrink), max(1, frame[1] // self.shrink))
         pixels = channels * frame[0] * frame[1]
         self.encoder = nn.Sequential(
             nn.Flatten(), nn.Linear(pixels, hidden), nn.Tanh(), nn.Linear(hidden, code_size), nn.Sigmoid()
         )
         self.decoder = nn.Sequential(nn.Linear(code_size, hidden), nn.Tanh(), nn.Linear(hidden, pixels))
-        nn.init.zeros_(self.decoder[-1].weight)  # type: ignore[arg-type]
-        nn.init.zeros_(self.decoder[-1].bias)  # type: ignore[arg-type]
+        for values in self.decoder[-1].parameters():
+            nn.init.zeros_(values)
         self.template = nn.Parameter(torch.zeros(channels, *frame))
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -223,8 +215,6 @@ class SmallAutoEncoder(nn.Module):
         code = self.encoder(images)
         return self.decoder(code).view_as(images) + self.template, code
 
-
-# ---- which is which
 
 PAPER_NETWORKS = ("mnist", "lfw")
 PaperNetworks = tuple[DeSTNet, AutoEncoder]
@@ -242,16 +232,8 @@ def paper_networks(which: str, channels: int, frame: Size, motion: str, code_siz
     # Three up-convolutions of stride 2 must reach the frame; what is too much is cropped.
     seed_map = -(-max(frame) // 8)
     levels, layers = (4, ((7, 4, 1), (7, 8, 1))) if which == "mnist" else (5, ((3, 64, 2), (3, 128, 2), (3, 256, 2)))
-    aligner = DeSTNet(
-        channels,
-        frame,
-        motion,
-        views=((1.0, None),) * levels,
-        layers=layers,
-        bound=None,
-        end_to_end=True,
-        form=form,
-    )
+    views = ((1.0, None),) * levels
+    aligner = DeSTNet(channels, frame, motion, views=views, layers=layers, bound=None, end_to_end=True, form=form)
     filters, hidden, seed_filters = (100, 1024, 1) if which == "mnist" else (128, 512, 3)
     autoencoder = AutoEncoder(
         channels, frame, code_size, filters=filters, hidden=hidden, seed_map=seed_map, seed_filters=seed_filters
@@ -264,7 +246,7 @@ def recipe_networks(channels: int, frame: Size, motion: str, code_size: int) -> 
     return DeSTNet(channels, frame, motion).float(), SmallAutoEncoder(channels, frame, code_size).float()
 
 
-class _Drawing(TorchFunctionMode):
+class _SeededDraws(TorchFunctionMode):
     """Random numbers of this thread from a generator, where nobody says from which.
 
     Torch's own generator is one for all threads, and what others draw meanwhile would change the weights.
@@ -275,7 +257,6 @@ class _Drawing(TorchFunctionMode):
         self.generator = generator
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function with the generator, if it draws."""
         options = dict(kwargs or {})
         if "generator" in options or func in (torch.Tensor.uniform_, torch.Tensor.normal_):
             options["generator"] = options.get("generator") or self.generator
@@ -284,16 +265,5 @@ class _Drawing(TorchFunctionMode):
 
 def seeded(make: Callable[[], Networks], random_state: int) -> Networks:
     """Networks whose first weights come from a seed."""
-    with _Drawing(torch.Generator().manual_seed(random_state)):
+    with _SeededDraws(torch.Generator().manual_seed(random_state)):
         return make()
-
-
-def load_networks(networks: tuple[nn.Module, nn.Module], state: Mapping[str, torch.Tensor]) -> None:
-    """Fill an aligner and an auto-encoder from tensors named aligner.… and autoencoder.…"""
-    for name, net in zip(("aligner", "autoencoder"), networks, strict=True):
-        prefix = f"{name}."
-        weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-        try:
-            net.load_state_dict(weights)
-        except RuntimeError as error:
-            raise CongealError(f"the model file's {name} does not fit its own description: it is damaged") from error

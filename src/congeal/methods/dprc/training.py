@@ -1,4 +1,4 @@
-"""Stage 2, train: a DeSTNet learns to find poses from images that already match.
+"""The training of `DPRC`: a DeSTNet learns to find poses from images that already match.
 
 Why: Gauss-Newton steps reach images that start a few pixels away; a net reaches the others, and places new images in
 milliseconds. What it buys: next to nothing on clean digits (19.33 dB against `lsc`'s 19.25); 2.3 dB more than `lsc`
@@ -16,20 +16,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from congeal.geometry import warp
-from congeal.methods.dprc.losses import positional_weights
-from congeal.methods.dprc.networks import DeSTNet, RecipeNetworks, SmallAutoEncoder, Softening
-from congeal.methods.dprc.training_losses import (
+from congeal.methods.checks import find_device
+from congeal.methods.dprc.losses import (
+    complexity,
+    distortion,
+    positional_weights,
     self_supervision,
-    weighted_complexity,
-    weighted_distortion,
     without_common_mode,
 )
+from congeal.methods.dprc.networks import DeSTNet, SmallAutoEncoder, Softening
 from congeal.methods.fit_context import FitContext
 from congeal.methods.joint.state import Sample, State
 from congeal.registration.features import at_most
@@ -37,167 +38,108 @@ from congeal.registration.filters import frame_unit
 from congeal.registration.pose_prior import PosePrior
 from congeal.registration.template_registration import Views, random_warps, reduced, to_reduced
 
-_LEAST = 1e-3  # divided by at least this: a blank set has no spread and no ink
+if TYPE_CHECKING:
+    from congeal.methods.dprc.estimator import DPRC
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """Numbers of this stage. The first block are parameters of `DPRC`, which documents them.
-
-    The second block was chosen on threes and sevens under 0–30 % warps, 500 to 6,000 images.
-    """
-
-    steps: int
-    batch_size: int
-    learning_rate: float
-    distortion_weight: float
-    complexity_weight: float
-    capacity_penalty: float
-    penalty_power: float
-    code_size: int
-    complexity_ramp: tuple[float, float]
-    train_apart: bool
-    remove_common_mode: bool
-    normalise_ink: bool
-    self_supervision: float
-    max_misalignment: float
-    running_reference: bool
-    refreshes: int
-    tolerance: float
-    passes: int
-    random_state: int
-
-    warm_up: int = 50
-    """Steps in which the learning rate grows to its full value: Adam's first estimates are wild."""
-    last_rate: float = 0.02
-    """Of the learning rate, at the end of the cosine."""
-    largest_gradient: float = 1.0
-    """Gradients are cut to this norm: a batch of lost images must not undo what was learnt."""
-    rebuilder_rate: float = 2e-3
-    """Learning rate of the auto-encoder, where it learns in steps of its own."""
-    first_reach: float = 0.3
-    """Of `max_misalignment`: how far the random warps of S go at first."""
-    full_reach_at: float = 0.4
-    """Of training: from here on they go all the way."""
-    congealing_share: int = 4
-    """D and C see a batch so many times smaller than S: they cost more and teach less."""
-    look_steps: int = 3
-    look_blur: float = 1.0
-    """Gauss-Newton steps, and their blur in pixels of a 28-pixel frame, at each look at the whole sample."""
-    slack: float = 0.08
-    """How far below the median score of the matching images an image still matches."""
-    first_looks: int = 2
-    """Looks before training may stop early: at first scores change because the template does."""
-    patience: int = 2
-    """Looks in a row without change after which training stops."""
-    intensity_sample: int = 2000
-    """Images from which the net's input is scaled to mean 0 and deviation 1."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What training leaves: the state, networks on the CPU, and a checkpoint from which it need not be done again."""
-
-    state: State
-    aligner: DeSTNet
-    autoencoder: SmallAutoEncoder
-    checkpoint: dict[str, Any]
-
-
-def train(
-    sample: Sample,
-    state: State,
-    networks: RecipeNetworks,
-    settings: TrainSettings,
-    context: FitContext,
-    *,
-    device: torch.device,
-    resume: Mapping[str, Any],
-) -> Trained:
-    """Train the aligner from `state`, or from where the checkpoint `resume` ended, if it is not empty."""
-    trainer = Trainer(sample, state, networks, settings, device)
-    if resume:
-        trainer.restore(resume)
-    before = trainer.done
-    trainer.run(context)
-    checkpoint = trainer.checkpoint()
-    if trainer.done > before:
-        context.save(checkpoint)
-    return Trained(trainer.state, trainer.aligner.cpu().eval(), trainer.autoencoder.cpu().eval(), checkpoint)
+# All were chosen on threes and sevens under 0–30 % warps, 500 to 6,000 images.
+WARM_UP_STEPS = 50
+"""Steps in which the learning rate grows to its full value: Adam's first estimates are wild."""
+LAST_RATE = 0.02
+"""Share of the learning rate that is left at the end of the cosine."""
+MAX_GRADIENT_NORM = 1.0
+"""Gradients are cut to this norm: a batch of lost images must not undo what was learnt."""
+AUTOENCODER_RATE = 2e-3
+"""Learning rate of the auto-encoder, where it learns in steps of its own."""
+FIRST_REACH = 0.3
+"""Share of `max_misalignment` that the random warps of S have at first."""
+FULL_REACH_AT = 0.4
+"""Share of training from which on the warps of S go all the way."""
+CONGEALING_SHARE = 4
+"""D and C see a batch so many times smaller than S: they cost more and teach less."""
+UPDATE_STEPS, UPDATE_BLUR = 3, 1.0
+"""Gauss-Newton steps, and their blur in pixels of a 28-pixel frame, at each update of the template."""
+SLACK = 0.08
+"""How far below the median score of the matching images an image still matches."""
+FIRST_UPDATES = 2
+"""Updates before training may stop early: at first scores change because the template does."""
+PATIENCE = 2
+"""Updates in a row without change after which training stops."""
+INTENSITY_SAMPLE = 2000
+"""Images from which the network's input is scaled to mean 0 and deviation 1."""
+MIN_SPREAD = 1e-3
+"""Values are divided by at least this: a blank set has no spread and no ink."""
 
 
 class Trainer:
-    """The loop, and everything that changes in it."""
+    """The loop, and everything that changes in it. The parameters are those of the estimator."""
 
-    def __init__(
-        self,
-        sample: Sample,
-        state: State,
-        networks: RecipeNetworks,
-        settings: TrainSettings,
-        device: torch.device,
-    ) -> None:
-        self.sample, self.state, self.settings, self.device = sample, state, settings, device
-        self.generator = torch.Generator().manual_seed(settings.random_state)
-        self.aligner, self.autoencoder = networks[0].to(device), networks[1].to(device)
-        first = slice(settings.intensity_sample)
+    def __init__(self, method: DPRC, sample: Sample, state: State, networks: tuple[DeSTNet, SmallAutoEncoder]) -> None:
+        self.method, self.sample, self.state, self.device = method, sample, state, find_device(method.device)
+        self.generator = torch.Generator().manual_seed(method.random_state_)
+        self.aligner, self.autoencoder = networks[0].to(self.device), networks[1].to(self.device)
+        first = slice(INTENSITY_SAMPLE)
         shown = warp(sample.images[first], sample.start[first], sample.frame)
-        self.aligner.intensity.copy_(torch.stack([shown.mean(), shown.std().clamp(min=_LEAST)]))
+        self.aligner.intensity.copy_(torch.stack([shown.mean(), shown.std().clamp(min=MIN_SPREAD)]))
         self.shrink = self.autoencoder.shrink
         self.autoencoder.template.data.copy_(reduced(state.template, self.shrink))
         self.small = reduced(sample.images, self.shrink)
         self.softened = self.aligner.soften(sample.images)  # once for all steps
-        self.position = positional_weights(settings.code_size, settings.penalty_power).to(device)
-        learning = list(self.aligner.parameters())
-        self.rebuilder = None
-        if settings.train_apart:
-            self.rebuilder = torch.optim.Adam(self.autoencoder.parameters(), lr=settings.rebuilder_rate)
-        else:
-            learning += list(self.autoencoder.parameters())
-        self.optimiser = torch.optim.Adam(learning, lr=settings.learning_rate)
-        self.done, self.looks, self.unchanged = 0, 0, 0
+        self.position = positional_weights(method.code_size, method.penalty_power).to(self.device)
+        own, rebuilding = list(self.aligner.parameters()), list(self.autoencoder.parameters())
+        if not method.train_apart:
+            own, rebuilding = own + rebuilding, []
+        self.optimisers = [torch.optim.Adam(own, lr=method.learning_rate)]
+        if rebuilding:
+            self.optimisers.append(torch.optim.Adam(rebuilding, lr=AUTOENCODER_RATE))
+        self.done, self.updates, self.unchanged = 0, 0, 0
 
     def run(self, context: FitContext) -> None:
-        """Steps, with a look at the whole sample now and then, until nothing changes any more."""
-        settings = self.settings
-        every = max(1, settings.steps // (settings.refreshes + 1))
-        for _ in range(self.done, settings.steps):
-            if self.unchanged >= settings.patience:  # also where a checkpoint says so
-                context.ends_early(f"the images matched no better at {settings.patience} looks in a row")
+        """Steps, with an update of the template now and then, until nothing changes any more.
+
+        Goes on where an interrupted fit was saved, and leaves the networks and the state as they are in the end.
+        """
+        saved = context.load()
+        if saved is not None:
+            self.restore(saved)
+        method, first = self.method, self.done
+        every = max(1, method.steps // (method.refreshes + 1))
+        for _ in range(first, method.steps):
+            if self.unchanged >= PATIENCE:  # also where a checkpoint says so
+                context.ends_early(f"the images matched no better at {PATIENCE} updates in a row")
                 break
             values = self.step()
             self.done += 1
-            context.step(self.done, settings.steps, **values)
-            if settings.running_reference and self.done % every == 0 and self.done < settings.steps:
-                self.look_at_all()
+            context.step(self.done, method.steps, **values)
+            if method.running_reference and self.done % every == 0 and self.done < method.steps:
+                self.update_template()
             if context.due():
                 context.save(self.checkpoint())
+        if self.done > first:
+            context.save(self.checkpoint())
 
     # ---- one step
 
     def step(self) -> dict[str, float]:
         """One step of the aligner on S + D + C; gives the losses."""
-        settings, progress = self.settings, self.done / self.settings.steps
-        for group in self.optimiser.param_groups:
-            group["lr"] = settings.learning_rate * self._rate(progress)
+        method, progress = self.method, self.done / self.method.steps
+        optimiser, warm_up = self.optimisers[0], min(1.0, (self.done + 1) / WARM_UP_STEPS)
+        for group in optimiser.param_groups:
+            cosine = max(LAST_RATE, 0.5 * (1 + math.cos(math.pi * progress)))
+            group["lr"] = method.learning_rate * (warm_up * cosine)
         loss = torch.zeros((), device=self.device, dtype=torch.float32)
         values: dict[str, float] = {}
-        if settings.self_supervision > 0:
+        if method.self_supervision > 0:
             answers = self._supervise(progress)
-            loss = loss + settings.self_supervision * answers
+            loss = loss + method.self_supervision * answers
             values["self_supervision"] = float(answers.detach())
-        if settings.distortion_weight > 0 or settings.complexity_weight > 0:
+        if method.distortion_weight > 0 or method.complexity_weight > 0:
             congealing, parts = self._congeal(progress)
             loss, values = loss + congealing, values | parts
-        self.optimiser.zero_grad(set_to_none=True)
+        optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.aligner.parameters(), settings.largest_gradient)
-        self.optimiser.step()
+        torch.nn.utils.clip_grad_norm_(self.aligner.parameters(), MAX_GRADIENT_NORM)
+        optimiser.step()
         return {"loss": float(loss.detach())} | values
-
-    def _rate(self, progress: float) -> float:
-        warm_up = min(1.0, (self.done + 1) / self.settings.warm_up)
-        return warm_up * max(self.settings.last_rate, 0.5 * (1 + math.cos(math.pi * progress)))
 
     def _draw(self, among: torch.Tensor, count: int) -> torch.Tensor:
         return among[torch.randint(len(among), (count,), generator=self.generator)]
@@ -207,10 +149,10 @@ class Trainer:
 
     def _supervise(self, progress: float) -> torch.Tensor:
         """S: move images that match by a random warp, and ask the aligner to undo it."""
-        settings = self.settings
-        rows = self._draw(torch.nonzero(self.state.inliers)[:, 0], settings.batch_size)
-        grown = settings.first_reach + (1 - settings.first_reach) * progress / settings.full_reach_at
-        reach = settings.max_misalignment * min(1.0, grown)
+        method = self.method
+        rows = self._draw(torch.nonzero(self.state.inliers)[:, 0], method.batch_size)
+        grown = FIRST_REACH + (1 - FIRST_REACH) * progress / FULL_REACH_AT
+        reach = method.max_misalignment * min(1.0, grown)
         sigma = torch.rand(len(rows), generator=self.generator, dtype=torch.float32) * reach
         warps = random_warps(sigma, self.sample.frame, self.generator, self.sample.motion)
         answer = self.state.poses[rows].to(self.device)
@@ -219,10 +161,10 @@ class Trainer:
 
     def _congeal(self, progress: float) -> tuple[torch.Tensor, dict[str, float]]:
         """D and C of a batch aligned from where it starts."""
-        settings, sample = self.settings, self.sample
-        count = settings.batch_size
-        if settings.self_supervision:
-            count = max(2, count // settings.congealing_share)
+        method, sample = self.method, self.sample
+        count = method.batch_size
+        if method.self_supervision:
+            count = max(2, count // CONGEALING_SHARE)
         rows = self._draw(torch.arange(len(sample.images)), count)
         # Large frames are looked at as small as the auto-encoder rebuilds them.
         images, template = self.small[rows].to(self.device), reduced(self.state.template.to(self.device), self.shrink)
@@ -231,76 +173,66 @@ class Trainer:
         aligned = warp(images, to_reduced(self.shrink, pose), size)
         masks = None if sample.masks is None else reduced(sample.masks[rows], self.shrink).to(self.device)
         weights = sample.image_features.weights(to_reduced(self.shrink, pose.detach()), source_size, size, masks)
-        likeness = weighted_distortion(aligned, template, weights, by_ink=settings.normalise_ink)
-        loss, values = settings.distortion_weight * likeness, {"distortion": float(likeness.detach())}
-        if settings.complexity_weight > 0:
-            if settings.train_apart:
+        likeness = distortion(aligned, template, weights, by_ink=method.normalise_ink)
+        loss, values = method.distortion_weight * likeness, {"distortion": float(likeness.detach())}
+        if method.complexity_weight > 0:
+            if method.train_apart:
                 self._train_autoencoder(aligned.detach(), weights)
-            if settings.remove_common_mode:
+            if method.remove_common_mode:
                 aligned = warp(images, to_reduced(self.shrink, without_common_mode(pose, sample.frame)), size)
             cost = self._complexity(aligned, weights)
             values["complexity"] = float(cost.detach())
-            loss = loss + settings.complexity_weight * self._ramp(progress) * self._in_units_of_d(cost, template)
+            if method.normalise_ink and not sample.image_features.keeps_intensity:
+                # Edges have no ink to lose: for them C is only brought to the unit of D.
+                cost = cost / (2 * template.abs().sum()).clamp(min=MIN_SPREAD)
+            begin, end = method.complexity_ramp  # while the auto-encoder learns to rebuild
+            ramp = 1.0 if end <= begin else min(1.0, max(0.0, (progress - begin) / (end - begin)))
+            loss = loss + method.complexity_weight * ramp * cost
         return loss, values
 
     def _complexity(self, aligned: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-        settings = self.settings
-        by_ink = settings.normalise_ink and self.sample.image_features.keeps_intensity
-        self.autoencoder.requires_grad_(not settings.train_apart)
-        cost = weighted_complexity(
-            self.autoencoder,
-            aligned,
-            self.position,
-            settings.capacity_penalty,
-            weights,
-            by_ink=by_ink,
-            stop_gradient=by_ink and settings.train_apart,
-        )
+        """C as the aligner sees it: an auto-encoder that learns in steps of its own is frozen, and divided by ink the
+        gradient stops at the reconstruction, so that the image moves towards it."""
+        method = self.method
+        by_ink = method.normalise_ink and self.sample.image_features.keeps_intensity
+        self.autoencoder.requires_grad_(not method.train_apart)
+        rebuilt, code = self.autoencoder(aligned)
+        if by_ink and method.train_apart:
+            rebuilt = rebuilt.detach()
+        cost = complexity(aligned, rebuilt, code, self.position, method.capacity_penalty, weights, by_ink=by_ink)
         self.autoencoder.requires_grad_(True)
         return cost
 
-    def _in_units_of_d(self, cost: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
-        """Edges have no ink to lose: for them C is only brought to the unit of D."""
-        if not self.settings.normalise_ink or self.sample.image_features.keeps_intensity:
-            return cost
-        return cost / (2 * template.abs().sum()).clamp(min=_LEAST)
-
-    def _ramp(self, progress: float) -> float:
-        """C's weight grows while the auto-encoder learns to rebuild."""
-        begin, end = self.settings.complexity_ramp
-        return 1.0 if end <= begin else min(1.0, max(0.0, (progress - begin) / (end - begin)))
-
     def _train_autoencoder(self, aligned: torch.Tensor, weights: torch.Tensor | None) -> None:
         """The auto-encoder's own step, on images that no gradient leads back from."""
-        assert self.rebuilder is not None
-        cost = weighted_complexity(self.autoencoder, aligned, self.position, self.settings.capacity_penalty, weights)
-        self.rebuilder.zero_grad(set_to_none=True)
+        rebuilt, code = self.autoencoder(aligned)
+        cost = complexity(aligned, rebuilt, code, self.position, self.method.capacity_penalty, weights)
+        self.optimisers[1].zero_grad(set_to_none=True)
         cost.backward()
-        self.rebuilder.step()
+        self.optimisers[1].step()
 
-    # ---- a look at the whole sample
+    # ---- an update on the whole sample
 
     @torch.no_grad()
-    def look_at_all(self) -> None:
+    def update_template(self) -> None:
         """Ask the aligner for every image, keep what matches better than before, and renew the template."""
-        settings, sample, before = self.settings, self.sample, float(self.state.scores.mean())
-        blur, motion = settings.look_blur * frame_unit(sample.frame), at_most("affine", sample.motion)
+        method, sample, before = self.method, self.sample, float(self.state.scores.mean())
+        blur, motion = UPDATE_BLUR * frame_unit(sample.frame), at_most("affine", sample.motion)
         registration = self.state.registration(sample)
 
         def better(views: Views, start: torch.Tensor, pose: torch.Tensor) -> torch.Tensor:
             images = views.images.to(self.device)
-            asked = self.aligner.predict(images, start.to(self.device), settings.passes).cpu()
+            asked = self.aligner.predict(images, start.to(self.device), method.passes).cpu()
             candidates = [
-                registration.step_to_template(views, start, one, settings.look_steps, motion, blur)
-                for one in (pose, asked)
+                registration.step_to_template(views, start, one, UPDATE_STEPS, motion, blur) for one in (pose, asked)
             ]
             return registration.better(views, candidates)
 
         state = self.state.moved_to(sample, sample.map(better, self.state.poses), self.state.threshold)
-        self.state = state.scored(sample).with_median_threshold(settings.slack)
-        self.looks += 1
+        self.state = state.scored(sample).with_median_threshold(SLACK)
+        self.updates += 1
         gained = abs(float(self.state.scores.mean()) - before)
-        still = self.looks > settings.first_looks and gained < settings.tolerance
+        still = self.updates > FIRST_UPDATES and gained < method.tolerance
         self.unchanged = self.unchanged + 1 if still else 0
 
     # ---- resume
@@ -311,22 +243,20 @@ class Trainer:
         return {
             "aligner": self.aligner.state_dict(),
             "autoencoder": self.autoencoder.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "rebuilder": self.rebuilder.state_dict() if self.rebuilder is not None else {},
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             "generator": self.generator.get_state(),
             "tensors": {name: getattr(state, name) for name in ("template", "poses", "scores", "inliers")},
             "threshold": state.threshold,
             "prior": None if state.prior is None else state.prior.tensor(),
-            "numbers": {name: getattr(self, name) for name in ("done", "looks", "unchanged")},
+            "numbers": {name: getattr(self, name) for name in ("done", "updates", "unchanged")},
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Continue where `checkpoint` was taken."""
         self.aligner.load_state_dict(saved["aligner"])
         self.autoencoder.load_state_dict(saved["autoencoder"])
-        self.optimiser.load_state_dict(saved["optimiser"])
-        if self.rebuilder is not None:
-            self.rebuilder.load_state_dict(saved["rebuilder"])
+        for optimiser, state in zip(self.optimisers, saved["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
         self.generator.set_state(saved["generator"])
         prior = None if saved["prior"] is None else PosePrior(*saved["prior"])
         self.state = replace(self.state, **saved["tensors"], threshold=saved["threshold"], prior=prior)

@@ -2,6 +2,8 @@
 
 Huang, Mattar, Lee and Learned-Miller, "Learning to align from scratch", 2012. There the features are a convolutional
 deep belief network with topographic pooling; here two layers of topographic convolutional k-means, learnt in seconds.
+Neighbouring units of a ring learn together, so they end up alike (a stroke a little turned, a little moved); pooling
+over neighbours makes a feature blind to such small changes.
 """
 
 from __future__ import annotations
@@ -12,22 +14,36 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 
 from congeal.errors import CongealError
 from congeal.images import Stack
 from congeal.methods.checks import CountOrZero, Factor, NotNegative, Positive, Range
-from congeal.methods.entropy.convolutional_features import Layer, learn_layer, respond
+from congeal.methods.entropy.entropy import FunnelMethod
 from congeal.methods.entropy.entropy_search import Level
-from congeal.methods.entropy.funnel import FunnelMethod
 from congeal.registration.features import ImageFeatures
 from congeal.registration.filters import frame_unit
 from congeal.registration.reference import frames
 
 Units = Annotated[int, Range(least=4, every=2)]
 
-_SAMPLE_VALUES = 1_000_000  # pixel values of the images the filters are learnt from
-_DEEP_SAMPLE = 100  # images that the second layer is learnt from: its patches are large, and there are enough of them
-_DEEP_POOL, _SHALLOW_POOLS = 5, (3, 1)  # pixels a side that features are averaged over at each level
+SAMPLE_VALUES = 1_000_000
+"""Pixel values of the images that the filters are learnt from."""
+DEEP_SAMPLE = 100
+"""Images that the second layer is learnt from: its patches are large, and there are enough of them."""
+POOLS = (5, 3, 1)
+"""Pixels a side that features are averaged over at each level."""
+MIN_COSINE = 0.2
+"""Cosine between patch and filter below which a unit is silent: features stay sparse."""
+FAINT_SHARE = 0.7
+"""Of the median patch's contrast: what counts as half seen. With less, the faint fringe of a stroke, which is what its
+interpolation left, counts as much as the stroke."""
+MAX_PATCHES = 20_000
+"""Patches that k-means sees."""
+MIN_CONTRAST = 1e-3
+"""Contrast of a patch that shows nothing."""
+NEIGHBOUR_SHARE = 0.5
+"""Of a unit's patches that each neighbour learns from too, at first."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -46,46 +62,23 @@ class DeepFeatures(FunnelMethod):
     steps : tuple of three float
         First step at each level (the second layer, the first, the first again): corner motion in pixels of a 28-pixel
         frame.
-    sweeps : tuple of three int
-        Sweeps over all parameters at each level, at most.
-    relative : bool
-        Count only what an image disagrees with the set about, not the entropy it has by itself; False as published.
-    shrink : float
-        An image that refuses both directions of a parameter tries a step this much shorter next time; 1 as published.
-    min_step : float
-        Steps, in pixels of corner motion, do not become shorter than this.
-    noise : float
-        Standard deviation of the random change of each step's length, relative to it.
-    tolerance : float
-        A level ends when the mean corner motion of a sweep falls below this many pixels.
+    sweeps, relative, shrink, min_step, noise, tolerance
+        As for every method with a funnel, see `FunnelMethod`.
     motion, size, align_on, kind, guards, random_state
         As for every method, see `Method`.
 
     Attributes
     ----------
-    transforms_ : Transforms
-        aligned_from_source of every image of the fit, in source pixels.
-    quality_ : Quality
-        Numbers and verdict of the fit.
-    history_ : list of dict
-        After every sweep: cost (nats per pixel), motion (mean corner motion in pixels), level.
-    stack_from_frame_ : (n, 3, 3) array
-        The poses between the pictures the method worked on.
-    layout_ : Layout
-        Sizes, channels, value ranges and kind of those pictures.
+    transforms_, quality_, history_, stack_from_frame_, layout_
+        As for `FunnelMethod` and `Method`.
     """
 
     units: tuple[Units, Units] = (16, 24)
-    """Filters of the first and second layer, even; neighbours are pooled, so half as many maps come out."""
     side: Annotated[int, Range(least=3, every=2)] = 5
-    """Width of the filters, odd; the second layer's taps lie two pixels apart."""
     steps: tuple[Positive, Positive, Positive] = (1.0, 0.5, 0.25)
-    """First step at each level (the second layer, the first, the first again): corner motion in pixels of a 28-pixel
-    frame."""
     sweeps: tuple[CountOrZero, CountOrZero, CountOrZero] = (15, 12, 8)
-    """Sweeps over all parameters at each level, at most."""
     shrink: Factor = 0.7
-    noise: NotNegative = 0.2  # with even steps that are quickly halved, single images are left behind on the deep level
+    noise: NotNegative = 0.2
 
     motion: str = "similarity"
     name: ClassVar[str] = "deepfeatures"
@@ -100,11 +93,11 @@ class DeepFeatures(FunnelMethod):
                 "use a larger size, or another method"
             )
         pixels = stack.channels * stack.frame[0] * stack.frame[1]
-        count = int(np.clip(_SAMPLE_VALUES // pixels, 1, len(stack)))
+        count = int(np.clip(SAMPLE_VALUES // pixels, 1, len(stack)))
         images = frames(stack, np.unique(np.linspace(0, len(stack) - 1, count).astype(int)))
         generator = torch.Generator().manual_seed(self.random_state_)
         shallow = learn_layer(images, self.units[0], self.side, generator, centred=True)
-        deep = learn_layer(respond(images, shallow)[:_DEEP_SAMPLE], self.units[1], self.side, generator, dilation=2)
+        deep = learn_layer(respond(images, shallow)[:DEEP_SAMPLE], self.units[1], self.side, generator, dilation=2)
         faint = torch.tensor([shallow.faint, deep.faint], dtype=torch.float64)
         return {"shallow": shallow.filters, "deep": deep.filters, "faint": faint}
 
@@ -112,18 +105,90 @@ class DeepFeatures(FunnelMethod):
         faint = self._learnt["faint"].tolist()
         shallow = Layer(self._learnt["shallow"], faint[0], centred=True)
         deep = Layer(self._learnt["deep"], faint[1], dilation=2)
-        first = [partial(respond, layer=shallow, pool=pool) for pool in _SHALLOW_POOLS]
+        first = [partial(respond, layer=shallow, pool=pool) for pool in POOLS[1:]]
         views = [partial(_deep, shallow=shallow, deep=deep), *first]
         counts = [self.units[1] // 2, self.units[0] // 2, self.units[0] // 2]
         unit, ground = frame_unit(stack.frame), image_features.empty_ground
+        # Empty ground shows no feature at all.
+        grounds = [torch.zeros(count, dtype=torch.float32) if ground else None for count in counts]
         return [
-            # Empty ground shows no feature at all.
-            Level(
-                view, step * unit, sweeps, 1, torch.zeros(count, dtype=torch.float32) if ground else None, anchored=True
-            )
-            for view, step, sweeps, count in zip(views, self.steps, self.sweeps, counts, strict=True)
+            Level(view, step * unit, 1, outside, anchored=True)
+            for view, step, outside in zip(views, self.steps, grounds, strict=True)
         ]
 
 
 def _deep(images: torch.Tensor, shallow: Layer, deep: Layer) -> torch.Tensor:
-    return respond(respond(images, shallow), deep, pool=_DEEP_POOL)
+    return respond(respond(images, shallow), deep, pool=POOLS[0])
+
+
+# ---- the features: filters by k-means on a ring, pooled along it
+
+
+@dataclass(frozen=True)
+class Layer:
+    """filters (units, C, s, s) of norm 1, `dilation` pixels between their taps; faint: contrast that is half seen;
+    centred: brightness does not matter."""
+
+    filters: torch.Tensor
+    faint: float
+    dilation: int = 1
+    centred: bool = False
+
+
+def respond(maps: torch.Tensor, layer: Layer, pool: int = 3) -> torch.Tensor:
+    """One layer: maps (B, C, H, W) in [0, 1] → (B, units / 2, H, W) in [0, 1]; empty maps give 0.
+
+    Cosine of each patch with each filter, thresholded; root mean square over three neighbours on the ring at every
+    second unit; mean over `pool`×`pool` pixels.
+    """
+    reach = layer.dilation * (layer.filters.shape[-1] // 2)
+    raw = functional.conv2d(maps, layer.filters.to(maps), padding=reach, dilation=layer.dilation)
+    cosine = raw / (_patch_energy(maps, layer).sqrt() + layer.faint)
+    active = ((cosine - MIN_COSINE) / (1 - MIN_COSINE)).clamp(0, 1).square()
+    pooled = ((active + active.roll(1, 1) + active.roll(-1, 1)) / 3)[:, ::2].sqrt()
+    return functional.avg_pool2d(pooled, pool, stride=1, padding=pool // 2)
+
+
+def learn_layer(
+    maps: torch.Tensor, units: int, side: int, generator: torch.Generator, dilation: int = 1, centred: bool = False
+) -> Layer:
+    """A layer for `respond`, from sample maps (B, C, H, W)."""
+    channels = maps.shape[1]
+    patches = functional.unfold(maps, side, dilation=dilation).transpose(1, 2).reshape(-1, channels * side * side)
+    if centred:
+        patches = patches - patches.mean(1, keepdim=True)
+    strength = patches.norm(dim=1)
+    seen = strength > MIN_CONTRAST
+    usual = float(strength[seen].median()) if bool(seen.any()) else 1.0
+    patches = patches[strength > usual]  # fainter ones teach nothing
+    if len(patches) < units:  # next to nothing to see: any filters do
+        patches = torch.randn(units, channels * side * side, generator=generator, dtype=torch.float32)
+        patches = patches - patches.mean(1, keepdim=True) if centred else patches
+    patches = patches[torch.randperm(len(patches), generator=generator)[:MAX_PATCHES]]
+    points = patches / patches.norm(dim=1, keepdim=True)
+    filters = ring_kmeans(points, units, generator).reshape(units, channels, side, side)
+    return Layer(filters, FAINT_SHARE * usual, dilation, centred)
+
+
+def ring_kmeans(points: torch.Tensor, units: int, generator: torch.Generator, rounds: int = 30) -> torch.Tensor:
+    """Spherical k-means of unit vectors (n, d) whose centres (units, d) lie on a ring and share with neighbours."""
+    centres = points[torch.randperm(len(points), generator=generator)[:units]].clone()
+    for i in range(rounds):
+        members = functional.one_hot((points @ centres.T).argmax(1), units).to(points)
+        sums = members.T @ points
+        share = NEIGHBOUR_SHARE * (1 - i / rounds)  # neighbours matter less and less
+        smooth = sums + share * (sums.roll(1, 0) + sums.roll(-1, 0))
+        norm = smooth.norm(dim=1, keepdim=True)
+        centres = torch.where(norm > 1e-6, smooth / norm.clamp(min=1e-6), centres)
+    return centres
+
+
+def _patch_energy(maps: torch.Tensor, layer: Layer) -> torch.Tensor:
+    """Sum of squares in the patch around every pixel, about the patch's mean if centred: (B, 1, H, W)."""
+    ones = torch.ones_like(layer.filters[:1]).to(maps)
+    reach = layer.dilation * (ones.shape[-1] // 2)
+    squares = functional.conv2d(maps.square(), ones, padding=reach, dilation=layer.dilation)
+    if layer.centred:
+        sums = functional.conv2d(maps, ones, padding=reach, dilation=layer.dilation)
+        squares = squares - sums.square() / ones.numel()
+    return squares.clamp(min=0)

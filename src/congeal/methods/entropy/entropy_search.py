@@ -10,32 +10,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from congeal.geometry import (
-    coverage,
-    from_normalised,
-    invert,
-    map_points,
-    matrix_from_parameters,
-    n_parameters,
-    warp,
-)
+from congeal.geometry import coverage, from_normalised, invert, map_points, matrix_from_parameters, n_parameters, warp
 from congeal.geometry.matrix import Size, corners
 from congeal.images import Stack
+from congeal.methods.iterative import canvas_of
 from congeal.registration.batching import chunks
 
-_CACHE_BYTES = 512 << 20  # of maps kept between sweeps; beyond it they are made anew, so that memory stays flat
-_MARGIN = 0.25  # of the longer side: what is shown beyond the frame, for steps to reach into
-_PSEUDO_COUNT = 0.03
+if TYPE_CHECKING:
+    from congeal.methods.entropy.entropy import FunnelMethod
+
+CACHE_BYTES = 512 << 20
+"""Of maps kept between sweeps; beyond it they are made anew, so that memory stays flat."""
+MAX_STEP_PX = 3.0
+"""With guards no trial step moves a corner farther. Chosen by judgement: as far as the Gauss-Newton methods go."""
+PSEUDO_COUNT = 0.03
 """What a field has seen of every value before the first image. With more of it grey costs a small set less than ink and
 ground do, and thin strokes are stretched until they are grey."""
-_LEAST_GAIN = 1e-6  # of the cost: a step that wins less wins by rounding, and the image stays
-_MAPS_AT_ONCE = 4  # maps per channel that a usual chunk has room for; of more there are fewer images in a chunk
-_SEED_STRIDE = 100_003  # between random states; longer than any run has sweeps, so that no two draw the same steps
+MIN_GAIN = 1e-6
+"""Of the cost: a step that wins less wins by rounding, and the image stays."""
+MAPS_AT_ONCE = 4
+"""Maps per channel that a usual chunk has room for; of more there are fewer images in a chunk."""
+SEED_STRIDE = 100_003
+"""Between random states; longer than any run has sweeps, so that no two draw the same steps."""
 
 
 @dataclass
@@ -46,34 +47,13 @@ class Level:
     """(B, C, H, W) images → (B, K, H, W) shares in [0, 1], in the images' precision."""
     step: float
     """First step, in pixels of the farthest corner's motion."""
-    sweeps: int
-    """Sweeps over all parameters, at most."""
     group: int = 1
     """How many successive maps share one distribution; 1: each map is a switch, on or off."""
     outside: torch.Tensor | None = None
     """(K,) what is beyond the image's edge; None: as the field expects, so that it counts neither way."""
     anchored: bool = False
     """Make the maps from the images as they lie when the level begins, not from the stack: for maps that depend on how
-    an image is turned and scaled, so that what is left to find is small."""
-
-
-@dataclass(frozen=True)
-class SearchSettings:
-    """How images search: the same at every level."""
-
-    motion: str
-    relative: bool
-    """Count only what an image disagrees with the field about, not the entropy it has by itself."""
-    shrink: float
-    """An image that refuses both directions of a parameter tries a step this much shorter next time."""
-    min_step: float
-    """Steps, in pixels of corner motion, do not become shorter than this."""
-    longest: float
-    """Steps, in pixels of corner motion, are never longer than this."""
-    noise: float = 0.0
-    """Standard deviation of the random change of each step's length, relative to it."""
-    random_state: int = 0
-    """Seed of that change."""
+    an image is turned and scaled, so that the remaining motion is small."""
 
 
 class Search:
@@ -85,24 +65,25 @@ class Search:
     ----------
     stack : Stack
     level : Level
-    settings : SearchSettings
+    method : FunnelMethod
+        Whose parameters say how images search.
     anchor : (n, 3, 3) tensor
         stack_from_frame when the level begins; its precision is that of the whole search. In float64 an image's choices
         do not depend on how many others are searched beside it, which decides how sums are rounded.
     """
 
-    def __init__(self, stack: Stack, level: Level, settings: SearchSettings, anchor: torch.Tensor) -> None:
-        self.stack, self.level, self.settings, self.dtype = stack, level, settings, anchor.dtype
+    def __init__(self, stack: Stack, level: Level, method: FunnelMethod, anchor: torch.Tensor) -> None:
+        self.stack, self.level, self.method, self.dtype = stack, level, method, anchor.dtype
         self.anchor = _Anchor(anchor, stack) if level.anchored else None
         self.outside = None if level.outside is None else level.outside.to(self.dtype)[:, None, None]
-        self.unit = parameter_units(stack.frame, settings.motion).to(self.dtype)
+        self.unit = parameter_units(stack.frame, method.motion).to(self.dtype)
         self.parts = _small_chunks(stack, level)
         self._kept: dict[int, torch.Tensor] = {}
-        self._room = _CACHE_BYTES
+        self._room = CACHE_BYTES
 
     def first_reach(self) -> torch.Tensor:
         """(n, k) first step of each image along each parameter, in pixels; 0 for images with nothing to see."""
-        first = min(self.level.step, self.settings.longest)
+        first = min(self.level.step, MAX_STEP_PX if self.method.guards else math.inf)
         reach = torch.full((len(self.stack), len(self.unit)), first, dtype=self.dtype)
         for part in self.parts:
             images = self.stack.images(part).flatten(1)
@@ -119,31 +100,23 @@ class Search:
         return self._field(total), ink
 
     def sweep(
-        self, found: torch.Tensor, reach: torch.Tensor, field: torch.Tensor, seed: int
+        self, found: torch.Tensor, reach: torch.Tensor, field: torch.Tensor, seed: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Every parameter once, for all images; the field follows: (new stack_from_frame, new reach).
+        """Every parameter once, for all images: (new stack_from_frame, new reach).
 
-        seed: another one for every sweep of a run.
+        seed: another one for every sweep of a fit, in which the field follows the images. None: the field stays as it
+        is, for images that it was not made from, and no step is changed at random: where a new image ends must not
+        depend on its place among the others.
         """
-        found, reach = found.clone(), reach.clone()
-        generator = torch.Generator().manual_seed(self.settings.random_state * _SEED_STRIDE + seed)
+        found, reach, stretch = found.clone(), reach.clone(), torch.ones(len(found), dtype=self.dtype)
+        generator = torch.Generator().manual_seed(self.method.random_state_ * SEED_STRIDE + (seed or 0))
         now: dict[int, torch.Tensor] = {}
         for j in range(len(self.unit)):
-            stretch = 1 + self.settings.noise * torch.randn(len(found), generator=generator, dtype=torch.float32)
-            field = self._field(self._try(j, found, reach, field, stretch, now))
-        return found, reach
-
-    def follow(
-        self, found: torch.Tensor, reach: torch.Tensor, field: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`sweep` under a field that stays as it is, for images that it was not made from.
-
-        Without random changes: where a new image ends must not depend on its place among the others.
-        """
-        found, reach, even = found.clone(), reach.clone(), torch.ones(len(found), dtype=self.dtype)
-        now: dict[int, torch.Tensor] = {}
-        for j in range(len(self.unit)):
-            self._try(j, found, reach, field, even, now)
+            if seed is not None:
+                random = torch.randn(len(found), generator=generator, dtype=torch.float32)
+                stretch = 1 + self.method.noise * random
+            total = self._try(j, found, reach, field, stretch, now)
+            field = field if seed is None else self._field(total)
         return found, reach
 
     def cost(self, field: torch.Tensor) -> float:
@@ -188,7 +161,7 @@ class Search:
         return torch.cat([found[None], found @ steps])
 
     def _adapt(self, reach: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-        shorter = (reach * self.settings.shrink).clamp(min=min(self.settings.min_step, self.level.step))
+        shorter = (reach * self.method.shrink).clamp(min=min(self.method.min_step, self.level.step))
         return torch.where(moved | (reach == 0), reach, shorter)
 
     def _shown(self, i: int, matrices: torch.Tensor) -> torch.Tensor:
@@ -202,7 +175,7 @@ class Search:
             shares, covered = shown + self.outside, torch.ones_like(shown[:, :1])
         shares = shares.clamp(min=0)
         own = torch.zeros_like(covered)
-        if self.settings.relative:  # of shares / covered, weighted by covered, multiplied out
+        if self.method.relative:  # of shares / covered, weighted by covered, multiplied out
             own = _entropy(shares)
             if self.level.group == 1:
                 own = own + _entropy(covered - shares)
@@ -213,8 +186,8 @@ class Search:
     def _field(self, total: torch.Tensor) -> torch.Tensor:
         """Sums over the set of what images show → a field, with a pseudo-count so that nothing is impossible."""
         shares, covered, own = total[:-2], total[-2:-1], total[-1:]
-        seen_before = _PSEUDO_COUNT * max(2, self.level.group)
-        field = (shares + _PSEUDO_COUNT) / (covered + seen_before)
+        seen_before = PSEUDO_COUNT * max(2, self.level.group)
+        field = (shares + PSEUDO_COUNT) / (covered + seen_before)
         entropy = _entropy(field)
         if self.level.group == 1:
             entropy = entropy + _entropy(1 - field)
@@ -255,10 +228,8 @@ class _Anchor:
 
     def __init__(self, stack_from_frame: torch.Tensor, stack: Stack) -> None:
         self.stack = stack
-        margin = math.ceil(_MARGIN * max(stack.frame))
-        self.size = (stack.frame[0] + 2 * margin, stack.frame[1] + 2 * margin)
-        frame_from_canvas = stack_from_frame.new_tensor([[1.0, 0, -margin], [0, 1, -margin], [0, 0, 1]])
-        self.matrices = stack_from_frame @ frame_from_canvas
+        self.size, frame_from_canvas = canvas_of(stack.frame)
+        self.matrices = stack_from_frame @ torch.as_tensor(frame_from_canvas).to(stack_from_frame)
         self.inverse = invert(self.matrices.double()).to(self.matrices)
 
     def show(
@@ -287,11 +258,11 @@ def parameter_units(size: Size, motion: str) -> torch.Tensor:
 def _choose(score: torch.Tensor) -> torch.Tensor:
     """(3, B) costs of staying, forwards, backwards → the best; staying wins ties and rounding."""
     better, which = score[1:].min(0)
-    return torch.where(better < score[0] - _LEAST_GAIN * score[0].abs(), which + 1, 0)
+    return torch.where(better < score[0] - MIN_GAIN * score[0].abs(), which + 1, 0)
 
 
 def _small_chunks(stack: Stack, level: Level) -> list[np.ndarray]:
     """The usual chunks, cut finer where an image becomes many maps."""
     maps = level.maps(stack.images([0])).shape[1]
-    pieces = max(1, round(maps / stack.channels / _MAPS_AT_ONCE))
+    pieces = max(1, round(maps / stack.channels / MAPS_AT_ONCE))
     return [piece for part in chunks(stack) for piece in np.array_split(part, pieces) if len(piece)]

@@ -8,6 +8,8 @@ the solver works in float32, and squares in float64 where singular values far be
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,20 +22,24 @@ from congeal.registration.batching import chunks, pixel_area
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauss_newton import GaussNewton, motion_field
 
-LARGE = 1500
-"""Where both sides of the matrix exceed this, singular values are found by random projection."""
-
-_UNSETTLED = 12  # first steps of a solver, in which its matrices still change much
-_GRAM_BLOCK = 128
-_ROWS = 64  # that the solver works on at once, so that they stay in cache
-_COARSE = 0.01  # of the largest singular value: above it float32 is enough to find the others
-_PARTIAL = 0.7  # of all singular vectors: beyond it finding all of them is less work
-_BORDER = 4  # zeros around an image while it is sampled: room for the kernel and for the edge's own gradient
-_BLANK = 1e-6  # norm of an image up to which there is nothing in the frame: its row is zero
-_STUCK = 1e-10  # of the largest eigenvalue of JᵀJ: a direction below it cannot move the image
-_NOWHERE = 1e6  # entry of a matrix from which on a step has left what numbers can say
-_FIRST_RANK = 20  # singular values a projection looks for at first, and at least
-_FIRST_PENALTY = 1.25  # over the spectral norm, as published
+EARLY_STEPS = 12
+"""First steps of a solver, in which its matrices still change much, so that singular vectors take two power steps."""
+FLOAT32_SHARE = 0.01
+"""Of the largest singular value: above it float32 is enough to find the others."""
+MAX_PARTIAL_SHARE = 0.7
+"""Of all singular vectors: beyond it finding all of them is less work."""
+BORDER_PX = 4
+"""Zeros around an image while it is sampled: space for the kernel and for the edge's own gradient."""
+MIN_NORM = 1e-6
+"""Norm of an image up to which there is nothing in the frame: its row is zero."""
+MIN_EIGENVALUE = 1e-10
+"""Of the largest eigenvalue of JᵀJ: a direction below it cannot move the image."""
+MAX_ENTRY = 1e6
+"""Entry of a matrix from which on a step has left what numbers can say."""
+FIRST_RANK = 20
+"""Singular values that are looked for at first."""
+FIRST_PENALTY = 1.25
+"""Of the solver, over the spectral norm: as published."""
 
 
 def soft(x: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -86,25 +92,15 @@ def linearise(
     return Linear(data, basis, to_parameters, ink)
 
 
-def _pixel_centres(size: Size) -> tuple[torch.Tensor, ...]:
-    """(y, x) of the frame's pixels, each (h, w)."""
-    height, width = (torch.arange(n, dtype=torch.float64) for n in size)
-    return torch.meshgrid(height, width, indexing="ij")
-
-
 def _shown(
     images: torch.Tensor, found: torch.Tensor, size: Size, empty_ground: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Images in the frame and their derivatives along the frame's x and y, each (b, c, h, w)."""
-    padded = torch.nn.functional.pad(images, (_BORDER,) * 4)
+    padded = torch.nn.functional.pad(images, (BORDER_PX,) * 4)
     shown = _bicubic(torch.cat([padded, *_sobel(padded, empty_ground)], 1), found, size).double()
     image, along_x, along_y = shown.split(images.shape[1], 1)
-    (xx, xy), (yx, yy) = _map_derivative(found, size)
-    return (
-        image,
-        along_x * xx[:, None] + along_y * yx[:, None],
-        along_x * xy[:, None] + along_y * yy[:, None],
-    )
+    slope = _map_derivative(found, size)[:, :, :, None]
+    return image, *(along_x * slope[:, 0, k] + along_y * slope[:, 1, k] for k in (0, 1))
 
 
 def _sobel(images: torch.Tensor, empty_ground: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,11 +110,11 @@ def _sobel(images: torch.Tensor, empty_ground: bool) -> tuple[torch.Tensor, torc
     photograph is not an edge of anything.
     """
     kernel = images.new_tensor([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
-    inner = images if empty_ground else images[..., _BORDER:-_BORDER, _BORDER:-_BORDER]
+    inner = images if empty_ground else images[..., BORDER_PX:-BORDER_PX, BORDER_PX:-BORDER_PX]
     padded = torch.nn.functional.pad(inner, (1, 1, 1, 1), mode="replicate").flatten(0, 1)[:, None]
     both = torch.nn.functional.conv2d(padded, torch.stack([kernel, kernel.T])[:, None])
     if not empty_ground:
-        both = torch.nn.functional.pad(both, (_BORDER,) * 4)
+        both = torch.nn.functional.pad(both, (BORDER_PX,) * 4)
     return both[:, 0].view_as(images), both[:, 1].view_as(images)
 
 
@@ -129,7 +125,7 @@ def _bicubic(images: torch.Tensor, found: torch.Tensor, size: Size) -> torch.Ten
     overshoot ends RASL in a worse optimum: up to 0.3 dB on digits.
     """
     b, c, height, width = images.shape
-    border = _BORDER
+    border = BORDER_PX
     grid = sampling_grid(found.double(), size).flatten(1, 2)  # (b, p, 2)
     last = grid.new_tensor([width - border - 3.0, height - border - 3.0])  # its fourth tap is the last in memory
     grid = torch.minimum(grid.clamp(min=1.0 - border), last)  # farther out there is nothing but zeros
@@ -157,21 +153,15 @@ def _keys(t: torch.Tensor) -> torch.Tensor:
     return torch.stack([-t3 + 2 * t2 - t, 3 * t3 - 5 * t2 + 2, -3 * t3 + 4 * t2 + t, t3 - t2]) / 2
 
 
-def _map_derivative(
-    found: torch.Tensor, size: Size
-) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """((∂X/∂x, ∂X/∂y), (∂Y/∂x, ∂Y/∂y)) of frame point (x, y) → stack point (X, Y), each (b, h, w)."""
-    h = found.double()[:, :, :, None, None]
-    y, x = _pixel_centres(size)
-    depth = h[:, 2, 0] * x + h[:, 2, 1] * y + h[:, 2, 2]
-    centre = h[:, 2, 0] * ((size[1] - 1) / 2) + h[:, 2, 1] * ((size[0] - 1) / 2) + h[:, 2, 2]
-    depth = (depth / centre).clamp(min=0.1) * centre  # as the warp holds points near the horizon
-    across = (h[:, 0, 0] * x + h[:, 0, 1] * y + h[:, 0, 2]) / depth
-    down = (h[:, 1, 0] * x + h[:, 1, 1] * y + h[:, 1, 2]) / depth
-    return (
-        ((h[:, 0, 0] - across * h[:, 2, 0]) / depth, (h[:, 0, 1] - across * h[:, 2, 1]) / depth),
-        ((h[:, 1, 0] - down * h[:, 2, 0]) / depth, (h[:, 1, 1] - down * h[:, 2, 1]) / depth),
-    )
+def _map_derivative(found: torch.Tensor, size: Size) -> torch.Tensor:
+    """(b, 2, 2, h, w) derivative of the stack point (X, Y) by the frame point (x, y)."""
+    matrix = found.double()[..., None, None]
+    y, x = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in size), indexing="ij")
+    target = matrix[:, :, 0] * x + matrix[:, :, 1] * y + matrix[:, :, 2]
+    centre = matrix[:, 2, 0] * ((size[1] - 1) / 2) + matrix[:, 2, 1] * ((size[0] - 1) / 2) + matrix[:, 2, 2]
+    depth = (target[:, 2] / centre).clamp(min=0.1) * centre  # as the warp holds points near the horizon
+    place = target[:, :2] / depth[:, None]
+    return (matrix[:, :2, :2] - place[:, :, None] * matrix[:, 2:, :2]) / depth[:, None, None]
 
 
 def _unit_rows(
@@ -179,14 +169,14 @@ def _unit_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows scaled to unit norm, the Jacobian of the scaled rows as an orthonormal basis, and the way back."""
     norm = image.flatten(1).norm(dim=1)[:, None, None, None]
-    scale = torch.where(norm > _BLANK, 1 / norm.clamp(min=_BLANK), 0.0)
+    scale = torch.where(norm > MIN_NORM, 1 / norm.clamp(min=MIN_NORM), 0.0)
     unit = image * scale
     # The derivative of y/‖y‖. As published it is taken of the gradients, before they are multiplied by the motion.
     dx, dy = (g * scale - unit * (unit * g * scale).sum((1, 2, 3), keepdim=True) for g in (dx, dy))
     jacobian = (dx[:, None] * field[:, 0, None] + dy[:, None] * field[:, 1, None]).flatten(2)  # (b, k, m)
     # Any orthonormal basis of the Jacobian's columns gives the same problem; this one leaves out what cannot move.
     value, vector = torch.linalg.eigh(jacobian @ jacobian.transpose(1, 2))
-    known = value > _STUCK * value[:, -1:].clamp(min=1e-20)
+    known = value > MIN_EIGENVALUE * value[:, -1:].clamp(min=1e-20)
     way = vector * torch.where(known, value.clamp(min=1e-30).rsqrt(), 0.0)[:, None]
     return unit.flatten(1), way.transpose(1, 2) @ jacobian, way
 
@@ -198,7 +188,7 @@ def move(found: torch.Tensor, line: Linear, d: torch.Tensor, motion: str, size: 
     """
     delta = (line.to_parameters @ d[..., None])[..., 0]
     moved = GaussNewton(motion, size, max_step=max_step).compose(found, -delta)
-    there = (moved.isfinite() & (moved.abs() < _NOWHERE)).flatten(1).all(1)
+    there = (moved.isfinite() & (moved.abs() < MAX_ENTRY)).flatten(1).all(1)
     return torch.where(there[:, None, None], moved, found)
 
 
@@ -206,50 +196,45 @@ def move(found: torch.Tensor, line: Linear, d: torch.Tensor, motion: str, size: 
 
 
 class Spectrum:
-    """Singular values of (n, m) matrices of one shape: through the Gram matrix of the smaller side, or by random
-    projection where both sides are large. Squaring costs digits below 1e-8 of the largest value; nothing here needs
-    them. `keep`: how many of the largest values are never shrunk."""
+    """Singular values of a series of (n, m) matrices that change little, through the Gram matrix of the smaller side.
 
-    def __init__(self, shape: tuple[int, int], keep: int = 0, seed: int = 0) -> None:
+    Squaring costs digits below 1e-8 of the largest value; nothing here needs them. `keep`: how many of the largest
+    values are never shrunk.
+    """
+
+    def __init__(self, shape: Sequence[int], keep: int = 0) -> None:
         self.keep = keep
-        self.random = min(shape) > LARGE
-        self._rank = _FIRST_RANK
-        self._steps = 0
-        self._largest = float("inf")
+        self._wide = shape[0] < shape[1]
+        self._rank, self._steps, self._largest = FIRST_RANK, 0, math.inf
         self._vectors = torch.empty(0, 0, dtype=torch.float32)  # of the last Gram matrix, ascending
         self._whole = self._vectors  # all of them, of the last one that was solved in full
-        self._right: torch.Tensor | None = None  # (m, r) where the last matrix lived: a warm start for the next
-        self._generator = torch.Generator().manual_seed(seed)
 
     def largest(self, matrix: torch.Tensor) -> float:
         """The spectral norm."""
-        if self.random:
-            return float(self._project(matrix, self._rank)[0][-1])
-        value, _ = self._all(_gram(matrix.double()))  # the vectors are of use: the solver begins with a multiple of it
+        value, _ = self._all(
+            self._gram(matrix.double())
+        )  # the vectors are of use: the solver begins with a multiple of it
         self._largest = float(value[-1])
         return self._largest
 
     def shrink(self, matrix: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
-        """The matrix with singular values reduced by `threshold`, and their sum, those that are kept left out."""
-        if self.random:
-            shrunk = self._shrink_projected(matrix, threshold)
-            if shrunk is not None:
-                return shrunk
+        """The matrix with singular values reduced by `threshold`, and the sum of the reduced ones."""
         # Squared in float32, values below some 3e-4 of the largest drown; thresholds fall far below that.
-        value, vector = self._eigen(
-            _gram(matrix if threshold > _COARSE * self._largest else matrix.double()), threshold
-        )
-        reduced, total = self._reduce(value, threshold)
+        exact = threshold <= FLOAT32_SHARE * self._largest
+        value, vector = self._eigen(self._gram(matrix.double() if exact else matrix), threshold)
+        reduced = (value - threshold).clamp(min=0)
+        total = float(reduced[: len(reduced) - self.keep].sum())
+        if self.keep:
+            reduced[-self.keep :] = value[-self.keep :]
         used = reduced > 0
         self._rank = int(used.sum())
         side, gain = vector[:, used].to(matrix.dtype), (reduced[used] / value[used]).to(matrix.dtype)
-        wide = matrix.shape[0] < matrix.shape[1]
-        if 2 * side.shape[1] > len(vector):  # one product with the square matrix is less work than two thin ones
-            square = (side * gain) @ side.T
-            return (square @ matrix if wide else matrix @ square), total
-        if wide:
+        if self._wide:
             return (side * gain) @ (side.T @ matrix), total
         return (matrix @ side) @ (side * gain).T, total
+
+    def _gram(self, matrix: torch.Tensor) -> torch.Tensor:
+        return matrix @ matrix.T if self._wide else matrix.T @ matrix
 
     def _eigen(self, gram: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Singular values, ascending, and vectors: all of them, or at least those above the threshold.
@@ -260,9 +245,12 @@ class Spectrum:
         """
         self._steps += 1
         wanted = self._rank + max(10, self._rank // 4)
-        while self._vectors.numel() and wanted < _PARTIAL * len(gram):
-            basis = self._probe(wanted).to(gram.dtype)
-            for _ in range(1 if self._steps > _UNSETTLED else 2):
+        while self._vectors.numel() and wanted < MAX_PARTIAL_SHARE * len(gram):
+            known = self._vectors[:, -wanted:]
+            if known.shape[1] < wanted:  # the next ones of the last full solution
+                known = torch.cat([self._whole[:, -wanted : -known.shape[1]].to(known), known], 1)
+            basis = known.to(gram.dtype)
+            for _ in range(1 if self._steps > EARLY_STEPS else 2):
                 basis = torch.linalg.qr(gram @ basis)[0]
             value, vector = torch.linalg.eigh(basis.T @ gram @ basis)
             if float(value[0]) < threshold**2:  # the smallest is already out of reach: none above it is missing
@@ -275,60 +263,6 @@ class Spectrum:
         value, self._vectors = torch.linalg.eigh(gram)
         self._whole = self._vectors
         return value.clamp(min=0).sqrt(), self._vectors
-
-    def _probe(self, wanted: int) -> torch.Tensor:
-        """The last matrix's vectors; where there are too few, those that came next when all were known."""
-        known = self._vectors[:, -wanted:]
-        count = known.shape[1]
-        return known if count == wanted else torch.cat([self._whole[:, -wanted:-count].to(known), known], 1)
-
-    def _reduce(self, value: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
-        """Ascending singular values after shrinkage, and the sum of those that count."""
-        reduced = (value - threshold).clamp(min=0)
-        if not self.keep:
-            return reduced, float(reduced.sum())
-        reduced[-self.keep :] = value[-self.keep :]
-        return reduced, float(reduced[: -self.keep].sum())
-
-    def _shrink_projected(self, matrix: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float] | None:
-        """None when too many values exceed the threshold for a projection to pay."""
-        while self._rank <= min(matrix.shape) // 5:
-            value, left = self._project(matrix, self._rank)
-            if float(value[0]) < threshold:  # everything that matters was caught
-                reduced, total = self._reduce(value, threshold)
-                used = reduced > 0
-                self._rank = max(_FIRST_RANK, int(used.sum()) * 5 // 4 + 10)
-                gain = (reduced[used] / value[used]).to(matrix.dtype)
-                side = left[:, used]
-                return (side * gain) @ (side.T @ matrix), total
-            self._rank = max(self._rank * 2, len(value))
-        return None
-
-    def _project(self, matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ascending singular values and left vectors of the part of rank `rank` (Halko et al. 2011)."""
-        probe = torch.randn(matrix.shape[1], rank, generator=self._generator, dtype=matrix.dtype)
-        if self._right is not None:
-            known = self._right[:, -rank:]
-            probe[:, : known.shape[1]] = known
-        basis = torch.linalg.qr(matrix @ probe)[0]
-        for _ in range(2):
-            basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis)[0])[0]
-        inner = basis.T @ matrix
-        square, vector = torch.linalg.eigh(inner.double() @ inner.double().T)
-        value = square.clamp(min=0).sqrt()
-        self._right = inner.T @ (vector / value.clamp(min=1e-12)).to(matrix.dtype)
-        return value, basis @ vector.to(matrix.dtype)
-
-
-def _gram(matrix: torch.Tensor) -> torch.Tensor:
-    """Of the smaller side: blocks above the diagonal, mirrored."""
-    rows = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    gram = rows.new_empty(len(rows), len(rows))
-    for first in range(0, len(rows), _GRAM_BLOCK):
-        last = first + _GRAM_BLOCK
-        gram[first:last, first:] = rows[first:last] @ rows[first:].T
-        gram[last:, first:last] = gram[first:last, last:].T
-    return gram
 
 
 # ---- the inner problem
@@ -360,48 +294,28 @@ def decompose(
     # Pixels that are empty in every image, and stay so under any small motion, stay empty in A and E.
     lit = (line.data.abs().amax(0) > 0) | (line.basis.abs().amax((0, 1)) > 0)
     data, basis = line.data[:, lit].float(), line.basis[..., lit].float()
-    size = float(data.norm())
-    largest = spectrum.largest(data)
-    state = _State(data, basis)
+    size, largest = float(data.norm()), spectrum.largest(data)
+    step, errors = basis.new_zeros(basis.shape[:2]), torch.zeros_like(data)
     if not size:
-        return Decomposition(state.step.double(), 0.0, 0)
-    state.dual = data / (dual_scale or max(largest, float(data.abs().max()) / weight))
-    penalty, total, iterations = _FIRST_PENALTY / largest, 0.0, 0
+        return Decomposition(step.double(), 0.0, 0)
+    moved, dual = data.clone(), data / (dual_scale or max(largest, float(data.abs().max()) / weight))
+    penalty, total, iterations = FIRST_PENALTY / largest, 0.0, 0
     while iterations < max_iterations:
         iterations += 1
-        target = torch.add(state.moved, state.dual, alpha=1 / penalty, out=state.target)  # D + Q d + Y/μ
-        target -= state.errors
-        low_rank, total = spectrum.shrink(target, 1 / penalty)
-        parts = [slice(first, first + _ROWS) for first in range(0, len(data), _ROWS)]
-        gap = sum(state.advance(rows, low_rank[rows], penalty, weight / penalty) for rows in parts) ** 0.5
+        target = moved + dual / penalty  # D + Q d + Y/μ
+        low_rank, total = spectrum.shrink(target - errors, 1 / penalty)
+        target -= low_rank
+        errors = soft(target, weight / penalty)
+        target -= errors
+        # The rows of Q are orthonormal, so what d explained so far falls out of the product.
+        change = -torch.bmm(basis, target[..., None])[..., 0]
+        shift = torch.bmm(change[:, None], basis)[:, 0]
+        step += change
+        moved += shift
+        dual = penalty * (target + shift)  # Y + μ(D + Q d − A − E)
+        gap = float((moved - low_rank - errors).norm())
         penalty *= growth
         if gap <= tolerance * size:
             break
-    objective = total + weight * float(state.errors.abs().sum(dtype=torch.float64))
-    return Decomposition(state.step.double(), objective, iterations)
-
-
-class _State:
-    """What the solver holds of the set: D + Q d, E, Y and d."""
-
-    def __init__(self, data: torch.Tensor, basis: torch.Tensor) -> None:
-        self.basis, self.moved = basis, data.clone()
-        self.dual, self.errors, self.target = torch.zeros_like(data), torch.zeros_like(data), torch.empty_like(data)
-        self.step = data.new_zeros(basis.shape[:2])
-
-    def advance(self, rows: slice, low_rank: torch.Tensor, penalty: float, threshold: float) -> float:
-        """E, d and Y of some images, given their A; the squared norm of D + Q d − A − E."""
-        basis, errors, dual = self.basis[rows], self.errors[rows], self.dual[rows]
-        target = self.target[rows].add_(errors).sub_(low_rank)
-        errors.copy_(soft(target, threshold))
-        # target − errors is D + Q d + Y/μ − A − E; the rows of Q are orthonormal, so its own part falls out below.
-        target -= errors
-        change = -(basis * target[:, None]).sum(-1)  # a batched product with one column is slower
-        self.step[rows] += change
-        shift = torch.bmm(change[:, None], basis)[:, 0]
-        self.moved[rows] += shift
-        # Y + μ(D + Q d − A − E) is μ times what is left after the step.
-        target += shift
-        gap = dual.mul_(-1 / penalty).add_(target).square_().sum()
-        torch.mul(target, penalty, out=dual)
-        return float(gap)
+    objective = total + weight * float(errors.abs().sum(dtype=torch.float64))
+    return Decomposition(step.double(), objective, iterations)

@@ -2,14 +2,15 @@
 
 Peng, Ganesh, Wright, Xu and Ma (2012), "RASL: Robust Alignment by Sparse and Low-Rank Decomposition for Linearly
 Correlated Images". Inner solver: Lin, Chen and Ma (2010), "The Augmented Lagrange Multiplier Method for Exact Recovery
-of Corrupted Low-Rank Matrices".
+of Corrupted Low-Rank Matrices". PSSV: Oh, Tai, Bazin, Kim and Kweon (2016), "Partial Sum Minimization of Singular
+Values in Robust PCA: Algorithm and Applications".
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
@@ -19,14 +20,16 @@ from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Range
 from congeal.methods.fit_context import FitContext
+from congeal.methods.iterative import Iterations
 from congeal.methods.lowrank.decomposition import Decomposition, Linear, Spectrum, decompose, linearise, move
-from congeal.registration.best_iterate import BestIterate
 from congeal.registration.features import ImageFeatures
 from congeal.registration.filters import frame_unit
-from congeal.registration.gauge import Gauge
 
-_ROUGH = 1e-3  # tolerance of the inner solver on blurred images: a third fewer steps, the same outcome
-_SMALL = 5e-4  # of the objective: with guards a step that lowers it by less is the last one
+COARSE_TOLERANCE = 1e-3
+"""Tolerance of the inner solver on blurred images: a third fewer steps, the same outcome."""
+MIN_DECREASE = 5e-4
+"""With guards a step that lowers the objective by a smaller share is the last one. Chosen by judgement: it
+is the `tolerance` of objectives of about twenty."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -45,7 +48,7 @@ class RASL(Method):
         Standard deviation of the Gaussian blur of the images, in frame pixels.
     coarse : tuple of float
         With guards, for objects: blurs to begin with, in pixels of a 28-pixel frame. (): sharp from the start, as
-        published.
+        published. Photographs always are: of them blur leaves light and background to be aligned.
     coarse_iterations : int
         Outer steps at each of them, at most.
     iterations : int
@@ -57,7 +60,7 @@ class RASL(Method):
     inner_iterations : int
         Steps of the inner solver, at most.
     growth : float
-        Of the inner solver's penalty with every step; 1.25 as published.
+        Of the inner solver's penalty with every step; 1.25 as published, at twice the number of steps.
     max_step : float
         With guards: no corner moves farther than this many pixels in one step.
     motion, size, align_on, kind, guards, random_state
@@ -65,40 +68,23 @@ class RASL(Method):
 
     Attributes
     ----------
-    transforms_ : Transforms
-        aligned_from_source of every image, in source pixels.
-    quality_ : Quality
-        Numbers and verdict of the fit.
     history_ : list of dict
         After every outer step: objective, and inner (steps of the inner solver).
-    stack_from_frame_ : (n, 3, 3) array
-        The poses between the pictures the method worked on.
-    layout_ : Layout
-        Sizes, channels, value ranges and kind of those pictures.
+    transforms_, quality_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     motion: str = "affine"
     sparsity: Positive = 1.0
-    """λ = sparsity / √(pixels). Smaller: more is explained as error, and A has lower rank."""
     smoothing: NotNegative = 0.4
-    """Gaussian blur of the images, in frame pixels."""
     coarse: tuple[NotNegative, ...] = (2.0, 1.0)
-    """With guards: blurs to begin with, in pixels of a 28-pixel frame. (): sharp from the start, as published, and as
-    photographs always are, in which blur leaves light and background to be aligned."""
     coarse_iterations: CountOrZero = 6
-    """Outer steps at each of them, at most."""
     iterations: Count = 25
-    """Outer steps (re-linearisations) on the images as `smoothing` leaves them, at most."""
     tolerance: Annotated[float, Range(endless=True)] = 0.01
-    """The method ends when a step lowers the objective by less than this or, with guards, by less than a 2,000th."""
     inner_tolerance: Positive = 1e-4
-    """The inner solver ends when D + Q d − A − E is this small against D; 1e-6 as published."""
     inner_iterations: Count = 1000
-    """Steps of the inner solver, at most."""
     growth: Annotated[float, Range(above=1)] = 1.5
-    """Of the inner solver's penalty with every step; 1.25 as published, at twice the number of steps."""
     max_step: PositiveOrEndless = 3.0
-    """With guards: no corner moves farther than this many pixels in one step."""
 
     name: ClassVar[str] = "rasl"
 
@@ -106,47 +92,30 @@ class RASL(Method):
         """How many of the largest singular values are not penalised."""
         return 0
 
+    @torch.no_grad()
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        start, blurs = torch.as_tensor(stack.start.copy()), self._blurs(stack.frame, image_features)
-        fresh: dict[str, Any] = {"found": start, "last": math.inf, "level": 0, "iteration": 0, "zoom": 1.0}
-        state = context.load() or fresh
-        found, last, best = state["found"], float(state["last"]), BestIterate(start, state.get("best"))
-        gauge = None
-        if self.guards:
-            zoom = float(state["zoom"])
-            gauge = Gauge.of_stack(stack, self.motion, keeps_intensity=image_features.keeps_intensity, zoom=zoom)
+        blurs, start = self._blurs(stack.frame, image_features), torch.as_tensor(stack.start.copy())
         limits = [self.coarse_iterations] * (len(blurs) - 1) + [self.iterations]
-        with torch.no_grad():
-            for level in range(int(state["level"]), len(blurs)):
-                for iteration in range(int(state["iteration"]) if level == state["level"] else 0, limits[level]):
-                    done = sum(limits[:level]) + iteration
-                    line = linearise(stack, found, self.motion, blurs[level], image_features)
-                    if not bool(line.data.any()):
-                        lost = f"{self.name} lost every image of {stack.source.name} in step {done}"
-                        raise CongealError(f"{lost}: use a smaller motion, or another method")
-                    seed = self.random_state_ * 1000 + done  # a resumed run draws what an uninterrupted one would
-                    free = max(self._unpenalised(), int(level + 1 < len(blurs)))
-                    spectrum = Spectrum((line.data.shape[0], line.data.shape[1]), free, seed)
-                    weight = self.sparsity / line.data.shape[1] ** 0.5
-                    result = self._decompose(line, weight, spectrum, sharp=level + 1 == len(blurs))
-                    found = self._move(found, line, result.step, stack.frame)
-                    if gauge is not None:
-                        found = gauge.fix(found, line.ink)
-                        if level + 1 == len(blurs):
-                            best.offer(found, result.objective, gauge.energy(line.ink))
-                    context.step(done + 1, sum(limits), objective=result.objective, inner=result.iterations)
-                    ended = last - result.objective < self._least(result.objective)
-                    last = math.inf if ended else result.objective
-                    if context.due():
-                        # A level that is interrupted after its last step has no further one to take.
-                        at = {"level": level, "iteration": limits[level] if ended else iteration + 1, "last": last}
-                        zoom = 1.0 if gauge is None else gauge.zoom
-                        context.save({"found": found, "zoom": zoom, "best": best.state(), **at})
-                    if ended:
-                        context.ends_early("a step lowered the objective by next to nothing")
-                        break
-                last = math.inf
-        return found if gauge is None else best.found
+        run = Iterations(self, stack, image_features, context, limits, start, last=math.inf)
+        for level in run.levels():
+            last, sharp = float(run.own["last"]) if run.resumed else math.inf, level + 1 == len(blurs)
+            for _ in run.steps():
+                line = linearise(stack, run.poses, self.motion, blurs[level], image_features)
+                if not bool(line.data.any()):
+                    raise CongealError(
+                        f"{self.name} lost every image of {stack.source.name}: use a smaller motion, or another method"
+                    )
+                spectrum = Spectrum(line.data.shape, max(self._unpenalised(), int(not sharp)))
+                result = self._decompose(line, self.sparsity / line.data.shape[1] ** 0.5, spectrum, sharp=sharp)
+                moved = self._move(run.poses, line, result.step, stack.frame)
+                run.poses = run.fix_gauge(moved, line.ink)
+                if sharp:
+                    run.offer(run.poses, result.objective, line.ink)
+                ended = last - result.objective < self._least(result.objective)
+                last = result.objective
+                values = {"objective": result.objective, "inner": result.iterations}
+                run.end_step(values, "a step lowered the objective by next to nothing" if ended else "", last=last)
+        return run.result()
 
     def _blurs(self, frame: Size, image_features: ImageFeatures) -> list[float]:
         """Of the levels, in frame pixels."""
@@ -155,11 +124,40 @@ class RASL(Method):
 
     def _least(self, objective: float) -> float:
         """By how much a step must lower the objective for another one to follow."""
-        return max(self.tolerance, _SMALL * objective) if self.guards else self.tolerance
+        return max(self.tolerance, MIN_DECREASE * objective) if self.guards else self.tolerance
 
     def _decompose(self, line: Linear, weight: float, spectrum: Spectrum, sharp: bool) -> Decomposition:
-        tolerance = self.inner_tolerance if sharp else max(self.inner_tolerance, _ROUGH)
+        tolerance = self.inner_tolerance if sharp else max(self.inner_tolerance, COARSE_TOLERANCE)
         return decompose(line, weight, spectrum, tolerance, self.inner_iterations, growth=self.growth)
 
     def _move(self, found: torch.Tensor, line: Linear, step: torch.Tensor, size: Size) -> torch.Tensor:
-        return move(found, line, step, self.motion, size, self.max_step if self.guards else float("inf"))
+        return move(found, line, step, self.motion, size, self.max_step if self.guards else math.inf)
+
+
+@dataclass(kw_only=True, eq=False)
+class PSSV(RASL):
+    """RASL whose largest singular values are free: for few images, or a known rank. Needs roughly aligned input.
+
+    Minimises Σ_{i>rank} σ_i(A) + λ‖E‖₁: the `rank` largest singular values cost nothing, so they do not shrink.
+
+    Parameters
+    ----------
+    rank : int
+        How many singular values are free; 0 is RASL.
+    sparsity, smoothing, coarse, coarse_iterations, iterations, tolerance, inner_tolerance, inner_iterations
+        As for `RASL`.
+    growth, max_step, motion, size, align_on, kind, guards, random_state
+        As for `RASL`.
+
+    Attributes
+    ----------
+    transforms_, quality_, history_, stack_from_frame_, layout_
+        As for `RASL`.
+    """
+
+    rank: CountOrZero = 1
+
+    name: ClassVar[str] = "pssv"
+
+    def _unpenalised(self) -> int:
+        return self.rank

@@ -20,30 +20,60 @@ from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, NotNegative, PositiveOrEndless
 from congeal.methods.fit_context import FitContext
+from congeal.methods.iterative import place_each
 from congeal.methods.lowrank.decomposition import Linear, linearise, move, soft
-from congeal.registration.batching import chunks, start_poses
+from congeal.registration.batching import chunks
 from congeal.registration.best_iterate import BestIterate
 from congeal.registration.features import ImageFeatures
 from congeal.registration.filters import frame_unit
 from congeal.registration.gauge import Gauge
 
 MODES = ("batch", "online", "frozen")
-_WARM_UP = 20  # images an online subspace is learnt on before it goes on alone
-_SETTLING = 10  # corrections of the common scale, of 2% at most
-_FROZEN_SHARE, _FROZEN_MOST = 0.2, 150  # of the images a frozen subspace is learnt on
-_APPROACH = 0.7  # of the linearisations: with guards, those that lead from one blurred direction to the whole subspace
-_TOGETHER = 16  # images that are solved for one subspace before it turns for each of them
-_MOST_TURNS = 2000  # of the subspace between two warps: a larger set shows it no more
-_SEEN = 500  # images that new directions are taken from
-_IMAGES_PER_COLUMN = 5  # with guards: a subspace with more columns learns each image by heart, misaligned as it is
-_SOLVED_AT_ONCE = 256  # images: what they need at once stays in cache
-_FIRST_PENALTY = 2.0  # of the per-image solver; it doubles with every step
-_MOST_ITERATIONS = 30  # of the per-image solver: its penalty is then 1e9, and what is left 1e-9 of an image
-_NOTHING = 1e-12  # gradient times weights of an image that is blank, or explained already: the subspace stays
-_FIRST_TURN, _LONGEST_TURN = math.pi / 2, math.pi / 3  # radians: what sets the scale of turns, and the most of any
-_CALM, _CALM_LEAST, _CALM_MOST = 3.0, 1.0, 30.0  # memory of how turns agree: at first, and where the level changes
-_SHORTER = 500  # the first turn of a calming tracker against one that is not: it begins near where it belongs
-_AGREEMENT_WIDTH = 0.1  # cosine by which two turns must agree or disagree to count fully
+WARM_UP_IMAGES = 20
+"""Images that an online subspace is learnt on before it goes on alone."""
+MAX_CORRECTIONS = 10
+"""Of the common scale of images that followed a subspace, by 2 % at most each."""
+FROZEN_SHARE, MAX_FROZEN_IMAGES = 0.2, 150
+"""Share and largest number of the images that a frozen subspace is learnt on. Chosen by judgement: the subspace has a
+few columns only."""
+APPROACH_SHARE = 0.7
+"""With guards: share of the linearisations that lead from one blurred direction to the whole subspace. Chosen by
+judgement: the last ones are sharp and have all columns."""
+IMAGES_AT_ONCE = 16
+"""Images that are solved for one subspace before it turns for each of them."""
+MAX_TURNS = 2000
+"""Of the subspace between two warps: a larger set shows it no more."""
+MAX_DIRECTION_IMAGES = 500
+"""Images that new directions are taken from."""
+MIN_IMAGES_PER_COLUMN = 5
+"""With guards: a subspace with more columns learns each image by heart, misaligned as it is."""
+CACHED_IMAGES = 256
+"""Images that are solved at once, so that what they need stays in cache."""
+FIRST_PENALTY, MAX_ITERATIONS = 2.0, 30
+"""Of the per-image solver: the penalty doubles with every step, so that it is 1e9 in the end and the remaining gap 1e-9
+of an image."""
+FIRST_TURN, MAX_TURN = math.pi / 2, math.pi / 3
+"""Radians: what sets the scale of turns, and the largest of them."""
+FIRST_CALM, MIN_CALM, MAX_CALM = 3.0, 1.0, 30.0
+"""Memory of how turns agree: at first, and where the level of step sizes changes. Chosen by
+judgement after the multi-level rule of the paper."""
+CALMING = 500
+"""The first turn of a calming tracker is so many times shorter: it begins near where it belongs."""
+AGREEMENT_WIDTH = 0.1
+"""Cosine by which two turns must agree or disagree to count fully."""
+
+
+@dataclass
+class _Images:
+    """The images of a stack, as they are compared."""
+
+    stack: Stack
+    features: ImageFeatures
+    motion: str
+
+    def line(self, poses: torch.Tensor, rows: np.ndarray, blur: float, dtype: torch.dtype = torch.float32) -> Linear:
+        """Some images around their poses; blur in frame pixels."""
+        return linearise(self.stack, poses, self.motion, blur, self.features, rows, dtype)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -82,35 +112,21 @@ class TGRASTA(Method):
 
     Attributes
     ----------
-    transforms_ : Transforms
-        aligned_from_source of every image of the fit, in source pixels.
-    quality_ : Quality
-        Numbers and verdict of the fit.
     history_ : list of dict
         After every linearisation or run of followers: cost, the mean of ‖e_i‖₁.
-    stack_from_frame_ : (n, 3, 3) array
-        The poses between the pictures the method worked on.
-    layout_ : Layout
-        Sizes, channels, value ranges and kind of those pictures.
+    transforms_, quality_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     motion: str = "affine"
     mode: str = "batch"
-    """batch, online or frozen."""
     dimension: Count = 15
-    """Columns of U in the end. With guards at most a fifth of the images it is learnt on."""
     linearisations: Count = 10
-    """Times that images are warped anew; each ends with one step of every image."""
     sweeps: Count = 5
-    """Passes of the subspace over the images between two warps."""
     solver_iterations: Count = 12
-    """Of the per-image solver; more than 30 change nothing."""
     smoothing: NotNegative = 0.4
-    """Gaussian blur of the images, in frame pixels."""
     coarse: NotNegative = 1.5
-    """With guards: the blur to begin with, in pixels of a 28-pixel frame."""
     max_step: PositiveOrEndless = 3.0
-    """With guards: no corner moves farther than this many pixels in one step."""
 
     name: ClassVar[str] = "tgrasta"
 
@@ -121,22 +137,23 @@ class TGRASTA(Method):
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         learners, others = self._split(stack)
         total = self.linearisations + len(others)
-        state = context.load() or self._begin(stack, image_features, learners)
+        images = _Images(stack, image_features, self.motion)
+        state = context.load() or self._begin(images, learners)
         found, best = state["found"].clone(), BestIterate(state["found"][learners], state.get("best"))
         self._tracker = tracker = Tracker(state["subspace"], state["pace"], calming=self.guards)
         self._path: list[torch.Tensor] = list(state["path"])
-        gauge = self._gauge(stack, image_features, learners, float(state["zoom"])) if self.guards else None
+        gauge = self._gauge(images, learners, float(state["zoom"])) if self.guards else None
         with torch.no_grad():
             for step in range(int(state["step"]), total):
                 if step < self.linearisations:
-                    cost = self._learn(stack, image_features, found, learners, step, gauge, best)
+                    cost = self._learn(images, found, learners, step, gauge, best)
                     if step + 1 == self.linearisations and self.guards:
                         found[learners] = best.found
                 else:
                     part = others[step - self.linearisations]
-                    found[part], costs = self._follow(stack, image_features, found[part], part)
-                    if self.guards and len(part) >= _WARM_UP:  # fewer have no mean worth trusting
-                        found[part] = self._hold_ink(stack, image_features, found[part], part)
+                    found[part], costs = self._follow(images, found[part], part)
+                    if self.guards and len(part) >= WARM_UP_IMAGES:  # fewer have no mean worth trusting
+                        found[part] = self._hold_ink(images, found[part], part)
                     cost = float(costs.mean())
                 context.step(step + 1, total, cost=cost)
                 if context.due():
@@ -148,35 +165,37 @@ class TGRASTA(Method):
     def _split(self, stack: Stack) -> tuple[np.ndarray, list[np.ndarray]]:
         """Positions of the images U is learnt on, and the others in runs."""
         n, order = len(stack), np.arange(len(stack))
-        if self.mode == "batch" or n <= _WARM_UP:
+        if self.mode == "batch" or n <= WARM_UP_IMAGES:
             return order, []
         if self.mode == "online":
-            learners = order[:_WARM_UP]
+            learners = order[:WARM_UP_IMAGES]
         else:
-            count = min(_FROZEN_MOST, max(_WARM_UP, round(_FROZEN_SHARE * n)))
+            count = min(MAX_FROZEN_IMAGES, max(WARM_UP_IMAGES, round(FROZEN_SHARE * n)))
             learners = np.sort(np.random.default_rng(self.random_state_).permutation(n)[:count])
         others = np.setdiff1d(order, learners)
         return learners, [part for part in np.array_split(others, len(chunks(stack))) if len(part)]
 
-    def _gauge(self, stack: Stack, image_features: ImageFeatures, rows: np.ndarray, zoom: float = 1.0) -> Gauge:
-        """Of some images alone: runs of them are aligned one after another."""
-        return Gauge.of_stack(stack, self.motion, keeps_intensity=image_features.keeps_intensity, zoom=zoom, rows=rows)
+    def _gauge(self, images: _Images, rows: np.ndarray, zoom: float = 1.0) -> Gauge:
+        """The gauge of some images: runs of them are aligned one after another."""
+        return Gauge.of_stack(
+            images.stack, self.motion, keeps_intensity=images.features.keeps_intensity, zoom=zoom, rows=rows
+        )
 
-    def _begin(self, stack: Stack, image_features: ImageFeatures, learners: np.ndarray) -> dict[str, Any]:
-        start = torch.as_tensor(stack.start.copy())
+    def _begin(self, images: _Images, learners: np.ndarray) -> dict[str, Any]:
+        start = torch.as_tensor(images.stack.start.copy())
         if self.guards:
-            line = linearise(stack, start[learners], self.motion, self._blur(stack, 0), image_features, learners)
+            line = images.line(start[learners], learners, self._blur(images.stack, 0))
             subspace = leading(line.data, 1)
         else:
-            pixels = stack.channels * stack.frame[0] * stack.frame[1]
+            pixels = images.stack.channels * images.stack.frame[0] * images.stack.frame[1]
             generator = torch.Generator().manual_seed(self.random_state_)
             noise = torch.randn(pixels, min(self.dimension, pixels), generator=generator, dtype=torch.float64)
             subspace = torch.linalg.qr(noise)[0]
-        return {"found": start, "subspace": subspace, "path": [], "pace": {}, "step": 0, "zoom": 1.0}
+        return {"found": start, "subspace": subspace, "path": [], "pace": None, "step": 0, "zoom": 1.0}
 
     def _approach(self) -> int:
         """How many linearisations pass before the subspace is whole and the images are sharp."""
-        return int(_APPROACH * self.linearisations) if self.guards else 0
+        return int(APPROACH_SHARE * self.linearisations) if self.guards else 0
 
     def _blur(self, stack: Stack, step: int) -> float:
         """The blur of a linearisation, in frame pixels."""
@@ -188,12 +207,11 @@ class TGRASTA(Method):
         """With guards: of the subspace, one for the first half of the linearisations, then more and more."""
         half = self.linearisations / 2
         share = (step + 1 - half) / (self._approach() + 1 - half)
-        return 1 + int((min(self.dimension, max(1, images // _IMAGES_PER_COLUMN)) - 1) * min(1.0, max(0.0, share)))
+        return 1 + int((min(self.dimension, max(1, images // MIN_IMAGES_PER_COLUMN)) - 1) * min(1.0, max(0.0, share)))
 
     def _learn(
         self,
-        stack: Stack,
-        image_features: ImageFeatures,
+        images: _Images,
         found: torch.Tensor,
         learners: np.ndarray,
         step: int,
@@ -201,21 +219,21 @@ class TGRASTA(Method):
         best: BestIterate,
     ) -> float:
         """One linearisation of all learners: sweeps of the subspace, then one step of every image, in place."""
-        line = linearise(stack, found[learners], self.motion, self._blur(stack, step), image_features, learners)
+        line = images.line(found[learners], learners, self._blur(images.stack, step))
         generator = torch.Generator().manual_seed(self.random_state_ * 1000 + step)
         if self.guards:
             self._tracker.begin(line.data, self._columns(step, len(learners)))
         for _ in range(self.sweeps):
             order = torch.randperm(len(learners), generator=generator)
             if self.guards:
-                order = order[: max(1, _MOST_TURNS // self.sweeps)]
-            for some in order.split(_TOGETHER if self.guards else 1):
+                order = order[: max(1, MAX_TURNS // self.sweeps)]
+            for some in order.split(IMAGES_AT_ONCE if self.guards else 1):
                 self._tracker.update(solve(line, some, self._tracker.subspace, self.solver_iterations))
             self._tracker.tidy()
         if step < self._approach():
             self._path.append(self._tracker.subspace.clone())  # which goes on turning in place
         steps, costs = self._solve_all(line)
-        moved = move(found[learners], line, steps, self.motion, stack.frame, self._cap())
+        moved = move(found[learners], line, steps, self.motion, images.stack.frame, self._cap())
         cost = float(costs.mean())
         if gauge is not None:
             moved = gauge.fix(moved, line.ink)
@@ -224,28 +242,21 @@ class TGRASTA(Method):
         found[learners] = moved
         return cost
 
-    def _follow(
-        self, stack: Stack, image_features: ImageFeatures, found: torch.Tensor, rows: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _follow(self, images: _Images, found: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Align images `rows` to the subspace, which follows them one by one in `online`: (places, costs)."""
         if self.mode != "online":
-            return self._place(stack, image_features, found, rows)
+            return self._place(images, found, rows)
         places, costs = found.clone(), found.new_zeros(len(rows))
         for i in range(len(rows)):
             one = slice(i, i + 1)
-            places[one], costs[one] = self._place(stack, image_features, found[one], rows[one])
-            line = linearise(stack, places[one], self.motion, self.smoothing, image_features, rows[one])
+            places[one], costs[one] = self._place(images, found[one], rows[one])
+            line = images.line(places[one], rows[one], self.smoothing)
             self._tracker.update(solve(line, torch.arange(1), self._tracker.subspace, self.solver_iterations))
         self._tracker.tidy()
         return places, costs
 
     def _place(
-        self,
-        stack: Stack,
-        image_features: ImageFeatures,
-        found: torch.Tensor,
-        rows: np.ndarray,
-        dtype: torch.dtype = torch.float32,
+        self, images: _Images, found: torch.Tensor, rows: np.ndarray, dtype: torch.dtype = torch.float32
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Align images `rows` along the path the subspace took and to what it is: (places, costs).
 
@@ -253,23 +264,21 @@ class TGRASTA(Method):
         """
         best, lowest = found.clone(), found.new_full((len(rows),), math.inf)
         for step in range(self.linearisations):
-            line = linearise(stack, found, self.motion, self._blur(stack, step), image_features, rows, dtype)
+            line = images.line(found, rows, self._blur(images.stack, step), dtype)
             steps, costs = self._solve_all(line, self._path[step] if step < len(self._path) else None)
-            found = move(found, line, steps, self.motion, stack.frame, self._cap())
+            found = move(found, line, steps, self.motion, images.stack.frame, self._cap())
             better = (costs < lowest) & (line.data.abs().amax(1) > 0) | (not self.guards)
             better &= step >= len(self._path)
             best[better], lowest[better] = found[better], costs[better]
         return best, lowest
 
-    def _hold_ink(
-        self, stack: Stack, image_features: ImageFeatures, found: torch.Tensor, rows: np.ndarray
-    ) -> torch.Tensor:
+    def _hold_ink(self, images: _Images, found: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """Images that followed the subspace, with their mean transform removed and their ink back in its band."""
-        gauge = self._gauge(stack, image_features, rows)
+        gauge = self._gauge(images, rows)
         found = gauge.fix(found)
-        for _ in range(_SETTLING):
+        for _ in range(MAX_CORRECTIONS):
             zoom = gauge.zoom
-            fixed = gauge.fix(found, linearise(stack, found, self.motion, self.smoothing, image_features, rows).ink)
+            fixed = gauge.fix(found, images.line(found, rows, self.smoothing).ink)
             if gauge.zoom == zoom:
                 break
             found = fixed
@@ -278,7 +287,7 @@ class TGRASTA(Method):
     def _solve_all(self, line: Linear, subspace: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Steps (n, k) and costs ‖e‖₁ (n,) of all images for a subspace, by default the one that is tracked now."""
         subspace = self._tracker.subspace if subspace is None else subspace
-        parts = torch.arange(len(line.data)).split(_SOLVED_AT_ONCE)
+        parts = torch.arange(len(line.data)).split(CACHED_IMAGES)
         fits = [solve(line, part, subspace, self.solver_iterations) for part in parts]
         return torch.cat([fit.step for fit in fits]), torch.cat([fit.errors.abs().sum(1) for fit in fits])
 
@@ -287,15 +296,12 @@ class TGRASTA(Method):
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         """Along the path of the subspace and to what it ended as; all in float64, so that each image is alone."""
-        found = start_poses(stack)
+        images = _Images(stack, image_features, self.motion)
 
         def place(part: np.ndarray) -> torch.Tensor:
-            start = torch.as_tensor(stack.start[part])
-            return self._place(stack, image_features, start, part, torch.float64)[0].float()
+            return self._place(images, torch.as_tensor(stack.start[part]), part, torch.float64)[0].float()
 
-        with torch.no_grad():
-            context.map_images(lambda part: (place(part),), chunks(stack), found)
-        return found
+        return place_each(stack, context, place)
 
     def _state(self) -> dict[str, torch.Tensor]:
         return {"subspace": self._tracker.subspace} | {f"path.{i}": one for i, one in enumerate(self._path)}
@@ -325,8 +331,8 @@ def solve(line: Linear, rows: torch.Tensor, subspace: torch.Tensor, iterations: 
     weights = data.new_zeros(len(data), subspace.shape[1])
     errors, dual = torch.zeros_like(data), torch.zeros_like(data)
     explained, step, moved = torch.zeros_like(data), basis.new_zeros(basis.shape[:2]), data
-    penalty = _FIRST_PENALTY
-    for _ in range(min(iterations, _MOST_ITERATIONS)):
+    penalty = FIRST_PENALTY
+    for _ in range(min(iterations, MAX_ITERATIONS)):
         scaled = dual / penalty
         step = torch.bmm(basis, (explained + errors - data + scaled)[..., None])[..., 0]
         moved = data + torch.bmm(step[:, None], basis)[:, 0]
@@ -341,10 +347,14 @@ def solve(line: Linear, rows: torch.Tensor, subspace: torch.Tensor, iterations: 
 
 def leading(images: torch.Tensor, count: int) -> torch.Tensor:
     """(m, count) the directions that hold most of the images (n, m), orthonormal."""
-    some = images[:: -(-len(images) // _SEEN)]
+    some = images[:: -(-len(images) // MAX_DIRECTION_IMAGES)]
     value, vector = torch.linalg.eigh(some @ some.T)
     longest = value[-count:].clamp(min=1e-12).rsqrt()
     return torch.linalg.qr(some.T @ (vector[:, -count:] * longest).flip(1))[0]
+
+
+Pace = tuple[float, float, int, int, tuple[torch.Tensor, torch.Tensor] | None]
+"""Scale of the turns, memory of how they agree, level of the step size, number of turns, and the last one."""
 
 
 class Tracker:
@@ -354,17 +364,14 @@ class Tracker:
     those of different images neither agree nor disagree enough to change the level.
     """
 
-    def __init__(self, subspace: torch.Tensor, pace: Mapping[str, Any] | None = None, calming: bool = False) -> None:
+    def __init__(self, subspace: torch.Tensor, pace: Pace | None = None, calming: bool = False) -> None:
         self.subspace = subspace.clone(memory_format=torch.contiguous_format)  # (m, d) orthonormal
-        pace = pace or {}
-        self._scale, self._calm = float(pace.get("scale", 0.0)), float(pace.get("calm", _CALM))
-        self._level, self._turns, self._calming = int(pace.get("level", 0)), int(pace.get("turns", 0)), calming
-        self._last: tuple[torch.Tensor, torch.Tensor] | None = pace.get("last")
+        self._scale, self._calm, self._level, self._turns, self._last = pace or (0.0, FIRST_CALM, 0, 0, None)
+        self._calming = calming
 
-    def pace(self) -> dict[str, Any]:
+    def pace(self) -> Pace:
         """What the next turn depends on, to continue from a file."""
-        step = {"scale": self._scale, "calm": self._calm, "level": self._level}
-        return {**step, "turns": self._turns, "last": self._last}
+        return self._scale, self._calm, self._level, self._turns, self._last
 
     def begin(self, images: torch.Tensor, dimension: int) -> None:
         """Look at images (n, m) as they lie now: count turns anew, and add columns for what is missed most of them."""
@@ -382,23 +389,24 @@ class Tracker:
 
     def _turn(self, gradient: torch.Tensor, weights: torch.Tensor) -> None:
         length, size = float(gradient.norm()), float(weights.norm())
-        if length * size < _NOTHING:
+        if length * size < 1e-12:  # an image that is blank, or explained already
             return
         along, coefficients = gradient / length, weights / size
         if not self._scale:
-            self._scale = _FIRST_TURN / (length * size)
+            self._scale = FIRST_TURN / (length * size)
         if self._last is not None:
             agreement = float(along @ self._last[0]) * float(coefficients @ self._last[1])
-            self._calm += _sigmoid(-agreement)
-            if self._calm > _CALM_MOST:
-                self._level, self._calm = self._level + 1, _CALM
-            elif self._calm <= _CALM_LEAST:
-                self._level, self._calm = max(0, self._level - 1), _CALM
+            # From −½ where gradients agree through 0 to 1 where they do not.
+            self._calm += -0.5 + 1.5 / (1 + 2 * math.exp(agreement / AGREEMENT_WIDTH))
+            if self._calm > MAX_CALM:
+                self._level, self._calm = self._level + 1, FIRST_CALM
+            elif self._calm <= MIN_CALM:
+                self._level, self._calm = max(0, self._level - 1), FIRST_CALM
         self._last = along, coefficients
-        angle = min(_LONGEST_TURN, self._scale * 2.0**-self._level * length * size / (1 + self._calm))
+        angle = min(MAX_TURN, self._scale * 2.0**-self._level * length * size / (1 + self._calm))
         if self._calming:
             self._turns += 1
-            angle /= _SHORTER + self._turns / 2
+            angle /= CALMING + self._turns / 2
         turned = (math.cos(angle) - 1) * (self.subspace @ coefficients) - math.sin(angle) * along
         self.subspace.addr_(turned, coefficients)
 
@@ -408,8 +416,3 @@ class Tracker:
         # Row by row, as a file gives it back: the order of a sum must not depend on where the numbers came from. And a
         # copy, because one column counts as contiguous whatever its strides.
         self.subspace = (basis * torch.sign(torch.diagonal(upper))).clone(memory_format=torch.contiguous_format)
-
-
-def _sigmoid(x: float) -> float:
-    """From −½ where gradients agree (x = −1) through 0 to 1 where they do not."""
-    return -0.5 + 1.5 / (1 + 2 * math.exp(-x / _AGREEMENT_WIDTH))

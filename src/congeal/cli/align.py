@@ -28,15 +28,12 @@ class Align(WorkFlags, AlignOptions, _AlignArguments, DebugFlag, QuietFlag):  # 
 
     def run(self, command: str) -> int:
         """Align and print the outcome; gives the exit code."""
-        from congeal.execution.backends import start_early
+        from congeal.pipeline.align import align_with_options
 
         options = replace(self, params=parse_settings(self.params))  # type: ignore[arg-type]
-        with start_early(self.on) as executor:
-            from congeal.pipeline.align import align_with_options
-
-            result = align_with_options(
-                self.source, self.output, options, executor=executor, quiet=self.quiet, command=command
-            )
+        result = align_with_options(
+            self.source, self.output, options, executor=self.on, quiet=self.quiet, command=command
+        )
         print_result(result, self.quiet)
         return exit_code(result, self.strict)
 
@@ -57,14 +54,11 @@ class Apply(WorkFlags, ApplyOptions, _ApplyArguments, DebugFlag, QuietFlag):
 
     def run(self, command: str) -> int:
         """Align the new images and print the outcome; gives the exit code."""
-        from congeal.execution.backends import start_early
+        from congeal.pipeline.apply import apply_with_options
 
-        with start_early(self.on) as executor:
-            from congeal.pipeline.apply import apply_with_options
-
-            result = apply_with_options(
-                self.run_folder, self.source, self.output, self, executor=executor, quiet=self.quiet, command=command
-            )
+        result = apply_with_options(
+            self.run_folder, self.source, self.output, self, executor=self.on, quiet=self.quiet, command=command
+        )
         print_result(result, self.quiet)
         return exit_code(result, self.strict)
 

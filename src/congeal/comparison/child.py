@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import congeal
 from congeal.comparison.worker import END
-from congeal.execution.forkserver import THREAD_VARIABLES
+from congeal.execution.backends import THREAD_VARIABLES
 from congeal.files import read_json
 from congeal.runs.folder import RunFolder
 

@@ -28,8 +28,8 @@ from typing import Any
 
 from congeal.errors import CongealError
 from congeal.files import read_json, write_json
+from congeal.runs.checkpoint import peak_memory_mb
 from congeal.runs.folder import RunFolder
-from congeal.runs.memory import peak_memory_mb
 
 END = b"end\n"
 IDLE = 120.0  # seconds without a job, after which a process that forks ends
@@ -45,7 +45,7 @@ def fit_frozen(run: RunFolder, job: dict[str, Any]) -> dict[str, Any]:
     """Fit a method to a frozen stack and leave its answer in the folder, as `congeal align` would."""
     from congeal.comparison.frozen import FrozenStack
     from congeal.methods.registry import method_class
-    from congeal.pipeline.executors import attach_executor, executor_for_run
+    from congeal.pipeline.run_setup import attach_executor, executor_for_run
     from congeal.pipeline.stages import fit_model, save_fit
 
     model = method_class(job["method"])()

@@ -12,16 +12,18 @@ from contextlib import suppress
 from typing import Any
 
 from congeal.errors import CongealError, RunFailed, first_line, require
-from congeal.execution.forkserver import start_forkserver, start_method, worker_environment
+from congeal.execution.backends import Backend, helper_environment, start_forkserver, worker_environment
 
 log = logging.getLogger("congeal")
 
-# Seconds to wait for a scheduler at the start of a run: a wrong address is reported soon …
+# Seconds to wait for a scheduler at the start of a run, chosen by judgement: a wrong address is reported soon …
 CONNECT_SECONDS = 20.0
-# … and during a run: a cluster manager restarts a scheduler within minutes.
+# … and during a run, chosen by judgement: a cluster manager restarts a scheduler within minutes.
 RECONNECT_SECONDS = 600.0
-# Settings of a cluster for one run: profiling and monitoring many times a second take time from its workers.
+# Settings of a cluster for one run: profiling and monitoring many times a second take time from its workers. The
+# environment of workers is that of this process: Dask's own would make the C library return freed memory at once.
 LOCAL_SETTINGS = {
+    "distributed.nanny.pre-spawn-environ": {},
     "distributed.scheduler.allowed-failures": 10,
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.monitor-interval": "1s",
@@ -31,7 +33,7 @@ LOCAL_SETTINGS = {
 WORKER_LOSSES = ("KilledWorker", "CommClosedError", "FutureCancelledError", "FuturesCancelledError", "CancelledError")
 
 
-class DaskBackend:
+class DaskBackend(Backend):
     """A client of a Dask scheduler.
 
     Parameters
@@ -42,13 +44,13 @@ class DaskBackend:
     address : dict, optional
         Arguments to connect again after a restart of the scheduler; None if the client belongs to the caller.
     owned : bool
-        Whether `close` closes the client.
+        Whether `close` closes the client; not one that the caller opened.
     """
 
     def __init__(self, client: Any, cluster: Any = None, address: dict[str, Any] | None = None, owned: bool = True):
         self._client, self._cluster, self._address, self._owned = client, cluster, address, owned
         self._executor = client.get_executor(pure=False)
-        if client.dashboard_link and self._has_dashboard():
+        if "dashboard" in client.scheduler_info(n_workers=0).get("services", {}):
             log.info("Dask dashboard: %s", client.dashboard_link)
 
     @classmethod
@@ -57,8 +59,9 @@ class DaskBackend:
         distributed = require("distributed", "cluster")
         from dask import config
 
-        start_forkserver("distributed")
-        with config.set({**LOCAL_SETTINGS, "distributed.worker.multiprocessing-method": start_method()}):
+        method = start_forkserver("distributed").get_start_method()
+        settings = {**LOCAL_SETTINGS, "distributed.worker.multiprocessing-method": method}
+        with config.set(settings), helper_environment():
             cluster = distributed.LocalCluster(
                 n_workers=count,
                 threads_per_worker=1,
@@ -84,14 +87,6 @@ class DaskBackend:
         else:
             raise CongealError(f"'dask:{where}' is no scheduler: give dask:tcp://HOST:PORT or dask:FILE.json")
         return cls(_connect(address, CONNECT_SECONDS), address=address)
-
-    @classmethod
-    def of_client(cls, client: Any) -> DaskBackend:
-        """A client that the caller opened and closes."""
-        return cls(client, owned=False)
-
-    def _has_dashboard(self) -> bool:
-        return "dashboard" in self._client.scheduler_info(n_workers=0).get("services", {})
 
     @property
     def workers(self) -> int:
@@ -138,16 +133,12 @@ class DaskBackend:
         if self._owned:
             _close(self._client)
         if self._cluster is not None:
-            self._kill_workers()
+            for nanny in self._cluster.workers.values():  # results are files; a regular shutdown takes two seconds
+                nanny.auto_restart = False
+                if nanny.process is not None and nanny.process.is_alive():
+                    with suppress(ProcessLookupError):
+                        os.kill(nanny.process.pid, signal.SIGKILL)
             self._cluster.close(timeout=10)
-
-    def _kill_workers(self) -> None:
-        """All their results are files; a regular shutdown takes two seconds."""
-        for nanny in self._cluster.workers.values():
-            nanny.auto_restart = False
-            if nanny.process is not None and nanny.process.is_alive():
-                with suppress(ProcessLookupError):
-                    os.kill(nanny.process.pid, signal.SIGKILL)
 
 
 def _connect(address: dict[str, Any], timeout: float, *, reconnect: bool = False) -> Any:

@@ -18,10 +18,7 @@ from typing import ClassVar, NamedTuple, cast
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.execution import RetryShard, has_executor, key_of, map_shards
-from congeal.execution.shards import divide_images
-from congeal.execution.shared_storage import StoredArray
-from congeal.execution.task import Result
+from congeal.execution import Result, RetryShard, StoredArray, divide_images, has_workers, key_of, map_shards
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import create_npy, is_plain, make_folders
 from congeal.images.canvas import place, put_on_canvas
@@ -92,9 +89,9 @@ class _Decoded(NamedTuple):
 
 
 def is_distributed(source: ImageSource, place: StorePlace) -> bool:
-    """Whether an executor decodes the images: into a folder, and not if they are reoriented, because workers would open
+    """Whether workers decode the images: into a folder, and not if they are reoriented, because workers would open
     them in the orientation of their files."""
-    return has_executor() and place.folder is not None and source.orientation is None
+    return has_workers() and place.folder is not None and source.orientation is None
 
 
 def fill_store(source: ImageSource, options: DecodeOptions) -> tuple[Store, AlignOn]:

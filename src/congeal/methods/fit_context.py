@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from congeal.errors import require
-from congeal.execution import has_executor, map_images
+from congeal.execution import has_workers, map_images
 from congeal.progress import Progress, log
 
 
@@ -161,9 +161,9 @@ class FitContext:
         name : str
             Name of this pass in the checkpoint, where a run has more than one.
         key : callable, optional
-            Digest of the inputs of `work`, so that an executor may do it; None: it stays in this process.
+            Digest of the inputs of `work`, so that workers may do it; None: it stays in this process.
         values : int
-            Pixel values of one image, by which an executor gets shards.
+            Pixel values of one image, by which work is divided into shards.
         threads : int
             Number of batches that this process works on at a time.
         """
@@ -173,12 +173,12 @@ class FitContext:
             output[:done] = rows
         left = [batch for batch in batches if batch[-1] >= done]
         self.close()
-        stage, distributed = f"{self.method}: aligning", has_executor() and key is not None
+        stage, distributed = f"{self.method}: aligning", has_workers() and key is not None
 
         def save() -> None:
             self.save({**(state or {}), name: (done, [output[:done].clone() for output in outputs])})
 
-        if distributed and self.checkpoint is not None:  # an executor keeps only its own results
+        if distributed and self.checkpoint is not None:  # only results of workers are kept otherwise
             save()
         total = int(batches[-1][-1]) + 1
         self._progress = Progress(total, stage, quiet=self.quiet or distributed, done=done)

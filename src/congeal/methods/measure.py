@@ -29,9 +29,7 @@ from congeal.evaluation.thresholds import (
     MAX_SAMPLE_IMAGES,
     MAX_SAMPLE_VALUES,
 )
-from congeal.execution import key_of, map_shards
-from congeal.execution.shards import group_batches
-from congeal.execution.task import Result
+from congeal.execution import Result, group_batches, key_of, map_shards
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
 from congeal.memmap import allocate
@@ -90,9 +88,7 @@ def measure(
     """
     with torch.no_grad():
         over = partial(_map_shards, stack, stack_from_frame, kind, show=not quiet)
-        pixel_pass = _PixelPass(
-            stack, stack_from_frame, kind, over
-        )  # by an executor, while the sample is compared here
+        pixel_pass = _PixelPass(stack, stack_from_frame, kind, over)  # by workers, while the sample is compared here
         if ordered:
             alike = _likeness_in_sequence(stack, stack_from_frame, kind)
         else:

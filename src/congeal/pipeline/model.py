@@ -14,7 +14,7 @@ from congeal.images.intensity import find_channels
 from congeal.methods.base import Method
 from congeal.methods.device import find_device
 from congeal.methods.registry import method_class, method_name
-from congeal.pipeline.initialisation import StartOptions
+from congeal.pipeline.initial_poses import StartOptions
 from congeal.pipeline.options import AlignOptions
 
 DEFAULT_METHOD = "joint"

@@ -1,11 +1,14 @@
-"""How results are written: formats, interpolation, the value outside an image, and the canvas."""
+"""How results are written: formats, the table of transforms, interpolation, the value outside an image, the canvas."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +29,8 @@ TABLES = ("auto", "csv", "npz", "parquet")
 CANVASES = ("input", "common", "union")
 MAX_CANVAS_PIXELS = 1 << 27
 """Upper bound of a canvas: mean and standard deviation of the set take about 50 bytes per pixel, 7 GB here."""
-PROBED_IMAGES = 20
-"""Number of images that are probed for the data type that a fill value has to fit."""
+MAX_CSV_ROWS = 200_000
+"""Rows beyond which "auto" writes an .npz file, which is read and written in a fraction of the time."""
 _SIZE = re.compile(r"([1-9][0-9]{0,5})\s*[x×X]\s*([1-9][0-9]{0,5})")
 
 
@@ -47,6 +50,23 @@ def check_formats(images: ImageSource, output_format: str, transforms_format: st
             require(module, name)
     if transforms_format == "parquet":
         require("pyarrow.parquet", "parquet")
+
+
+def write_transforms(run: RunFolder, found: Transforms) -> Path:
+    """Write transforms.csv, .npz or .parquet, and .work/found.npz, which later stages read; returns its path."""
+    kind = run.config.get("transforms_format", "auto")
+    if kind == "auto":
+        kind = "npz" if len(found) > MAX_CSV_ROWS else "csv"
+    table, own = run / f"transforms.{kind}", run.work / "found.npz"
+    found.save(table)
+    own.unlink(missing_ok=True)
+    try:
+        if kind != "npz":
+            raise OSError("formats differ")
+        os.link(table, own)  # the same file under two names
+    except OSError:  # another format, or a file system without links
+        found.save(own)
+    return table
 
 
 # ---- sampling
@@ -88,14 +108,12 @@ def parse_fill(fill: float | str) -> Any:
 
 
 def first_dtype(images: ImageSource) -> np.dtype | None:
-    """The data type of the first readable image; None if none of the first `PROBED_IMAGES` is readable."""
+    """The data type of the first readable image; None if there is none."""
     if images.dtype is not None:
         return images.dtype
-    for i in range(min(len(images), PROBED_IMAGES)):
-        try:
+    for i in range(len(images)):
+        with suppress(UnreadableImage):
             return images.probe(i).dtype
-        except UnreadableImage:
-            continue
     return None
 
 

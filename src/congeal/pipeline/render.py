@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from congeal.evaluation import RunningStats
-from congeal.execution.shards import divide_images
+from congeal.execution import divide_images
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import DAMAGED, make_folders, replacing, sweep, write_bytes, write_json
 from congeal.geometry.frame_coverage import Cover

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from congeal.execution import has_results, key_of, map_shards, remove_results
-from congeal.execution.shared_storage import open_filesystem, storage_error
+from congeal.execution.shared_storage import open_filesystem, storage_errors
 from congeal.files import write_bytes
 from congeal.geometry.matrix import invert
 from congeal.images import ImageSource, Writer, open_writer
@@ -101,10 +101,8 @@ class ShardDrawing:
             system, root = open_filesystem(str(self.aligned))
             for path in sorted((home / "aligned").rglob("*")):
                 if path.is_file():
-                    try:
+                    with storage_errors(str(self.aligned), "written"):
                         system.put_file(str(path), f"{root}/{path.relative_to(home / 'aligned').as_posix()}")
-                    except Exception as error:
-                        raise storage_error(str(self.aligned), error, "written") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("drawing", "rows", "aligned", "output_format")}

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import numpy as np
 
 from congeal import __version__
 from congeal.evaluation import Quality
-from congeal.execution import has_executor
+from congeal.execution import has_workers
 from congeal.files import plain
 from congeal.geometry.orientation import mirrored, quarter_turns
 from congeal.images import ImageSource, Skipped, Stack, prepare
@@ -35,30 +36,46 @@ from congeal.images.formats.writers import VIDEO_FORMATS, chosen_format
 from congeal.methods.base import Method
 from congeal.pipeline.display import choose_display_range, display_range_of
 from congeal.pipeline.draw import Drawing
-from congeal.pipeline.executors import RESULTS
 from congeal.pipeline.groups import group_facts
 from congeal.pipeline.initial_poses import write_face_boxes
 from congeal.pipeline.match_figure import LINES, write_match_figure
-from congeal.pipeline.output_options import choose_canvas, sampling_from_config
-from congeal.pipeline.render import START_PICTURES, STATE_FILE, RenderState, render_originals
+from congeal.pipeline.output_options import choose_canvas, sampling_from_config, write_transforms
+from congeal.pipeline.render import (
+    START_PICTURES,
+    STATE_FILE,
+    RenderState,
+    find_missing_rows,
+    open_run_writer,
+    render_originals,
+    rewrite_images,
+)
 from congeal.pipeline.result import Result
 from congeal.pipeline.shard_rendering import render_by_shards
-from congeal.pipeline.tables import write_transforms
 from congeal.report import write_report
-from congeal.runs.checkpoint import History
-from congeal.runs.folder import RunFolder
-from congeal.runs.memory import peak_memory_mb
+from congeal.rows import finite_rows
+from congeal.runs.checkpoint import History, peak_memory_mb
+from congeal.runs.folder import STAGES, RunFolder
+from congeal.runs.originals import TABLES
 from congeal.transforms import Transforms
 from congeal.transforms.files import load_matrices
 
 log = logging.getLogger("congeal")
 
-FITTED = ("model.safetensors", "metrics.csv", "skipped.csv")  # what a fit leaves besides its answer
-FITTED_WORK = ("found.npz", "start.npz", f"{LINES}/lines.json")  # … and under .work
+RESULTS = "shards"  # folder under .work for results of workers
+# What a fit leaves besides the table of transforms.
+FITTED = (
+    "model.safetensors",
+    "metrics.csv",
+    "skipped.csv",
+    ".work/found.npz",
+    ".work/start.npz",
+    f".work/{LINES}/lines.json",
+)
 PICTURES = ("mean.png", "variance.png", "aligned/names.csv")
 # What was asked and decided: the motion used and the one asked for, the sizes worked at, whether a network was trained,
-# and each decision with its reason. A run of an earlier version knows its motion only.
+# and each decision with its reason.
 FIT_FACTS = ("motion", "motion_asked", "levels", "trained", "decisions")
+NEEDED = ("quality", "fit_seconds", "motion", "n_skipped")  # facts of a fitted run
 GROUP_FACTS = ("groups", "group_cost", "group_labels")  # of a pile that was sorted
 LIKENESS = ("likeness_before", "likeness_after", "improved_share")  # first among the numbers of metrics.json
 
@@ -69,11 +86,6 @@ class FitResult:
 
     found: Transforms
     start: np.ndarray
-
-
-def load_fit(run: RunFolder) -> FitResult:
-    """The answer of a run that has one."""
-    return FitResult(Transforms.load(run.work / "found.npz"), load_matrices(run.work / "start.npz"))
 
 
 # ---- prepared
@@ -179,11 +191,7 @@ def save_result(
     run.state.pop("align_seconds", None)
     run.finish(
         "fitted",
-        [
-            table,
-            *(run / name for name in FITTED),
-            *(run.work / name for name in ("found.npz", "start.npz", f"{LINES}/lines.json")),
-        ],
+        [table, *(run / name for name in FITTED)],
         highest_memory_mb=highest_memory_mb(run),
         quality=quality.as_dict(),
         fit_seconds=seconds,
@@ -219,10 +227,10 @@ def finish(
     if they have been drawn already.
     """
     if run.reached("reported"):
-        run.checkpoint.delete()  # of a run that was finished by an earlier version, or ended right here
+        run.checkpoint.delete()  # of a run that ended right here
         return Result(run.read_json("metrics.json"), Transforms.load(run.work / "found.npz"), run.path)
     if answer is None:
-        answer = load_fit(run)
+        answer = FitResult(Transforms.load(run.work / "found.npz"), load_matrices(run.work / "start.npz"))
     if not run.reached("rendered"):
         config = run.config
         rendered = render_originals(
@@ -264,12 +272,57 @@ def executor_renderer(run: RunFolder, images: ImageSource) -> Callable[[Drawing,
     order, for images with several parts, and for groups."""
     wanted, writes = run.config["output_format"], run.config["write_aligned"]
     if (
-        not has_executor()
+        not has_workers()
         or run.state.get("groups")
         or (writes and (images.parts is not None or chosen_format(images, wanted) in VIDEO_FORMATS))
     ):
         return None
     return partial(render_by_shards, wanted, remote=run.aligned_address)
+
+
+# ---- what an earlier call finished and is gone or damaged by now is done again; the rest is left alone
+
+
+def verify_stages(run: RunFolder) -> None:
+    """Compare the files of finished stages with what was noted of them; a stage that lacks one is not finished."""
+    if run.reached("fitted") and not all(fact in run.state for fact in NEEDED):
+        run.fall_back("prepared")
+    for left, stage in pairwise(STAGES):
+        spoiled = run.spoiled(stage) if run.reached(stage) else []
+        if spoiled and set(spoiled) <= set(TABLES):
+            log.info("%s is gone or damaged and is written again", run / spoiled[0])
+            table = write_transforms(run, Transforms.load(run.work / "found.npz"))
+            run.note_files("fitted", [table, run.work / "found.npz"])
+            run.remember()
+        elif spoiled:
+            log.info("%s is gone or damaged and is made again", run / spoiled[0])
+            run.fall_back(left)
+
+
+def rewrite_missing_images(run: RunFolder, images: ImageSource, found: Transforms) -> None:
+    """Write those aligned images of a rendered run that are not there, or not whole."""
+    config = run.config
+    if not config["write_aligned"] or found.aligned_size is None:
+        return
+    writer = open_run_writer(run, images, found, config["output_format"])
+    rows = np.flatnonzero(finite_rows(found.matrices))
+    missing = find_missing_rows(writer, images, rows)
+    if len(missing):
+        log.info("%d aligned images are gone or damaged and are written again", len(missing))
+        rewrite_images(writer, images, found, missing, sampling_from_config(config))
+        writer.close()
+
+
+def finish_and_repair(run: RunFolder, images: ImageSource, answer: FitResult | None, *, quiet: bool) -> Result:
+    """`finish`, and for a run that had written its images before, those of them that are gone or damaged by now."""
+    rendered_before = run.reached("rendered")
+    result = finish(run, images, answer, quiet=quiet)
+    if rendered_before and run.aligned_address is None:
+        rewrite_missing_images(run, images, result.transforms)
+    return result
+
+
+# ---- metrics.json
 
 
 def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:

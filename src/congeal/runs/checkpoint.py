@@ -1,10 +1,11 @@
-"""What a run keeps while a method works: its state, to resume from, and its curve, to watch."""
+"""What a run keeps while a method works: its state, to resume from, its curve, to watch, and its peak of memory."""
 
 from __future__ import annotations
 
 import logging
 import os
 import pickle
+import sys
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -102,3 +103,21 @@ class History:
     def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.run.write_rows("metrics.csv", rows, columns=["step"])
         self._on_disk = [dict(row) for row in rows]
+
+
+def peak_memory_mb() -> float | None:
+    """The most memory this process held at any time, in MB; None where the system does not tell.
+
+    Linux's own record comes first: `getrusage` starts a child at its parent's peak.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+        return round(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) / 1024, 1)
+    except (OSError, StopIteration):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1e6 if sys.platform == "darwin" else 1024), 1)

@@ -32,7 +32,7 @@ from congeal.images import prepare
 from congeal.images.sources.files import FileSource
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
-from congeal.pipeline.render import Picture
+from congeal.pipeline.render_state import Picture
 from congeal.report.tables import best, markdown, motion_words
 from congeal.runs.folder import RunFolder
 

@@ -12,18 +12,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from congeal.execution import divide_images
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import write_bytes
-from congeal.geometry.frame_coverage import Cover, cover_of, covered
+from congeal.geometry.frame_coverage import cover_of, covered
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import ImageSource, Skipped, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
+from congeal.images.formats.shards import ShardWriter
 from congeal.images.formats.writers import takes_parts
 from congeal.images.resample import SOFT, Sampling, is_plain_resize, needs_filter, shrink, warp_masks
-from congeal.pipeline.display import DisplayRange, png
+from congeal.pipeline.display import DisplayRange, fit_within, png
+from congeal.pipeline.render_state import DrawnBatch, RenderState, View
+from congeal.progress import Progress
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
@@ -39,6 +43,11 @@ THUMBNAIL_SIDE_PX = 256
 """Longer side of the pictures that the report enlarges."""
 SAMPLES = ".work/samples"
 """Folder of the thumbnails of a run."""
+MAX_REPORT_SIDE_PX = 720
+"""Longer side of the pictures that only the report shows."""
+MAX_BATCH_BYTES, MAX_BATCH_IMAGES = 16_000_000, 256
+"""Bounds of the pictures that enter the statistics together. Chosen by judgement: one after the other costs time, and no
+image is read meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -81,40 +90,14 @@ class Batch:
         return Batch(pixels, masks)
 
 
-class View(NamedTuple):
-    """Images as they lie in a frame: levels (B,h,w,c) on the 0–255 scale, and what each pixel weighs (B,h,w,1), or what
-    a single 8-bit image covers."""
-
-    levels: np.ndarray
-    weights: np.ndarray | Cover | None
-
-
-@dataclass(frozen=True)
-class DrawnBatch:
-    """What is left of some images when they are drawn.
-
-    n_rows: how many images were asked for. after and before: how they lie in the two frames, None if they could not be
-    read (`lost`) or nobody asks. n_rotated: how many EXIF had turned. write: what is left
-    to do to write them, in order. group: which one each is in, where a pile was sorted.
-    """
-
-    n_rows: int
-    after: View | None = None
-    before: View | None = None
-    lost: Skipped | None = None
-    n_rotated: int = 0
-    write: Callable[[], None] | None = None
-    group: np.ndarray | None = None
-
-
 @dataclass(frozen=True)
 class Drawing:
     """How images are drawn: where from, through which transforms, in which frames, and what is kept of them.
 
     run: the folder for small pictures of the images that the report shows.
-    found and start (N,3,3) are `aligned_from_source`. size and shown_size: of the aligned picture, and of the one of
-    the start. samples: the images that the report shows. weigh: whether what lies outside an image does not count.
-    draws_start: whether the picture of the start is wanted. sampling: how pixels are interpolated.
+    found and start (N,3,3) are `aligned_from_source`. samples: the images that the report shows. weigh: whether what
+    lies outside an image does not count (photographs); else it counts as black (objects on dark ground). draws_start:
+    whether the picture of the start is wanted. sampling: how pixels are interpolated.
     """
 
     run: RunFolder | Path
@@ -122,13 +105,23 @@ class Drawing:
     found: Transforms
     start: np.ndarray
     display: DisplayRange
-    size: Size
-    shown_size: Size
     samples: np.ndarray
     weigh: bool
     draws_start: bool
     writer: Writer | None
     sampling: Sampling
+
+    @property
+    def size(self) -> Size:
+        """(height, width) of the aligned pictures."""
+        if self.found.aligned_size is None:
+            raise ValueError("rendering needs the aligned size")
+        return self.found.aligned_size
+
+    @property
+    def shown_size(self) -> Size:
+        """(height, width) of the picture of the start."""
+        return fit_within(self.size, MAX_REPORT_SIDE_PX)
 
     def draw(self, rows: np.ndarray) -> list[DrawnBatch]:
         """Read, sample, write and view these images; in any thread."""
@@ -332,3 +325,70 @@ def draw_in_threads(
     threads = min(usable_cores(), max(1, THREAD_VALUES // max(1, largest)))
     with closing(map_ordered(draw, chunks, threads)) as results:
         yield chain.from_iterable(results)
+
+
+def draw_shards(
+    drawing: Drawing, rows: np.ndarray, shards: Sequence[tuple[int, int]], result: RenderState, progress: Progress
+) -> Iterator[None]:
+    """Draw the rows that are not behind `result` yet, and take them in; pauses after every group."""
+    source, found, waiting = drawing.source, drawing.found, list[DrawnBatch]()
+    together = group_size(source, drawing.size, drawing.display)
+    left = [(max(first, result.position), stop) for first, stop in shards if stop > result.position]
+    ends = {stop for _, stop in left}
+    at = result.position
+    with draw_in_threads(drawing.draw, source, found, rows, left, together) as all_drawn:
+        for drawn in all_drawn:
+            if drawn.write is not None:
+                drawn.write()
+            progress.update(drawn.n_rows)
+            waiting.append(drawn)
+            at += drawn.n_rows
+            if sum(one.n_rows for one in waiting) >= together or at in ends:
+                result.take(waiting)
+                waiting = []
+                if at in ends:
+                    result.end_shard()
+                yield
+
+
+def cut_rows(
+    rows: np.ndarray, found: Transforms, source: ImageSource, display: DisplayRange, writer: Writer | None
+) -> list[tuple[int, int]]:
+    """(first, stop) of shards of the rows: by the size of the originals, and whole shards of what is written."""
+    if not len(rows):
+        return []
+    values = float(np.median(found.source_sizes[rows].astype(np.int64).prod(1))) * display.channels
+    edges = [0, *(stop for _, stop in divide_images(len(rows), values))]
+    if isinstance(writer, ShardWriter):
+        edges = [0, *(writer.next_shard(rows, edge) for edge in edges[1:])]
+    return [(first, stop) for first, stop in pairwise(sorted(set(edges)))]
+
+
+def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:
+    """How many images go into the statistics together; 1 where they come in chunks, each of which is a group.
+
+    It depends on nothing but sizes and types: sums of other groups would differ in their last digits, and a resumed
+    pass has to come to the same bytes.
+    """
+    if chunk_size(source) > 1:
+        return 1
+    one = size[0] * size[1] * (display.channels if display.eight_bit else 4 * display.channels + 4)
+    return max(1, min(MAX_BATCH_IMAGES, MAX_BATCH_BYTES // one))
+
+
+def rewrite_images(
+    writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling
+) -> None:
+    """Write images that were seen by an interrupted pass but did not reach the disk: those of an unfinished shard."""
+    draw = partial(write_some, source, found, writer.size, writer, sampling)
+    with draw_in_threads(draw, source, found, find_missing_rows(writer, source, rows)) as all_drawn:
+        for drawn in all_drawn:
+            if drawn.write is not None:
+                drawn.write()
+
+
+def find_missing_rows(writer: Writer, source: ImageSource, rows: np.ndarray) -> np.ndarray:
+    """Those of these images that are not written, or of which a part is not."""
+    if not takes_parts(writer, source):
+        return writer.missing(rows)
+    return np.unique(writer.missing(source.part_rows(rows)) // source.n_parts)

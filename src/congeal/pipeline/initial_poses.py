@@ -327,7 +327,7 @@ def _estimate_poses(
         return
     first = SemanticCongealing(
         motion="similarity",
-        features=options.start_features,
+        features=str(options.start_features),
         mirror=options.mirror,
         turns=options.turns,
         size=model.size,

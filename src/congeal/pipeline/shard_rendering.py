@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +19,8 @@ from congeal.images import ImageSource, Writer, open_writer
 from congeal.images.formats.shards import ShardWriter
 from congeal.images.formats.writers import NpyWriter, RowWriter, set_transforms
 from congeal.images.resample import SOFT
-from congeal.pipeline.draw import SAMPLES, Drawing, read_batch
-from congeal.pipeline.render import RenderState, cut_rows, draw_shards, rewrite_images
+from congeal.pipeline.draw import SAMPLES, Drawing, cut_rows, draw_shards, read_batch, rewrite_images
+from congeal.pipeline.render_state import RenderState
 from congeal.progress import Progress
 from congeal.transforms import Transforms
 
@@ -109,15 +108,14 @@ class ShardDrawing:
 
 
 def render_by_shards(
-    output_format: str, drawing: Drawing, rows: np.ndarray, result: RenderState, remote: str | None = None
+    drawing: Drawing, rows: np.ndarray, result: RenderState, output_format: str, remote: str | None
 ) -> None:
-    """`render_originals` by an executor; thumbnails come back with the results.
+    """Draw the rows by the executor of the run, and add their sums to `result`; thumbnails come back with them.
 
     remote: the URL of the aligned images, if they are not written into the run folder.
     """
-    began, writer, run = time.monotonic(), drawing.writer, drawing.run
-    shards = cut_rows(rows, drawing.found, drawing.source, drawing.display, writer)
-    found, start = drawing.found, drawing.start
+    writer, found, start = drawing.writer, drawing.found, drawing.start
+    shards = cut_rows(rows, found, drawing.source, drawing.display, writer)
     how = (drawing.size, drawing.display, drawing.weigh, drawing.sampling)
     key = key_of(found.matrices, start, *how, output_format, writer is None)
     stage = STAGE if writer is not None else "averaging"
@@ -135,17 +133,14 @@ def render_by_shards(
     counts = [stop - first for first, stop in shards]
     for one in map_shards(work, shards, counts, stage=stage, key=lambda: key):
         for name in [name for name in one if name.startswith(_THUMBNAIL)]:
-            write_bytes(run / SAMPLES / name.removeprefix(_THUMBNAIL), one.pop(name).tobytes())
+            write_bytes(drawing.run / SAMPLES / name.removeprefix(_THUMBNAIL), one.pop(name).tobytes())
         result.merge(RenderState.restored(one))
     if isinstance(writer, NpyWriter):
         lost = {one.id for one in result.lost}
-        seen = (
-            rows if not lost else np.array([i for i in rows if drawing.source.id(int(i)) not in lost], dtype=np.int64)
-        )
-        writer.all_written(seen)
+        written = [i for i in rows.tolist() if not lost or drawing.source.id(i) not in lost]
+        writer.all_written(np.array(written, dtype=np.int64))
     elif writer is not None and resumed and remote is None:  # files may have been removed in between
         rewrite_images(writer, drawing.source, found, rows, drawing.sampling)
-    result.seconds = time.monotonic() - began
 
 
 def allocate_rows(

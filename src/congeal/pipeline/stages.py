@@ -16,9 +16,8 @@ from __future__ import annotations
 import logging
 import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -35,22 +34,13 @@ from congeal.images import ImageSource, Skipped, Stack, prepare
 from congeal.images.formats.writers import VIDEO_FORMATS, chosen_format
 from congeal.methods.base import Method
 from congeal.pipeline.display import choose_display_range, display_range_of
-from congeal.pipeline.draw import Drawing
+from congeal.pipeline.draw import find_missing_rows, rewrite_images
 from congeal.pipeline.groups import group_facts
 from congeal.pipeline.initial_poses import write_face_boxes
 from congeal.pipeline.match_figure import LINES, write_match_figure
 from congeal.pipeline.output_options import choose_canvas, sampling_from_config, write_transforms
-from congeal.pipeline.render import (
-    START_PICTURES,
-    STATE_FILE,
-    RenderState,
-    find_missing_rows,
-    open_run_writer,
-    render_originals,
-    rewrite_images,
-)
+from congeal.pipeline.render import START_PICTURES, STATE_FILE, open_run_writer, render_originals
 from congeal.pipeline.result import Result
-from congeal.pipeline.shard_rendering import render_by_shards
 from congeal.report import write_report
 from congeal.rows import finite_rows
 from congeal.runs.checkpoint import History, peak_memory_mb
@@ -245,7 +235,7 @@ def finish(
             sampling=sampling_from_config(config),
             start_pictures=start_pictures,
             quiet=quiet,
-            by_others=executor_renderer(run, images),
+            by_workers=is_rendered_by_workers(run, images),
         )
         add_skipped(run, rendered.lost)
         shown = [run.work / name for name in (*START_PICTURES, "samples.json")]
@@ -267,17 +257,12 @@ def finish(
     return Result(plain(metrics), answer.found, run.path)
 
 
-def executor_renderer(run: RunFolder, images: ImageSource) -> Callable[[Drawing, np.ndarray, RenderState], None] | None:
-    """The function that renders the images by an executor; None without one, for videos, which need the images in
-    order, for images with several parts, and for groups."""
-    wanted, writes = run.config["output_format"], run.config["write_aligned"]
-    if (
-        not has_workers()
-        or run.state.get("groups")
-        or (writes and (images.parts is not None or chosen_format(images, wanted) in VIDEO_FORMATS))
-    ):
-        return None
-    return partial(render_by_shards, wanted, remote=run.aligned_address)
+def is_rendered_by_workers(run: RunFolder, images: ImageSource) -> bool:
+    """Whether workers render the images; not videos, which need them in order, images with several parts, or groups."""
+    if not has_workers() or run.state.get("groups"):
+        return False
+    in_order = images.parts is not None or chosen_format(images, run.config["output_format"]) in VIDEO_FORMATS
+    return not (run.config["write_aligned"] and in_order)
 
 
 # ---- what an earlier call finished and is gone or damaged by now is done again; the rest is left alone

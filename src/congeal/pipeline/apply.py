@@ -13,7 +13,7 @@ from congeal.images.sources.faces import FaceSource
 from congeal.images.sources.views import cache_decoded
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
-from congeal.pipeline.groups import group_facts, inherit_group_names
+from congeal.pipeline.groups import inherit_group_names
 from congeal.pipeline.initial_poses import (
     InitialPoses,
     StartOptions,
@@ -26,7 +26,7 @@ from congeal.pipeline.options import ApplyOptions, make_options, with_options
 from congeal.pipeline.output_options import check_formats, parse_sampling
 from congeal.pipeline.result import Result
 from congeal.pipeline.run_setup import make_config, open_run, open_source, resolve_output
-from congeal.pipeline.stages import FitResult, finish_and_repair, log, prepare_stack, save_result
+from congeal.pipeline.stages import DECIDED, FitResult, finish_and_repair, log, prepare_stack, save_result
 from congeal.runs.folder import RunFolder
 
 
@@ -161,13 +161,5 @@ def align_new_images(
     # `transform` would hold every aligned image.
     aligned = model.align_new(stack, checkpoint=checkpoint, verbose=not quiet)
     seconds = checkpoint.seconds
-    found = aligned.found
-    how = {
-        "motion": found.motion,
-        "motion_asked": model.motion,
-        "levels": found.levels,
-        "trained": found.trained,
-        "decisions": found.decisions,
-    }
-    facts = group_facts(model, aligned.transforms, images, fitted=False)
-    return save_result(run, stack, aligned.transforms, aligned.quality, how=how, seconds=seconds, facts=facts)
+    decided = {name: getattr(aligned.found, name) for name in DECIDED}
+    return save_result(run, stack, model, aligned.transforms, aligned.quality, decided, seconds, fitted=False)

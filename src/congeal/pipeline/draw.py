@@ -46,7 +46,7 @@ SAMPLES = ".work/samples"
 MAX_REPORT_SIDE_PX = 720
 """Longer side of the pictures that only the report shows."""
 MAX_BATCH_BYTES, MAX_BATCH_IMAGES = 16_000_000, 256
-"""Bounds of the pictures that enter the statistics together. Chosen by judgement: one after the other costs time, and no
+"""Bounds of the pictures that enter the statistics together, chosen by judgement: one by one costs time, and no
 image is read meanwhile."""
 
 

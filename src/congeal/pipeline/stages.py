@@ -62,9 +62,8 @@ FITTED = (
     f".work/{LINES}/lines.json",
 )
 PICTURES = ("mean.png", "variance.png", "aligned/names.csv")
-# What was asked and decided: the motion used and the one asked for, the sizes worked at, whether a network was trained,
-# and each decision with its reason.
-FIT_FACTS = ("motion", "motion_asked", "levels", "trained", "decisions")
+# What a method decided: the motion, the sizes worked at, whether it trained a network, each decision with its reason.
+DECIDED = ("motion", "levels", "trained", "decisions")
 NEEDED = ("quality", "fit_seconds", "motion", "n_skipped")  # facts of a fitted run
 GROUP_FACTS = ("groups", "group_cost", "group_labels")  # of a pile that was sorted
 LIKENESS = ("likeness_before", "likeness_after", "improved_share")  # first among the numbers of metrics.json
@@ -144,34 +143,27 @@ def save_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> Fit
     if model.can_transform():
         model.save(run / "model.safetensors")
     write_match_figure(run, stack, model)
-    how = {
-        "motion": model.motion_,
-        "motion_asked": model.motion,
-        "levels": model.levels_,
-        "trained": model.trained_,
-        "decisions": model.decisions_,
-    }
-    facts = group_facts(model, model.transforms_, stack.source, fitted=True)
-    return save_result(run, stack, model.transforms_, model.quality_, how=how, seconds=seconds, facts=facts)
+    decided = {name: getattr(model, f"{name}_") for name in DECIDED}
+    return save_result(run, stack, model, model.transforms_, model.quality_, decided, seconds, fitted=True)
 
 
 def save_result(
     run: RunFolder,
     stack: Stack,
+    model: Method,
     found: Transforms,
     quality: Quality,
-    *,
-    how: Mapping[str, Any],
+    decided: Mapping[str, Any],
     seconds: float,
-    facts: Mapping[str, Any] | None = None,
+    *,
+    fitted: bool,
 ) -> FitResult:
     """Put everything later stages need on the disk, so that they work without stack and method.
 
-    how: what was asked and decided on the way to the answer, see `FIT_FACTS`. facts: of the groups of a pile.
+    decided: the motion, the sizes worked at, …, see `DECIDED`. fitted: on these images, and not on others before.
     """
     start = stack.to_transforms(stack.start)
     box, why = choose_canvas(run, found)
-    how = {**how, "decisions": {**how["decisions"], **why}}
     if box is not None:
         found, start = (one.placed(box.box_from_frame, box.size) for one in (found, start))
     table = write_transforms(run, found)
@@ -185,8 +177,9 @@ def save_result(
         highest_memory_mb=highest_memory_mb(run),
         quality=quality.as_dict(),
         fit_seconds=seconds,
-        **{name: how[name] for name in FIT_FACTS},
-        **(facts or {}),
+        **{**decided, "decisions": {**decided["decisions"], **why}},
+        motion_asked=model.motion,
+        **group_facts(model, found, stack.source, fitted=fitted),
         canvas=None if box is None else {"left": box.left, "top": box.top, "size": box.size},
         look=choose_display_range(stack),
         versions=versions(),
@@ -196,8 +189,8 @@ def save_result(
 
 def versions() -> dict[str, str]:
     """What the answer was computed with, for the report."""
-    packages = {"torch": "torch", "NumPy": "numpy", "Pillow": "pillow"}
-    return {"Python": platform.python_version(), **{name: version(package) for name, package in packages.items()}}
+    packages = {name: version(name) for name in ("torch", "NumPy", "Pillow")}
+    return {"Python": platform.python_version(), **packages}
 
 
 # ---- rendered and reported
@@ -313,7 +306,7 @@ def finish_and_repair(run: RunFolder, images: ImageSource, answer: FitResult | N
 def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
     """metrics.json. images_per_second counts fitting and writing together; sizes are (height, width).
 
-    uncertainty_px is the median over the images that are to be trusted. What an earlier version did not know is None.
+    uncertainty_px is the median over the images that are to be trusted.
     """
     config, state, quality = run.config, run.state, run.state["quality"]
     seconds = state["fit_seconds"] + state["align_seconds"]
@@ -321,7 +314,7 @@ def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
         "n_images": quality["n_images"],
         "n_skipped": state["n_skipped"],
         "method": config["method"],
-        **{name: state.get(name) for name in FIT_FACTS if name != "decisions"},
+        **{name: state.get(name) for name in ("motion", "motion_asked", "levels", "trained")},
         "uncertainty_px": median_or_none(found.uncertainty_px[found.ok]),
         **dict.fromkeys(LIKENESS),
         **{key: value for key, value in quality.items() if key != "n_images"},
@@ -342,11 +335,12 @@ def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
 
 def orientation_counts(config: Mapping[str, Any], found: Transforms) -> dict[str, int]:
     """How many images were mirrored and turned by quarters, where they could be."""
-    flipped = int(mirrored(found.matrices).sum())
-    params = config.get("params", {})
-    asked = {name: bool(config.get(name) or params.get(name)) for name in ("mirror", "turns")}
-    numbers = {"n_mirrored": flipped} if flipped or asked["mirror"] else {}
-    return numbers | ({"n_turned": int((quarter_turns(found.matrices) > 0).sum())} if asked["turns"] else {})
+    counts, params = {"n_mirrored": int(mirrored(found.matrices).sum())}, config.get("params", {})
+    if not (counts["n_mirrored"] or config.get("mirror") or params.get("mirror")):
+        counts = {}
+    if config.get("turns") or params.get("turns"):
+        counts["n_turned"] = int((quarter_turns(found.matrices) > 0).sum())
+    return counts
 
 
 def median_or_none(values: np.ndarray) -> float | None:

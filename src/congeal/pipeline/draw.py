@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -184,20 +183,6 @@ class Drawing:
             write_bytes(self.run / SAMPLES / f"{index}_{side}.png", data, lasting=False)
 
 
-def write_some(
-    source: ImageSource, found: Transforms, size: Size, writer: Writer, sampling: Sampling, rows: np.ndarray
-) -> list[DrawnBatch]:
-    """Read, sample and write these images, and nothing else; in any thread."""
-    written = []
-    for some, images in read_batches(source, rows):
-        if not isinstance(images, UnreadableImage):
-            source_from_aligned = invert(found.matrices[some])
-            aligned = images.sample(source_from_aligned, size, sampling)
-            write = begin_writing(writer, source, some, aligned, source_from_aligned, sampling)
-            written.append(DrawnBatch(len(some), write=write))
-    return written
-
-
 def begin_writing(
     writer: Writer,
     source: ImageSource,
@@ -206,36 +191,21 @@ def begin_writing(
     source_from_aligned: np.ndarray,
     sampling: Sampling,
 ) -> Callable[[], None]:
-    """Write these images, or the parts they stand for; what is left has to be done in order."""
+    """Write these images, or the parts they stand for; returns the work that has to be done in order."""
     if not takes_parts(writer, source):
         return writer.begin_new(rows, aligned.pixels, aligned.masks)
-    write = partial(write_parts, writer, source, rows, source_from_aligned, aligned.size, sampling)
+
+    def write_parts() -> None:  # each is read, sampled as its image was, and written, before the next one is read
+        for row, matrix in zip(rows, source_from_aligned, strict=True):
+            for part in source.part_rows([row]):
+                if source.parts is not None and not writer.done(int(part)):
+                    drawn = read_batch(source.parts, np.array([part])).sample(matrix[None], aligned.size, sampling)
+                    writer.begin_new(np.array([part]), drawn.pixels, drawn.masks)()
+
     if not writer.any_order:
-        return write
-    write()
-    return do_nothing
-
-
-def write_parts(
-    writer: Writer,
-    source: ImageSource,
-    rows: np.ndarray,
-    source_from_aligned: np.ndarray,
-    size: Size,
-    sampling: Sampling,
-) -> None:
-    """The parts of some images, each read, sampled as its image was, and written, before the next one is read."""
-    for row, matrix in zip(rows, source_from_aligned, strict=True):
-        for part in source.part_rows([row]):
-            if source.parts is None or writer.done(int(part)):
-                continue
-            images = read_batch(source.parts, np.array([part]))
-            drawn = images.sample(matrix[None], size, sampling)
-            writer.begin_new(np.array([part]), drawn.pixels, drawn.masks)()
-
-
-def do_nothing() -> None:
-    """The remaining work of images that are written already."""
+        return write_parts
+    write_parts()
+    return lambda: None
 
 
 def read_batch(source: ImageSource, rows: np.ndarray) -> Batch:
@@ -255,28 +225,22 @@ def read_batches(source: ImageSource, rows: np.ndarray) -> Iterator[tuple[np.nda
     if source.shape is not None:
         yield rows, read_batch(source, rows)
         return
-    read = [(row, _read_one(source, row)) for row in rows]
-    for _, alike in groupby(read, key=lambda one: _kind(*one)):
-        where, images = zip(*alike, strict=True)
-        yield np.array(where), images[0] if len(images) == 1 else _together(images)
-
-
-def _read_one(source: ImageSource, row: np.int64) -> Batch | UnreadableImage:
-    try:
-        return read_batch(source, np.array([row]))
-    except UnreadableImage as error:
-        return error
-
-
-def _kind(row: np.int64, image: Batch | UnreadableImage) -> tuple[Any, ...]:
-    """The same for images that can be drawn together."""
-    if isinstance(image, UnreadableImage) or image.masks is not None:
-        return (int(row),)
-    return image.pixels.shape, image.pixels.dtype
-
-
-def _together(images: Sequence[Any]) -> Batch:
-    return Batch(np.concatenate([one.pixels for one in images]), None, sum(one.n_rotated for one in images))
+    read: list[tuple[Any, np.int64, Any]] = []
+    for row in rows:
+        image: Any
+        try:
+            image = read_batch(source, np.array([row]))
+            kind = (image.pixels.shape, image.pixels.dtype) if image.masks is None else int(row)
+        except UnreadableImage as error:
+            image, kind = error, int(row)
+        read.append((kind, row, image))
+    for _, alike in groupby(read, key=lambda one: one[0]):
+        _, where, images = zip(*alike, strict=True)
+        together = images[0]
+        if len(images) > 1:
+            rotated = sum(one.n_rotated for one in images)
+            together = Batch(np.concatenate([one.pixels for one in images]), None, rotated)
+        yield np.array(where), together
 
 
 def chunk_size(source: ImageSource) -> int:
@@ -380,7 +344,17 @@ def rewrite_images(
     writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling
 ) -> None:
     """Write images that were seen by an interrupted pass but did not reach the disk: those of an unfinished shard."""
-    draw = partial(write_some, source, found, writer.size, writer, sampling)
+
+    def draw(some: np.ndarray) -> list[DrawnBatch]:
+        written = []
+        for same, images in read_batches(source, some):
+            if not isinstance(images, UnreadableImage):
+                source_from_aligned = invert(found.matrices[same])
+                aligned = images.sample(source_from_aligned, writer.size, sampling)
+                write = begin_writing(writer, source, same, aligned, source_from_aligned, sampling)
+                written.append(DrawnBatch(len(same), write=write))
+        return written
+
     with draw_in_threads(draw, source, found, find_missing_rows(writer, source, rows)) as all_drawn:
         for drawn in all_drawn:
             if drawn.write is not None:

@@ -116,10 +116,13 @@ def read_initial_poses(init: Init, source: ImageSource) -> InitialPoses:
             f"--init is 'faces', or a file of transforms or of boxes (columns {','.join(BOX)}), "
             f"and there is no file {str(path)!r}"
         )
-    if path.suffix.lower() == ".csv" and set(BOX) <= set(_header(path)):
-        return boxes_start(path, source)
+    if path.suffix.lower() == ".csv":
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            header = [name.strip() for name in next(csv.reader(file), [])]
+        if set(BOX) <= set(header):
+            return boxes_start(path, source)
     found = Transforms.load(path)
-    _ = found.matching(source.id(i) for i in range(len(source)))
+    _ = found.matching(source.ids())
     return found, found.aligned_size or _size_beside(path)
 
 
@@ -128,8 +131,7 @@ def boxes_start(path: Path, source: ImageSource) -> tuple[np.ndarray, Size]:
 
     Boxes are in source pixels by their outer edges: 0,0,width,height is the whole image.
     """
-    boxes = _read_boxes(path)
-    ids = [source.id(i) for i in range(len(source))]
+    boxes, ids = _read_boxes(path), source.ids()
     rows = np.array([boxes.get(name, (np.nan,) * 4) for name in ids])
     if not np.isfinite(rows).all(1).any():
         raise CongealError(
@@ -137,11 +139,6 @@ def boxes_start(path: Path, source: ImageSource) -> tuple[np.ndarray, Size]:
             f"the first of which is {ids[0]!r}"
         )
     return fit_boxes(rows)
-
-
-def _header(path: Path) -> list[str]:
-    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        return [name.strip() for name in next(csv.reader(file), [])]
 
 
 def _read_boxes(path: Path) -> dict[str, tuple[float, float, float, float]]:
@@ -368,16 +365,13 @@ def _estimate_orientations(
 
 
 def _reorient(images: ImageSource, initial: InitialPoses, orientation: np.ndarray) -> tuple[ImageSource, InitialPoses]:
-    """The images in their orientation (N,), and their initial poses turned with them."""
+    """The images in their orientation (N,), and their initial poses turned with them, about the centre of the frame."""
     matrices, size = resolve_initial_poses(images, *initial)
     if matrices is not None and size is not None:  # without a size there is no frame that could be turned
-        initial = np.array([_about_centre(int(one), size) for one in orientation]) @ matrices, size
+        turns, centre = [], np.array([(size[1] - 1) / 2, (size[0] - 1) / 2])
+        for one in orientation:
+            turn = upright_from_source(int(one), (1, 1))
+            turn[:2, 2] = centre - turn[:2, :2] @ centre
+            turns.append(turn)
+        initial = np.array(turns) @ matrices, size
     return SourceView(images, orientation=orientation), initial
-
-
-def _about_centre(orientation: int, size: tuple[int, int]) -> np.ndarray:
-    """(3, 3) the orientation as a transform of a frame of `size`, about its centre."""
-    matrix = upright_from_source(orientation, (1, 1))
-    centre = np.array([(size[1] - 1) / 2, (size[0] - 1) / 2])
-    matrix[:2, 2] = centre - matrix[:2, :2] @ centre
-    return matrix

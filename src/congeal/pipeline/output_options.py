@@ -82,7 +82,7 @@ def parse_sampling(
     kernel = next((known for known in INTERPOLATIONS if known == interpolation), before.interpolation)
     value = before.fill if fill is None else parse_fill(fill)
     if value not in (SHARP.fill, "edge"):
-        check_fill(float(value), first_dtype(images))
+        check_fill(float(value), images)
     return Sampling(kernel, value)
 
 
@@ -107,18 +107,13 @@ def parse_fill(fill: float | str) -> Any:
     return value
 
 
-def first_dtype(images: ImageSource) -> np.dtype | None:
-    """The data type of the first readable image; None if there is none."""
-    if images.dtype is not None:
-        return images.dtype
-    for i in range(len(images)):
+def check_fill(value: float, images: ImageSource) -> None:
+    """Refuse a fill that the data type of the images, which is that of the first readable one, cannot hold."""
+    dtype = images.dtype
+    for i in range(len(images) if dtype is None else 0):
         with suppress(UnreadableImage):
-            return images.probe(i).dtype
-    return None
-
-
-def check_fill(value: float, dtype: np.dtype | None) -> None:
-    """Refuse a fill that images of this data type cannot hold."""
+            dtype = images.probe(i).dtype
+            break
     if dtype is None or dtype.kind == "f":
         return
     if math.isnan(value):
@@ -163,16 +158,12 @@ def choose_canvas(run: RunFolder, found: Transforms) -> tuple[Box | None, dict[s
     matrices, sizes = found.matrices[trusted], found.source_sizes[trusted]
     box = shared(matrices, sizes, frame) if asked == "common" else reached(matrices, sizes)
     if box is None:
-        return None, _keep_input_canvas("no pixel lies inside every image")
-    height, width = box.size
-    if height * width > max(MAX_CANVAS_PIXELS, frame[0] * frame[1]):
-        return None, _keep_input_canvas(
-            f"the images reach over {width}×{height} pixels, more than {MAX_CANVAS_PIXELS:,}"
-        )
-    return box, {}
-
-
-def _keep_input_canvas(reason: str) -> dict[str, dict[str, Any]]:
+        reason = "no pixel lies inside every image"
+    else:
+        height, width = box.size
+        if height * width <= max(MAX_CANVAS_PIXELS, frame[0] * frame[1]):
+            return box, {}
+        reason = f"the images reach over {width}×{height} pixels, more than {MAX_CANVAS_PIXELS:,}"
     sentence = f"{reason}, so the canvas is that of the input"
     log.warning("%s", sentence)
-    return {"canvas": {"sentence": f"{sentence[0].upper()}{sentence[1:]}."}}
+    return None, {"canvas": {"sentence": f"{sentence[0].upper()}{sentence[1:]}."}}

@@ -246,8 +246,8 @@ def test_keys_tell_inputs_apart() -> None:
 def test_wrong_executors(tmp_path: Path, on: Any, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if str(on).startswith("dask:"):
         pytest.importorskip("distributed")
-        from congeal.execution import dask_backend
+        from congeal.execution import backends
 
-        monkeypatch.setattr(dask_backend, "CONNECT_SECONDS", 0.5)
+        monkeypatch.setattr(backends, "CONNECT_SECONDS", 0.5)
     with pytest.raises(CongealError, match=sentence), open_executor(on, tmp_path):
         pass

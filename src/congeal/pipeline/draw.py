@@ -37,7 +37,8 @@ CHUNK_VALUES = 1_000_000
 FILE_CHUNK_VALUES = 150_000
 """Pixel values of files that are read at a time: fewer spend their time on overhead, more leave threads idle."""
 THREAD_VALUES = 128_000_000
-"""Pixel values of the images that all threads work on; larger images are drawn by fewer threads."""
+"""Pixel values of the images that all threads work on, chosen by judgement: larger images are drawn by fewer threads, so
+that memory is bounded."""
 THUMBNAIL_SIDE_PX = 256
 """Longer side of the pictures that the report enlarges."""
 SAMPLES = ".work/samples"

@@ -32,7 +32,7 @@ from congeal.execution.shared_storage import BLOCK_BYTES, SharedStorage, open_st
 from congeal.rows import row_slices
 
 Result = dict[str, Any]
-"""Arrays by name; an executor replaces large ones by `StoredArray`."""
+"""Arrays by name; workers store large ones as `StoredArray`."""
 # Attempts at a shard before its failure is final, chosen by judgement: storage of a cluster recovers within seconds.
 MAX_ATTEMPTS = 3
 # Payloads that a worker keeps: two stages may run at the same time.

@@ -33,18 +33,18 @@ from congeal.transforms import Transforms
 Size = tuple[int, int]
 
 CHUNK_VALUES = 1_000_000
-"""Pixel values of an array that are read at a time."""
+"""Pixel values of an array that are read at a time; no result depends on it."""
 FILE_CHUNK_VALUES = 150_000
 """Pixel values of files that are read at a time: fewer spend their time on overhead, more leave threads idle."""
 THREAD_VALUES = 128_000_000
-"""Pixel values of the images that all threads work on, chosen by judgement: larger images are drawn by fewer threads, so
-that memory is bounded."""
+"""Pixel values of the images that all threads work on, chosen by judgement: it bounds the memory, larger images are
+drawn by fewer threads."""
 THUMBNAIL_SIDE_PX = 256
-"""Longer side of the pictures that the report enlarges."""
+"""Longer side of the pictures that the report enlarges, chosen by judgement."""
 SAMPLES = ".work/samples"
 """Folder of the thumbnails of a run."""
 MAX_REPORT_SIDE_PX = 720
-"""Longer side of the pictures that only the report shows."""
+"""Longer side of the pictures that only the report shows, chosen by judgement."""
 MAX_BATCH_BYTES, MAX_BATCH_IMAGES = 16_000_000, 256
 """Bounds of the pictures that enter the statistics together, chosen by judgement: one by one costs time, and no
 image is read meanwhile."""

@@ -52,7 +52,7 @@ MAX_PER_GROUP, MAX_UNCERTAIN, MAX_IN_GROUPS = 12, 24, 120
 MAX_MOVED = 2 * len(QUANTITIES)
 GROUPS = "groups"  # folder of the pictures of groups
 MOTION_ROWS = 20_000
-"""Images whose motion is computed together."""
+"""Images whose motion is computed together; no result depends on it."""
 
 
 def render_originals(
@@ -74,7 +74,7 @@ def render_originals(
 
     found and start (N,3,3) are `aligned_from_source`, one row per image of the source. weigh, sampling: see `Drawing`.
     start_pictures: a folder with the two pictures of the start, if another run has drawn them from the same images.
-    by_workers: the executor of the run draws. After an interruption images already drawn are not read again, unless the
+    by_workers: the workers of the run draw. After an interruption images already drawn are not read again, unless the
     writer lost them with an unfinished shard.
     """
     samples = np.array(sorted(choose_samples(run, found, start)))
@@ -221,7 +221,7 @@ class ShardDrawing:
 def render_by_shards(
     drawing: Drawing, rows: np.ndarray, result: RenderState, output_format: str, remote: str | None
 ) -> None:
-    """Draw the rows by the executor of the run, and add their sums to `result`; thumbnails come back with them.
+    """Draw the rows by the workers of the run, and add their sums to `result`; thumbnails come back with them.
 
     remote: the URL of the aligned images, if they are not written into the run folder.
     """

@@ -7,12 +7,12 @@ import os
 import pickle
 import sys
 import time
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from congeal.files import replacing
+from congeal.errors import first_line
+from congeal.files import DAMAGED, replacing
 
 if TYPE_CHECKING:
     from congeal.runs.folder import RunFolder
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("congeal")
 
 # What torch.load raises, depending on where a file was cut.
-DAMAGE = (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError, zipfile.BadZipFile)
+DAMAGE = (*DAMAGED, pickle.UnpicklingError)
 
 
 class Checkpoint:
@@ -60,8 +60,7 @@ class Checkpoint:
         try:
             state = torch.load(self.path, map_location="cpu", weights_only=True)
         except DAMAGE as error:
-            first_line = (str(error).splitlines() or [type(error).__name__])[0]
-            log.warning("%s is damaged and is ignored; fitting starts again (%s)", self.path, first_line)
+            log.warning("%s is damaged and is ignored; fitting starts again (%s)", self.path, first_line(error))
             return None
         if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
             log.warning("%s is not a checkpoint of this program and is ignored; fitting starts again", self.path)

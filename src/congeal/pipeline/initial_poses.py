@@ -161,7 +161,7 @@ def _read_boxes(path: Path) -> dict[str, tuple[float, float, float, float]]:
 
 
 def _size_beside(path: Path) -> Size | None:
-    """The aligned size of the run a transforms.csv lies in; the CSV itself has no room for it."""
+    """The aligned size of the run a transforms.csv lies in; the CSV itself has no column for it."""
     metrics = path.parent / "metrics.json"
     if not metrics.is_file():
         return None

@@ -36,11 +36,11 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """What is left of some images when they are drawn.
+    """Some images when they are drawn.
 
     n_rows: how many images were asked for. after and before: how they lie in the two frames, None if they could not be
-    read (`lost`) or nobody asks. n_rotated: how many EXIF had turned. write: what is left
-    to do to write them, in order. group: which one each is in, where a pile was sorted.
+    read (`lost`) or are not needed. n_rotated: how many EXIF had turned. write: the part of writing that is done in
+    order. group: which one each is in, where a pile was sorted.
     """
 
     n_rows: int

@@ -419,8 +419,7 @@ def joined(one: float, other: float) -> float:
 
 def sleep_through(folder: Path, n: int, seconds: float, workers: int) -> Measured:
     """n tasks on so many threads of two worker processes, which stand for as many workers."""
-    from congeal.execution import open_executor
-    from congeal.execution.task_payload import key_of
+    from congeal.execution import key_of, open_executor
 
     own = folder / f"{n}-{seconds}-{workers}"
     own.mkdir()

@@ -97,7 +97,7 @@ def child(options: argparse.Namespace) -> None:
     from congeal.cli.arguments import parse_settings
     from congeal.methods.base import Method
     from congeal.pipeline import align as aligning
-    from congeal.pipeline import stages
+    from congeal.pipeline import run_setup, stages
 
     torch.set_num_threads(options.threads)
     add_none()
@@ -105,9 +105,9 @@ def child(options: argparse.Namespace) -> None:
     watch = Stopwatch()
     watch.close()  # the imports
     watch.stages["import"] = watch.stages.pop("rest")
-    watch.wrap(aligning, "check_unchanged", "open")
+    watch.wrap(run_setup, "check_unchanged", "open")
     watch.wrap(stages, "prepare", "prepare")
-    watch.wrap(stages, "keep_answer", "write transforms")
+    watch.wrap(stages, "save_result", "write transforms")
     watch.wrap(stages, "render_originals", "render")
     watch.wrap(stages, "write_report", "report")
     watch.wrap(Method, "fit", "fit")

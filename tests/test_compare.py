@@ -33,7 +33,7 @@ from congeal.images import Stack, prepare
 from congeal.images.sources.files import FileSource
 from congeal.methods.registry import method_class, methods
 from congeal.opening import open_images
-from congeal.pipeline.render import Picture
+from congeal.pipeline.render_state import Picture
 from congeal.report.comparison import best, markdown, motion_words
 from congeal.runs.folder import RunFolder
 
@@ -144,7 +144,7 @@ def test_memory_is_that_of_the_child(compared: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel's own count is only on Linux")
 def test_memory_is_not_handed_down_from_the_parent() -> None:
     ballast = np.ones(60_000_000)  # 480 MB
-    code = "from congeal.runs.memory import peak_memory_mb; print(peak_memory_mb())"
+    code = "from congeal.runs.checkpoint import peak_memory_mb; print(peak_memory_mb())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert float(told) < 400 < ballast.nbytes / 1e6
 

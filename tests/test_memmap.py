@@ -16,7 +16,7 @@ import congeal.memmap
 import congeal.rows
 from congeal.evaluation import scales
 from congeal.execution.shared_storage import open_storage
-from congeal.execution.task_payload import key_of, read_payload, write_payload
+from congeal.execution.task import key_of, read_payload, write_payload
 from congeal.geometry import identity
 from congeal.geometry.orientation import mirrored
 from congeal.images.sources.arrays import ArraySource
@@ -139,7 +139,7 @@ def test_names_go_through_every_pickle() -> None:
 def test_keys_do_not_depend_on_how_an_array_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.arange(1000.0)
     whole = key_of(array)
-    monkeypatch.setattr("congeal.execution.task_payload._CHUNK_BYTES", 100)
+    monkeypatch.setattr("congeal.execution.task.BLOCK_BYTES", 100)
     assert key_of(array) == whole
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import congeal.pipeline.tables
+import congeal.pipeline.output_options
 from congeal import Transforms, align, apply
 from congeal.export import export
 from congeal.images import ImageSource, decoding, prepare
@@ -59,7 +59,7 @@ def test_everything_reads_the_table_a_run_has(tmp_path: Path, kind: str) -> None
 
 
 def test_large_sets_get_a_compact_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(congeal.pipeline.tables, "MAX_CSV_ROWS", 20)
+    monkeypatch.setattr(congeal.pipeline.output_options, "MAX_CSV_ROWS", 20)
     assert (align(digits(20), tmp_path / "small", **QUICK).folder / "transforms.csv").exists()
     large = align(digits(21), tmp_path / "large", **QUICK).folder
     assert not (large / "transforms.csv").exists()

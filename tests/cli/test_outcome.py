@@ -11,7 +11,7 @@ import pytest
 from blobs import blob, save_folder
 from congeal.cli import main
 from congeal.methods.fit_context import FitContext
-from congeal.pipeline import verify_outputs
+from congeal.pipeline import stages
 
 SMALL = ("--method", "lsc", "--motion", "translation")
 
@@ -63,13 +63,13 @@ def test_a_finished_run_drops_its_checkpoint_and_can_be_repaired(
     run = tmp_path / "run"
     command = ["align", str(photos), "-o", str(run), *SMALL]
     seen: list[bool] = []
-    finish = verify_outputs.finish
+    finish = stages.finish
 
     def looked(*arguments: object, **options: object) -> object:
         seen.append((run / "checkpoint.pt").exists())
         return finish(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(verify_outputs, "finish", looked)
+    monkeypatch.setattr(stages, "finish", looked)
     assert main(command) == 0
     assert seen == [True], "there is a checkpoint while the run is at work"
     assert not (run / "checkpoint.pt").exists()

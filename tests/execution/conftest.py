@@ -8,8 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from congeal.execution import shards
-from congeal.pipeline import tables
+from congeal.execution import mapping
 from congeal.registration import batching, joint_gauss_newton
 
 
@@ -22,8 +21,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of 30 images or fewer; runs within them of about ten."""
-    monkeypatch.setattr(shards, "MAX_IMAGES_PER_SHARD", 30)
-    monkeypatch.setattr(tables, "ROWS_PER_SHARD", 30)
-    monkeypatch.setattr(shards, "MAX_WORKING_VALUES_PER_SHARD", 30 * 28 * 28)
+    monkeypatch.setattr(mapping, "MAX_IMAGES_PER_SHARD", 30)
+    monkeypatch.setattr(mapping, "MAX_WORKING_VALUES_PER_SHARD", 30 * 28 * 28)
     monkeypatch.setattr(joint_gauss_newton, "ROUNDS_PER_SHARD", 1)
     monkeypatch.setattr(batching, "CHUNK_VALUES", 10 * 28 * 28)

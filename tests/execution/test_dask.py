@@ -18,8 +18,8 @@ from same_results import assert_same
 
 from congeal import align
 from congeal.errors import CongealError
-from congeal.execution.backends import open_backend, start_early
-from congeal.execution.forkserver import start_forkserver, start_method
+from congeal.execution import open_executor
+from congeal.execution.backends import open_backend, start_forkserver
 from congeal.opening import open_images
 
 pytest.importorskip("distributed")
@@ -45,11 +45,11 @@ DRIVER = """
 import os, signal, sys, time
 from pathlib import Path
 from congeal import align
-from congeal.execution.shard_executor import ShardExecutor
-from congeal.execution import shards
+from congeal.execution import ShardExecutor
+from congeal.execution import mapping
 from congeal.registration import batching, joint_gauss_newton
 
-shards.MAX_IMAGES_PER_SHARD, shards.MAX_WORKING_VALUES_PER_SHARD = 30, 30 * 28 * 28  # as in conftest.py
+mapping.MAX_IMAGES_PER_SHARD, mapping.MAX_WORKING_VALUES_PER_SHARD = 30, 30 * 28 * 28  # as in conftest.py
 joint_gauss_newton.ROUNDS_PER_SHARD, batching.CHUNK_VALUES = 1, 10 * 28 * 28
 die_at, wait_at, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 usual, seen = ShardExecutor.map, 0
@@ -179,12 +179,11 @@ def descendants() -> set[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads processes from /proc")
-def test_a_cluster_that_nobody_took_is_ended() -> None:
-    with start_early("dask:local:1"):  # the process that workers come from stays
-        pass
+def test_a_cluster_of_this_machine_ends_with_the_run(tmp_path: Path) -> None:
+    start_forkserver("distributed")  # the process that workers come from stays
     before = descendants()
-    with start_early("dask:local:1") as executor:
-        assert str(executor) == "dask:local:1"
+    with pytest.raises(ZeroDivisionError), open_executor("dask:local:1", tmp_path):
+        raise ZeroDivisionError
     assert descendants() - before == set()
 
 
@@ -192,18 +191,14 @@ def test_the_driver_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     usual = torch.get_num_threads()
-    try:
-        with start_early("dask:local:1") as executor:
-            open_backend(executor).close()
-        assert os.environ["OMP_NUM_THREADS"] == "2"
-        assert "MKL_NUM_THREADS" not in os.environ
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(usual)
+    open_backend("dask:local:1").close()
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    assert not {"MKL_NUM_THREADS", "PYTHONSAFEPATH"} & set(os.environ)
+    assert torch.get_num_threads() == usual
 
 
 @pytest.mark.parametrize("on", ["dask:local:1", "processes:1"])
-def test_workers_see_what_was_set_since_their_nursery_began(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_see_variables_set_after_the_fork_server_started(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
     start_forkserver("distributed")
     monkeypatch.setenv("CONGEAL_SET_LATER", "yes")
     backend = open_backend(on)
@@ -214,24 +209,28 @@ def test_workers_see_what_was_set_since_their_nursery_began(on: str, monkeypatch
         backend.close()
 
 
-def test_a_fork_does_not_use_the_nursery_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    start_forkserver()
-    usual = start_method()
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert start_method() == "spawn"
-    monkeypatch.undo()
-    assert start_method() == usual
+@pytest.mark.parametrize("on", ["dask:local:1", "processes:1"])
+def test_workers_run_no_code_from_the_current_folder(tmp_path: Path, on: str) -> None:
+    """A file that has the name of a module of Python lies beside the images."""
+    images, program = tmp_path / "images", tmp_path / "program.py"
+    images.mkdir()
+    (images / "threading.py").write_text("open('it-ran', 'w').close()")
+    program.write_text(
+        "from congeal.execution.backends import open_backend\n"
+        "if __name__ == '__main__':\n"
+        f"    backend = open_backend({on!r})\n"
+        "    print(backend.submit(sum, [1, 2]).result(60))\n"
+        "    backend.close()\n"
+    )
+    ran = subprocess.run([sys.executable, str(program)], cwd=images, capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "3", ran.stderr
+    assert not (images / "it-ran").exists()
 
 
-def test_only_a_cluster_of_this_machine_is_started_ahead() -> None:
-    for on in (None, "processes:2", "dask:tcp://127.0.0.1:1"):
-        with start_early(on) as executor:
-            assert executor == on
-
-
-def test_a_wrong_count_is_told_before_anything_starts() -> None:
-    with pytest.raises(CongealError, match="does not say how many workers"), start_early("dask:local:none"):
-        pass
+def test_a_wrong_count_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(CongealError, match="does not say how many workers"):
+        align("digits:3", tmp_path / "run", executor="dask:local:none", **QUICK)
+    assert not (tmp_path / "run").exists()
 
 
 def test_wrong_input_stays_one_sentence(tmp_path: Path) -> None:

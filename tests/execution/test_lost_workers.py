@@ -16,10 +16,9 @@ import pytest
 
 from congeal.errors import CongealError, RunFailed
 from congeal.execution import ShardExecutor, open_executor
-from congeal.execution.backends import ExecutorBackend
+from congeal.execution.backends import Backend
 from congeal.execution.shared_storage import SharedStorage
-from congeal.execution.task import RetryShard, result_name
-from congeal.execution.task_payload import key_of, read_payload, write_payload
+from congeal.execution.task import RetryShard, key_of, read_payload, result_name, write_payload
 
 
 class Squares:
@@ -60,7 +59,7 @@ def squares(executor: ShardExecutor, work: Any, n: int = 6) -> list[int]:
 
 
 def executor_of(pool: Executor, folder: Path) -> ShardExecutor:
-    return ShardExecutor(ExecutorBackend(pool), SharedStorage(str(folder / "storage")))
+    return ShardExecutor(Backend(pool), SharedStorage(str(folder / "storage")))
 
 
 def test_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
@@ -105,8 +104,8 @@ class Deaf(Executor):
         return done
 
 
-class Restarted(ExecutorBackend):
-    """An backend that notices."""
+class Restarted(Backend):
+    """A backend that notices."""
 
     def is_alive(self) -> bool:
         return bool(self._executor.works)  # type: ignore[attr-defined]
@@ -127,7 +126,7 @@ def test_a_stage_is_begun_at_once_and_outlives_the_scheduler_beside_another(tmp_
 
 def test_what_nobody_asks_for_is_cancelled_in_the_end(tmp_path: Path) -> None:
     deaf = Deaf()
-    executor = ShardExecutor(ExecutorBackend(deaf), SharedStorage(str(tmp_path / "storage")))
+    executor = ShardExecutor(Backend(deaf), SharedStorage(str(tmp_path / "storage")))
     executor.map("squares", key_of(6), Squares(tmp_path), list(range(6)), [1] * 6)
     pending = [future for stage in executor._stages for future in stage.pending]
     executor.close()
@@ -161,13 +160,13 @@ def test_a_worker_that_does_not_see_the_files_says_so(tmp_path: Path, pool: Proc
         def __str__(self) -> str:
             return str(tmp_path / "not" / "shared")
 
-    executor = ShardExecutor(ExecutorBackend(pool), Elsewhere(str(tmp_path / "storage")))
+    executor = ShardExecutor(Backend(pool), Elsewhere(str(tmp_path / "storage")))
     with pytest.raises(RunFailed, match=r"cannot read .*which the driver wrote.*on a disk that all workers see"):
         squares(executor, Squares(tmp_path))
 
 
 def test_other_versions_are_refused(tmp_path: Path, pool: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    from congeal.execution import task_payload as module
+    from congeal.execution import task as module
 
     monkeypatch.setattr(module, "versions", lambda: (("congeal", "9.9"),))
     with pytest.raises(RunFailed, match=r"has congeal .*, the driver 9\.9: install the same versions"):
@@ -247,8 +246,8 @@ def test_keys_tell_inputs_apart() -> None:
 def test_wrong_executors(tmp_path: Path, on: Any, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if str(on).startswith("dask:"):
         pytest.importorskip("distributed")
-        from congeal.execution import dask_backend
+        from congeal.execution import backends
 
-        monkeypatch.setattr(dask_backend, "CONNECT_SECONDS", 0.5)
+        monkeypatch.setattr(backends, "CONNECT_SECONDS", 0.5)
     with pytest.raises(CongealError, match=sentence), open_executor(on, tmp_path):
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from congeal.execution.shards import MAX_WORKING_VALUES_PER_SHARD, group_batches
+from congeal.execution.mapping import MAX_WORKING_VALUES_PER_SHARD, group_batches
 
 
 @pytest.mark.parametrize("count", [1, 4, 8, 52, 196, 2000])

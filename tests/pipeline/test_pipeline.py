@@ -192,7 +192,7 @@ def test_results_do_not_depend_on_how_many_threads_there_are(
         picture[:, :3] = noise
         Image.fromarray(picture).save(folder / f"{k}.png")
     (folder / "4.png").write_bytes(b"no image")
-    monkeypatch.setattr("congeal.pipeline.render.MAX_BATCH_IMAGES", 3)
+    monkeypatch.setattr("congeal.pipeline.draw.MAX_BATCH_IMAGES", 3)
     found = []
     for threads in (1, 5):
         monkeypatch.setattr("congeal.pipeline.draw.usable_cores", lambda threads=threads: threads)
@@ -630,7 +630,7 @@ def test_damage_between_a_stop_and_going_on_leaves_no_trace(
     with monkeypatch.context() as patch:
         patch.setattr(FileWriter, "write", stop_at_the_sixth)
         patch.setattr("congeal.pipeline.render.SAVE_INTERVAL_S", 0.0)
-        patch.setattr("congeal.pipeline.render.MAX_BATCH_IMAGES", 1)
+        patch.setattr("congeal.pipeline.draw.MAX_BATCH_IMAGES", 1)
         patch.setattr("congeal.pipeline.render.time.monotonic", lambda: 0.0)  # so that every image is noted
         with pytest.raises(KeyboardInterrupt):
             align(photos, tmp_path / "run", motion="translation", **OPTIONS)

@@ -60,15 +60,12 @@ class Align(DebugFlag, QuietFlag, WorkFlags, AlignOptions):  # help lists inheri
 
     def run(self, command: str) -> int:
         """Align and print the outcome; gives the exit code."""
-        from congeal.execution.backends import start_early
+        from congeal.pipeline.align import align_with_options
 
         options = replace(self, params=parse_settings(self.params))  # type: ignore[arg-type]
-        with start_early(self.on) as executor:
-            from congeal.pipeline.align import align_with_options
-
-            result = align_with_options(
-                self.source, self.output, options, executor=executor, quiet=self.quiet, command=command
-            )
+        result = align_with_options(
+            self.source, self.output, options, executor=self.on, quiet=self.quiet, command=command
+        )
         return print_outcome(result, quiet=self.quiet, strict=self.strict)
 
 
@@ -85,14 +82,11 @@ class Apply(DebugFlag, QuietFlag, WorkFlags, ApplyOptions):
 
     def run(self, command: str) -> int:
         """Align the new images and print the outcome; gives the exit code."""
-        from congeal.execution.backends import start_early
+        from congeal.pipeline.apply import apply_with_options
 
-        with start_early(self.on) as executor:
-            from congeal.pipeline.apply import apply_with_options
-
-            result = apply_with_options(
-                self.run_folder, self.source, self.output, self, executor=executor, quiet=self.quiet, command=command
-            )
+        result = apply_with_options(
+            self.run_folder, self.source, self.output, self, executor=self.on, quiet=self.quiet, command=command
+        )
         return print_outcome(result, quiet=self.quiet, strict=self.strict)
 
 

@@ -172,7 +172,7 @@ class Groups(DebugFlag):
 
     def run(self, command: str) -> None:
         """Print the groups at one cut or at all, and write the table that was asked for."""
-        from congeal.pipeline.dendrogram import Tree
+        from congeal.pipeline.groups import Tree
 
         if self.output is not None and self.cut is None:
             raise CongealError("a table has the groups at one cut: give --cut K as well")

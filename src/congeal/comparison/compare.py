@@ -28,12 +28,17 @@ from congeal.files import plain, write_json
 from congeal.images.intensity import Channel, find_channels
 from congeal.images.sources.base import ImageSource
 from congeal.images.sources.views import cache_decoded
-from congeal.pipeline.config import check_unchanged, command_name, source_name
-from congeal.pipeline.executors import RESULTS, attach_executor, executor_for_run, open_source
 from congeal.pipeline.initial_poses import InitialPoses, init_name, read_initial_poses, start_at_faces
 from congeal.pipeline.model import check_limit, use_stack_position
-from congeal.pipeline.stages import finish, prepare_stack
-from congeal.pipeline.verify_outputs import verify_stages
+from congeal.pipeline.run_setup import (
+    attach_executor,
+    check_unchanged,
+    command_name,
+    executor_for_run,
+    open_source,
+    source_name,
+)
+from congeal.pipeline.stages import RESULTS, finish, prepare_stack, verify_stages
 from congeal.report.comparison import KEYS, Row, fixed, verdict_words, write_comparison, write_tables
 from congeal.runs.folder import CONFIG, RunFolder
 from congeal.transforms import Transforms

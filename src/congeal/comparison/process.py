@@ -1,6 +1,6 @@
 """A piece of work in a process of its own: only so are its peak memory and a hard time limit honest.
 
-The process is forked from the fork server of `congeal.execution.forkserver`, which has imported torch already, and gets
+The process is forked from the fork server of `congeal.execution.backends`, which has imported torch already, and gets
 its work and gives its outcome through a pipe. It ends with its parent, however that ends.
 """
 
@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 import torch
 
 from congeal.errors import CongealError
-from congeal.execution.forkserver import start_forkserver, start_method
+from congeal.execution.backends import start_forkserver
 from congeal.methods.base import Method
 from congeal.pipeline.align import align
-from congeal.pipeline.executors import attach_executor, executor_for_run
+from congeal.pipeline.run_setup import attach_executor, executor_for_run
 from congeal.pipeline.stages import fit_model, save_fit
+from congeal.runs.checkpoint import peak_memory_mb
 from congeal.runs.folder import RunFolder
-from congeal.runs.memory import peak_memory_mb
 
 Outcome = dict[str, Any]
 log = logging.getLogger("congeal")
@@ -169,11 +169,10 @@ def run_in_process(work: Callable[..., Outcome], *args: Any, time_limit: float |
 
 def _start(work: Callable[..., Outcome], args: Any) -> tuple[Connection, BaseProcess]:
     """The end of the pipe that the process writes to, and the process."""
-    start_forkserver()
-    context = multiprocessing.get_context(start_method())
+    context = start_forkserver()
     messages, parent = context.Pipe(duplex=False)
     settings = _Settings(dict(os.environ), torch.get_num_threads(), log.getEffectiveLevel())
-    process = context.Process(target=_run, args=(parent, settings, work, args))  # type: ignore[attr-defined]
+    process = context.Process(target=_run, args=(parent, settings, work, args))
     # With a main module that has no file, the process does not run the script of the caller once more.
     main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
     try:

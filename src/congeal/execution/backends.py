@@ -1,49 +1,76 @@
 """Backends: where tasks run. The interface is little more than that of `concurrent.futures.Executor`.
 
-A further backend is a class like `ProcessBackend` and one line in `open_backend`.
+A further backend is a subclass of `Backend` and one line in `open_backend`.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
-from typing import Any, Protocol
+from typing import Any
 
-from congeal.errors import CongealError, require
-from congeal.execution.forkserver import (
-    THREAD_VARIABLES,
-    single_threaded_children,
-    start_forkserver,
-    start_method,
-    worker_environment,
-)
+from congeal.errors import CongealError, RunFailed, first_line, require
+
+log = logging.getLogger("congeal")
 
 FORMS = "processes:N, dask:local:N, dask:tcp://HOST:PORT or dask:FILE.json"
-# Largest N of processes:N and dask:local:N: a larger number is a typing error.
+# Largest N of processes:N and dask:local:N, chosen by judgement: a larger number is a typing error.
 MAX_WORKERS = 4096
+# Seconds to wait for a scheduler at the start of a run, chosen by judgement: a wrong address is reported soon …
+CONNECT_SECONDS = 10.0
+# … and during a run, chosen by judgement: a cluster manager restarts a scheduler within minutes.
+RECONNECT_SECONDS = 600.0
+# Settings of a cluster for one run: profiling and monitoring many times a second take time from its workers. The
+# environment of workers is that of this process: Dask's own would make the C library return freed memory at once.
+LOCAL_SETTINGS = {
+    "distributed.nanny.pre-spawn-environ": {},
+    "distributed.scheduler.allowed-failures": 10,
+    "distributed.worker.profile.enabled": False,
+    "distributed.worker.memory.monitor-interval": "1s",
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.admin.tick.interval": "500ms",
+}
+WORKER_LOSSES = ("KilledWorker", "CommClosedError", "FutureCancelledError", "FuturesCancelledError", "CancelledError")
+# Numerical libraries read these variables when they are loaded. A worker uses one core.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# Without the last one, a helper process would import modules from the current folder instead of its own.
+HELPER_ENVIRONMENT = {**dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONSAFEPATH": "1"}
+# Modules with the work of most tasks, by name only. Importing torch takes two seconds of a core: the fork server does
+# it once for all workers.
+PRELOADED_MODULES = ("congeal.methods.joint.estimator", "congeal.pipeline.render")
 
 
-class Backend(Protocol):
-    """Runs tasks somewhere."""
+class Backend:
+    """An executor of the caller, which stays open; and the base of the other backends."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
 
     @property
     def workers(self) -> int:
         """Number of tasks that can run at the same time, as far as is known now."""
+        return int(getattr(self._executor, "_max_workers", None) or 1)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run function(*arguments) on a worker."""
+        return self._executor.submit(function, *arguments)
 
     def is_worker_loss(self, error: BaseException) -> bool:
         """Whether the error reports the loss of a worker rather than a failure of the task."""
+        return isinstance(error, CancelledError)
 
     def is_alive(self) -> bool:
         """Whether submitted tasks may still return; if not, `recover` is called."""
+        return True
 
     def recover(self) -> None:
         """Accept tasks again after a loss."""
@@ -52,76 +79,41 @@ class Backend(Protocol):
         """Stop what this backend started; what it was given stays open."""
 
 
-class ExecutorBackend:
-    """An executor of the caller, which stays open."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    @property
-    def workers(self) -> int:
-        """As the executors of the standard library report it, else 1."""
-        return int(getattr(self._executor, "_max_workers", None) or 1)
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """As the executor does."""
-        return self._executor.submit(function, *arguments)
-
-    def is_worker_loss(self, error: BaseException) -> bool:
-        """Cancelled by the caller; a broken executor of the caller cannot be replaced."""
-        return isinstance(error, CancelledError)
-
-    def is_alive(self) -> bool:
-        """An executor completes every future itself."""
-        return True
-
-    def recover(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """The executor belongs to the caller."""
-
-
-class ProcessBackend:
+class ProcessBackend(Backend):
     """A process pool of this machine with one thread per process, replaced when one of its processes is killed."""
 
     def __init__(self, count: int) -> None:
-        self.workers = count
-        self._pool = self._new_pool()
+        self._count = count
+        super().__init__(self._new_pool())
 
     def _new_pool(self) -> ProcessPoolExecutor:
-        start_forkserver()
-        context = multiprocessing.get_context(start_method())
-        return ProcessPoolExecutor(self.workers, context, initializer=_initialise, initargs=(worker_environment(),))
+        context = start_forkserver()
+        return ProcessPoolExecutor(self._count, context, initializer=_initialise, initargs=(worker_environment(),))
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run it in one of the processes."""
-        with single_threaded_children():  # the pool starts processes as tasks arrive
+        with helper_environment():  # the pool starts processes as tasks arrive
             try:
-                return self._pool.submit(function, *arguments)
+                return self._executor.submit(function, *arguments)
             except BrokenExecutor:
                 self.recover()
-                return self._pool.submit(function, *arguments)
+                return self._executor.submit(function, *arguments)
 
     def is_worker_loss(self, error: BaseException) -> bool:
         """A killed process breaks the pool, and with it the tasks of all processes."""
         return isinstance(error, BrokenExecutor | CancelledError)
 
-    def is_alive(self) -> bool:
-        """A pool completes every future itself."""
-        return True
-
     def recover(self) -> None:
         """Replace a broken pool."""
         try:
-            self._pool.submit(os.getpid).result()
+            self._executor.submit(os.getpid).result()
         except BrokenExecutor:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = self._new_pool()
+            self.close()
+            self._executor = self._new_pool()
 
     def close(self) -> None:
         """Stop the processes."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _initialise(environment: dict[str, str]) -> None:
@@ -137,81 +129,193 @@ def _exit_with(sentinel: int) -> None:
     os._exit(1)
 
 
-class PendingBackend:
-    """A backend that starts in a thread while this process imports and reads; `open_backend` waits for it."""
+class DaskBackend(Backend):
+    """A client of a Dask scheduler.
 
-    def __init__(self, on: str) -> None:
-        self._on, self._taken, self._environment = on, False, dict(os.environ)
-        self._thread = ThreadPoolExecutor(1)
-        self._backend: Future[Backend] = self._thread.submit(open_backend, on)
+    Parameters
+    ----------
+    client : distributed.Client
+    cluster : distributed.LocalCluster, optional
+        Started for this run, and stopped with it.
+    address : dict, optional
+        Arguments to connect again after a restart of the scheduler; None if the client belongs to the caller.
+    owned : bool
+        Whether `close` closes the client; not one that the caller opened.
+    """
 
-    def __str__(self) -> str:
-        return self._on
+    def __init__(self, client: Any, cluster: Any = None, address: dict[str, Any] | None = None, owned: bool = True):
+        self._client, self._cluster, self._address, self._owned = client, cluster, address, owned
+        self._executor = client.get_executor(pure=False)
+        if "dashboard" in client.scheduler_info(n_workers=0).get("services", {}):
+            log.info("Dask dashboard: %s", client.dashboard_link)
 
-    def take(self) -> Backend:
-        """The backend; the caller closes it."""
-        self._taken = True
-        backend = self._backend.result()
-        self._restore_thread_count()
-        return backend
+    @classmethod
+    def local(cls, count: int) -> DaskBackend:
+        """A scheduler in this process and `count` worker processes, reachable from this machine only."""
+        distributed = require("distributed", "cluster")
+        from dask import config
 
-    def _restore_thread_count(self) -> None:
-        """Dask sets the number of threads of its workers through the environment of this process, and torch, which was
-        imported meanwhile, has read it too."""
-        for name in THREAD_VARIABLES:
-            os.environ.pop(name, None)
-            os.environ |= {name: self._environment[name]} if name in self._environment else {}
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            count = self._environment.get("OMP_NUM_THREADS", "")
-            torch.set_num_threads(int(count) if count.isdecimal() and int(count) else _cores())
+        method = start_forkserver("distributed").get_start_method()
+        settings = {**LOCAL_SETTINGS, "distributed.worker.multiprocessing-method": method}
+        with config.set(settings), helper_environment():
+            cluster = distributed.LocalCluster(
+                n_workers=count,
+                threads_per_worker=1,
+                processes=True,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                worker_dashboard_address=None,
+                silence_logs=logging.ERROR,
+                env=worker_environment(),
+            )
+        return cls(distributed.Client(cluster, set_as_default=False), cluster)
+
+    @classmethod
+    def at(cls, where: str) -> DaskBackend:
+        """tcp://HOST:PORT, or the file that `dask scheduler --scheduler-file` wrote."""
+        require("distributed", "cluster")
+        if "://" in where:
+            address = {"address": where}
+        elif os.path.isfile(where):
+            address = {"scheduler_file": os.path.abspath(where)}
+        elif where.endswith(".json"):
+            raise CongealError(f"no such scheduler file: {where}; 'dask scheduler --scheduler-file {where}' writes one")
+        else:
+            raise CongealError(f"'dask:{where}' is no scheduler: give dask:tcp://HOST:PORT or dask:FILE.json")
+        return cls(_connect(address, CONNECT_SECONDS), address=address)
+
+    @property
+    def workers(self) -> int:
+        """Number of threads of all workers of the scheduler."""
+        try:
+            return int(sum(self._client.nthreads().values()))
+        except Exception:  # the scheduler is restarting
+            return 0
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        try:
+            sent: Future[Any] = self._executor.submit(function, *arguments)
+            return sent
+        except Exception as error:
+            if self.is_alive():
+                raise
+            failed: Future[Any] = Future()
+            failed.set_exception(CancelledError(first_line(error)))
+            return failed
+
+    def is_worker_loss(self, error: BaseException) -> bool:
+        return isinstance(error, CancelledError) or type(error).__name__ in WORKER_LOSSES
+
+    def is_alive(self) -> bool:
+        return bool(self._client.status == "running")
+
+    def recover(self) -> None:
+        """Wait for the scheduler, or for its replacement."""
+        if self.is_alive():
+            return
+        if self._address is None:
+            raise RunFailed("the Dask scheduler is gone; run the same command again to go on")
+        log.warning("the Dask scheduler is gone; waiting for it to come back")
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # its tracebacks repeat this at length
+        _close(self._client)
+        self._client = _connect(self._address, RECONNECT_SECONDS, reconnect=True)
+        self._executor = self._client.get_executor(pure=False)
 
     def close(self) -> None:
-        """Stop a backend that was not taken."""
-        if not self._taken and self._backend.exception() is None:
-            self._backend.result().close()
-        self._thread.shutdown()
+        """Disconnect, and stop the cluster that was started for this run."""
+        if self._owned:
+            _close(self._client)
+        if self._cluster is not None:
+            for nanny in self._cluster.workers.values():  # results are files; a regular shutdown takes two seconds
+                nanny.auto_restart = False
+                if nanny.process is not None and nanny.process.is_alive():
+                    with suppress(ProcessLookupError):
+                        os.kill(nanny.process.pid, signal.SIGKILL)
+            self._cluster.close(timeout=10)
+
+
+def _connect(address: dict[str, Any], timeout: float, *, reconnect: bool = False) -> Any:
+    """A client, or an error in one sentence; reconnect: try again until the time is over."""
+    distributed = require("distributed", "cluster")
+    deadline, where = time.monotonic() + timeout, next(iter(address.values()))
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return distributed.Client(**address, set_as_default=False, timeout=max(0.1, min(left, CONNECT_SECONDS)))
+        except (OSError, TimeoutError, ValueError) as error:
+            if not reconnect:
+                problem = f"there is no Dask scheduler at {where} ({first_line(error)})"
+                raise CongealError(f"{problem}; start one with 'dask scheduler'") from error
+            if isinstance(error, ValueError) or left < 0:
+                problem = f"the Dask scheduler at {where} did not come back"
+                raise RunFailed(f"{problem}; run the same command again to go on") from error
+            time.sleep(1.0)
+
+
+def _close(client: Any) -> None:
+    try:
+        client.close(timeout=5)
+    except Exception as error:  # the connection is lost already
+        log.debug("closing the Dask client: %s", error)
+
+
+# ---- how processes start
+
+
+def start_forkserver(*modules: str) -> Any:
+    """The way in which worker processes start: on Linux by a fork server, which is started unless it runs.
+
+    It imports `modules` and the work of most tasks while the caller goes on. It has no threads when it forks: a forked
+    copy of a process with threads, such as those of torch, may deadlock. Other systems have no fork, or libraries that
+    do not survive it.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    from multiprocessing import forkserver
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*modules, *PRELOADED_MODULES])
+    with helper_environment():
+        forkserver.ensure_running()
+    return context
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment of a worker, with variables that were set after the fork server started."""
+    return {**os.environ, **HELPER_ENVIRONMENT}
 
 
 @contextmanager
-def start_early(on: str | None) -> Iterator[Any]:
-    """The executor argument for `--on`: workers of this machine start while the caller imports torch."""
-    local_dask = on is not None and on.startswith("dask:local")
-    if on is not None and (local_dask or on.startswith("processes:")):
-        _parse(on)
-        start_forkserver(*["distributed"] * local_dask)  # before the imports of this process, which take seconds
-    if not local_dask or on is None:
-        yield on
-        return
-    require("distributed", "cluster")  # in this thread: two threads that import the same package may deadlock
-    pending = PendingBackend(on)
+def helper_environment() -> Iterator[None]:
+    """Processes that start inside this context have the environment of a worker."""
+    usual = {name: os.environ.get(name) for name in HELPER_ENVIRONMENT}
+    os.environ.update(HELPER_ENVIRONMENT)
     try:
-        yield pending
+        yield
     finally:
-        pending.close()
+        for name, value in usual.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+# ---- choosing one
 
 
 def open_backend(on: Any) -> Backend:
     """The backend of `--on`, of a `concurrent.futures.Executor`, or of a Dask client."""
-    if isinstance(on, PendingBackend):
-        return on.take()
     if isinstance(on, Executor):
-        return ExecutorBackend(on)
-    if type(on).__module__.split(".")[0] == "distributed":
-        from congeal.execution.dask_backend import DaskBackend
-
-        return DaskBackend.of_client(on)
-    if not isinstance(on, str):
+        return Backend(on)
+    is_client = type(on).__module__.split(".")[0] == "distributed"
+    if not is_client and not isinstance(on, str):
         raise CongealError(f"an executor is {FORMS}, a concurrent.futures.Executor or a Dask client, not {on!r}")
-    kind, where = _parse(on)
+    kind, where = ("client", "") if is_client else parse_on(on)
     if kind == "processes":
         return ProcessBackend(int(where))
-    from congeal.execution.dask_backend import DaskBackend
-
+    if is_client:
+        return DaskBackend(on, owned=False)
     return DaskBackend.local(int(where)) if kind == "dask:local" else DaskBackend.at(where)
 
 
-def _parse(on: str) -> tuple[str, str]:
+def parse_on(on: str) -> tuple[str, str]:
     """("processes", N), ("dask:local", N) or ("dask", address)."""
     kind, _, rest = on.partition(":")
     if kind == "dask" and rest.startswith("local"):
@@ -219,12 +323,6 @@ def _parse(on: str) -> tuple[str, str]:
     if kind in ("processes", "dask:local"):
         if not rest.isdecimal() or not 1 <= int(rest) <= MAX_WORKERS:
             raise CongealError(f"{on!r} does not say how many workers: give {FORMS}, with N from 1 to {MAX_WORKERS}")
-        return kind, rest
-    if kind == "dask" and rest:
-        return kind, rest
-    raise CongealError(f"there is nothing to work on called {on!r}: give {FORMS}")
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    elif kind != "dask" or not rest:
+        raise CongealError(f"there is nothing to work on called {on!r}: give {FORMS}")
+    return kind, rest

@@ -14,14 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from congeal.execution.shard_executor import ShardExecutor
-from congeal.execution.shards import MIN_SHARDS, group_batches
+from congeal.execution.executor import ShardExecutor
 from congeal.execution.task import Result
 from congeal.execution.threads import map_ordered
 from congeal.progress import Progress
 
+# Upper bounds of a shard: pixel values of original images, pixel values at working resolution, and images. Chosen by
+# judgement: each is about ten seconds of one core, in which a task's overhead of milliseconds does not count.
+MAX_ORIGINAL_VALUES_PER_SHARD = 256_000_000
+MAX_WORKING_VALUES_PER_SHARD = 4_000_000
+MAX_IMAGES_PER_SHARD = 20_000
+# A small set makes this many shards, so that several workers have something to do (chosen by judgement) …
+MIN_SHARDS = 8
+# … unless they would have fewer images than this, where the overhead of a task dominates (chosen by judgement).
+MIN_IMAGES_PER_SHARD = 25
+
 _EXECUTOR: ContextVar[ShardExecutor | None] = ContextVar("executor that maps work over images", default=None)
-_ROWS = ":rows"  # suffix of the arrays that say how many rows of a shard's result belong to each batch
 
 
 @contextmanager
@@ -39,9 +47,52 @@ def in_this_process() -> AbstractContextManager[None]:
     return use_executor(None)
 
 
-def has_executor() -> bool:
-    """Whether an executor does the work that is mapped now."""
+def has_workers() -> bool:
+    """Whether other processes do the work that is mapped now."""
     return _EXECUTOR.get() is not None
+
+
+def has_results(stage: str, key: str) -> bool:
+    """Whether an interrupted call left results with this key."""
+    executor = _EXECUTOR.get()
+    return executor is not None and executor.has_results(stage, key)
+
+
+def remove_results(stage: str, key: str) -> None:
+    """Remove the results of an interrupted call."""
+    executor = _EXECUTOR.get()
+    if executor is not None:
+        executor.remove_results(stage, key)
+
+
+# ---- shards: they depend on sizes only, so that sums are the same wherever they are computed
+
+
+def divide_images(n: int, values: float) -> list[tuple[int, int]]:
+    """(first, stop) of the shards of n images whose originals have `values` pixel values each."""
+    by_values = int(MAX_ORIGINAL_VALUES_PER_SHARD // max(1.0, values))
+    step = max(1, min(MAX_IMAGES_PER_SHARD, by_values, max(MIN_IMAGES_PER_SHARD, -(-n // MIN_SHARDS))))
+    return [(first, min(n, first + step)) for first in range(0, n, step)]
+
+
+def group_batches(batches: Sequence[np.ndarray], values: int, least: int = MIN_SHARDS) -> list[list[np.ndarray]]:
+    """Successive batches of positions grouped into shards.
+
+    values: pixel values of one image at working resolution. least: number of shards if there are as many batches.
+    """
+    if not batches:
+        return []
+    images = max(1, MAX_WORKING_VALUES_PER_SHARD // max(1, values))
+    together = max(1, min(images // max(1, len(batches[0])), len(batches) // least))
+    groups, first = [], 0
+    while first < len(batches):  # the last ones are smaller, so that workers finish together
+        few = max(-(-together // 4), min(together, -(-(len(batches) - first) // least)))
+        groups.append(list(batches[first : first + few]))
+        first += few
+    return groups
+
+
+# ---- mapping
 
 
 def map_shards(
@@ -115,43 +166,19 @@ def map_images(
         return
     items = [[(int(batch[0]), int(batch[-1]) + 1) for batch in shard] for shard in shards]
     counts = [sum(map(len, shard)) for shard in shards]
-    for result in executor.map(stage, key(), _ShardOfBatches(work), items, counts, keep=keep, show=show):
-        yield from _split(result)
-
-
-def has_results(stage: str, key: str) -> bool:
-    """Whether an interrupted call left results with this key."""
-    executor = _EXECUTOR.get()
-    return executor is not None and executor.has_results(stage, key)
-
-
-def remove_results(stage: str, key: str) -> None:
-    """Remove the results of an interrupted call."""
-    executor = _EXECUTOR.get()
-    if executor is not None:
-        executor.remove_results(stage, key)
+    results = executor.map(stage, key(), _BatchesOfShard(work), items, counts, keep=keep, show=show)
+    for item, result in zip(items, results, strict=True):
+        for k in range(len(item)):
+            own = f"{k}:"
+            yield {name.removeprefix(own): array for name, array in result.items() if name.startswith(own)}
 
 
 @dataclass
-class _ShardOfBatches:
-    """The work of a task: the batches of a shard one after the other."""
+class _BatchesOfShard:
+    """The work of a task: the batches of a shard one after the other; results are named BATCH:NAME."""
 
     work: Callable[[np.ndarray], Result]
 
     def __call__(self, batches: Sequence[tuple[int, int]]) -> Result:
         results = [self.work(np.arange(first, stop)) for first, stop in batches]
-        joined: Result = {}
-        for name in results[0]:
-            arrays = [np.asarray(result[name]) for result in results]
-            joined[name] = np.concatenate([np.atleast_1d(array) for array in arrays])
-            joined[name + _ROWS] = np.array([len(array) if array.ndim else -1 for array in arrays])
-        return joined
-
-
-def _split(result: Result) -> Iterator[Result]:
-    """The results of the batches of a shard."""
-    rows = {name.removesuffix(_ROWS): counts for name, counts in result.items() if name.endswith(_ROWS)}
-    edges = {name: np.cumsum([0, *np.abs(counts)]) for name, counts in rows.items()}
-    for k in range(len(next(iter(rows.values())))):
-        parts = {name: result[name][edges[name][k] : edges[name][k + 1]] for name in rows}
-        yield {name: part if rows[name][k] >= 0 else part[0] for name, part in parts.items()}
+        return {f"{k}:{name}": np.asarray(array) for k, one in enumerate(results) for name, array in one.items()}

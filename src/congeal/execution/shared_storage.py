@@ -10,17 +10,20 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from congeal.errors import CongealError, first_line
-from congeal.files import replacing, write_bytes, writing
+from congeal.files import replacing, writing
 
-_BLOCK_BYTES = 8 << 20  # of a large object in memory
+# Bytes of a file in memory while it is copied or hashed; no result depends on it.
+BLOCK_BYTES = 8 << 20
 
 
 class SharedStorage:
@@ -32,20 +35,20 @@ class SharedStorage:
     def __str__(self) -> str:
         return self.folder
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file."""
-        write_bytes(self._made(name), data)
-
-    def write_parts(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
+    def write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
         """Write a file from successive chunks."""
-        with replacing(self._made(name)) as file:
+        path = Path(self.folder) / name
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
             for part in parts:
                 file.write(part)
 
     def write_array(self, name: str, array: np.ndarray) -> None:
         """Write an array as .npy."""
-        with replacing(self._made(name)) as file:
-            np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+        header, rows = io.BytesIO(), np.ascontiguousarray(array)
+        np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(rows))
+        self.write(name, (header.getvalue(), rows.reshape(-1).view(np.uint8).data))
 
     def read(self, name: str) -> bytes:
         """The bytes of a file; `FileNotFoundError` if there is none."""
@@ -74,12 +77,6 @@ class SharedStorage:
         else:
             path.unlink(missing_ok=True)
 
-    def _made(self, name: str) -> Path:
-        path = Path(self.folder) / name
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        return path
-
 
 @dataclass(frozen=True)
 class StoredArray:
@@ -99,75 +96,41 @@ class RemoteStorage(SharedStorage):
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteStorage, (self.folder,)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write an object."""
-        try:
-            self._system.pipe_file(f"{self._root}/{name}", data)
-        except Exception as error:
-            raise storage_error(self.folder, error, "written") from error
-
-    def write_parts(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
-        """Write an object from successive chunks."""
-        try:
-            with self._system.open(f"{self._root}/{name}", "wb") as file:
-                for part in parts:
-                    file.write(part)
-        except Exception as error:
-            raise storage_error(self.folder, error, "written") from error
-
-    def write_array(self, name: str, array: np.ndarray) -> None:
-        """Write an array as .npy."""
-        buffer = io.BytesIO()
-        np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
-        self.write(name, buffer.getvalue())
+    def write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
+        with storage_errors(self.folder, "written"), self._system.open(f"{self._root}/{name}", "wb") as file:
+            for part in parts:
+                file.write(part)
 
     def read(self, name: str) -> bytes:
-        """The bytes of an object."""
-        try:
+        with storage_errors(self.folder, "read"):
             return bytes(self._system.cat_file(f"{self._root}/{name}"))
-        except FileNotFoundError:
-            raise
-        except Exception as error:
-            raise storage_error(self.folder, error, "read") from error
 
     def has(self, name: str) -> bool:
-        """Whether the object exists, past the cache of listings."""
         self._system.invalidate_cache(f"{self._root}/{os.path.dirname(name)}")
         return bool(self._system.exists(f"{self._root}/{name}"))
 
     def names(self, below: str) -> set[str]:
-        """Names of the objects in a folder."""
         self._system.invalidate_cache(f"{self._root}/{below}")
         try:
-            return {path.rsplit("/", 1)[-1] for path in self._system.ls(f"{self._root}/{below}", detail=False)}
+            with storage_errors(self.folder, "read"):
+                return {path.rsplit("/", 1)[-1] for path in self._system.ls(f"{self._root}/{below}", detail=False)}
         except FileNotFoundError:
             return set()
-        except Exception as error:
-            raise storage_error(self.folder, error, "read") from error
 
     def local(self, name: str) -> Path:
-        """A copy on this machine."""
+        """A copy on this machine, made block by block: poses of millions of images need not fit into memory, and s3fs
+        would fetch half a gigabyte in parallel."""
         kept = cache_folder() / hashlib.sha256(f"{self.folder}/{name}".encode()).hexdigest()[:32]
         if not kept.is_file():
-            self._fetch(name, kept)
+            with (
+                storage_errors(self.folder, "read"),
+                replacing(kept, lasting=False) as copy,
+                self._system.open(f"{self._root}/{name}", "rb", block_size=BLOCK_BYTES) as file,
+            ):
+                shutil.copyfileobj(file, copy, BLOCK_BYTES)
         return kept
 
-    def _fetch(self, name: str, kept: Path) -> None:
-        """Copy an object block by block: poses of millions of images need not fit into memory, and s3fs would fetch
-        half a gigabyte in parallel."""
-        try:
-            with (
-                replacing(kept, lasting=False) as copy,
-                self._system.open(f"{self._root}/{name}", "rb", block_size=_BLOCK_BYTES) as file,
-            ):
-                shutil.copyfileobj(file, copy, _BLOCK_BYTES)
-        except (FileNotFoundError, CongealError):
-            raise
-        except Exception as error:
-            raise storage_error(self.folder, error, "read") from error
-
     def remove(self, below: str) -> None:
-        """Remove an object, or a folder and its contents."""
         path = f"{self._root}/{below}"
         if self._system.exists(path):
             self._system.rm(path, recursive=True)
@@ -182,35 +145,44 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     """The file system of a URL, without a cache of listings, and the path there."""
     from fsspec import core
 
-    try:
-        system, root = core.url_to_fs(url, use_listings_cache=False)
-    except ImportError as error:
-        raise CongealError(f"{url} needs another package: {error}") from error
-    except Exception as error:
-        raise storage_error(url, error, "opened") from error
+    with storage_errors(url, "opened"):
+        try:
+            system, root = core.url_to_fs(url, use_listings_cache=False)
+        except ImportError as error:
+            raise CongealError(f"{url} needs another package: {error}") from error
     return system, root.rstrip("/")
 
 
-def storage_error(url: str, error: Exception, done: str) -> CongealError:
-    """An error in one sentence for one of a remote file system."""
-    name = type(error).__name__
-    if "Credentials" in name or isinstance(error, PermissionError):
-        return CongealError(
-            f"{url} cannot be {done}: credentials are missing or not accepted ({first_line(error)}); "
-            "give them to the driver and to all workers"
-        )
-    return CongealError(f"{url} cannot be {done} ({name}: {first_line(error)})")
+@contextmanager
+def storage_errors(url: str, done: str) -> Iterator[None]:
+    """Report an error of a remote file system in one sentence; `FileNotFoundError` is kept where a file is read.
+
+    done: what was to be done there: "written", "read" or "opened".
+    """
+    try:
+        yield
+    except CongealError:
+        raise
+    except Exception as error:
+        if done == "read" and isinstance(error, FileNotFoundError):
+            raise
+        name, reason = type(error).__name__, first_line(error)
+        if "Credentials" in name or isinstance(error, PermissionError):
+            raise CongealError(
+                f"{url} cannot be {done}: credentials are missing or not accepted ({reason}); "
+                "give them to the driver and to all workers"
+            ) from error
+        raise CongealError(f"{url} cannot be {done} ({name}: {reason})") from error
+
+
+@cache
+def _cache() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="congeal-worker-")
 
 
 def cache_folder() -> Path:
     """The folder for copies of remote files, removed with this process."""
-    global _CACHE
-    if _CACHE is None:
-        _CACHE = tempfile.TemporaryDirectory(prefix="congeal-worker-")
-    return Path(_CACHE.name)
-
-
-_CACHE: tempfile.TemporaryDirectory[str] | None = None
+    return Path(_cache().name)
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -1,35 +1,46 @@
-"""One task, as a worker runs it: the work of a stage is called with one shard, and its result becomes a file.
+"""One task: what the driver writes for it, and how a worker runs it.
 
-A task may run twice, even on two workers at once: both write the same bytes under the same name.
+The payload of a stage, which all its tasks need, is a file that every worker reads once. Large arrays are in a file of
+their own that workers map into memory, so that each reads only the rows of its shards. Addresses of images, which may
+hold passwords, are not written to the disk: they are sent with each task. The result of a task becomes a file. A task
+may run twice, even on two workers at once: both write the same bytes under the same name.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import io
 import json
-import logging
+import mmap
+import os
+import pickle
+import platform
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import version
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from congeal.errors import CongealError, RunFailed
-from congeal.execution.shared_storage import SharedStorage, open_storage, pack
-from congeal.execution.task_payload import TaskPayload, read_payload, versions, worker_name
-
-log = logging.getLogger("congeal")
+from congeal.execution.shared_storage import BLOCK_BYTES, SharedStorage, open_storage, pack
+from congeal.rows import row_slices
 
 Result = dict[str, Any]
-"""Arrays by name; an executor replaces large ones by `StoredArray`."""
-# Attempts at a shard before its failure is final: storage of a cluster recovers within seconds.
+"""Arrays by name; workers store large ones as `StoredArray`."""
+# Attempts at a shard before its failure is final, chosen by judgement: storage of a cluster recovers within seconds.
 MAX_ATTEMPTS = 3
-# Payloads that a worker keeps: those of the stage that runs and of the one before.
+# Payloads that a worker keeps: two stages may run at the same time.
 MAX_CACHED_PAYLOADS = 2
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
+# Bytes of an array up to which it is pickled with the rest: below a page there is nothing to map.
+MAX_PICKLED_ARRAY_BYTES = 4096
+# Bytes to whose multiples mapped arrays are aligned: a cache line, as numpy and torch align theirs.
+ARRAY_ALIGNMENT_BYTES = 64
 _WORKS: OrderedDict[str, Any] = OrderedDict()
 _OPENING = Lock()
 
@@ -60,18 +71,15 @@ def array_name(folder: str, number: int, name: str) -> str:
     return f"{folder}/{number:08d}.{name}.npy"
 
 
-def import_modules(modules: Sequence[str]) -> None:
-    """Import modules ahead of the first task; that task reports what is missing."""
-    try:
-        for name in modules:
-            import_module(name)
-    except Exception as error:
-        log.debug("a worker cannot import %s: %s", modules, error)
-
-
 def run_task(payload: TaskPayload, number: int, shard: Any, attempt: int) -> None:
     """Compute and store the result of shard `number` unless it exists."""
-    _check_versions(payload)
+    here = dict(versions())
+    for package, wanted in payload.versions:
+        if here.get(package) != wanted:
+            raise CongealError(
+                f"worker {worker_name()} has {package} {here.get(package)}, the driver {wanted}: "
+                "install the same versions everywhere"
+            )
     storage = open_storage(payload.storage)
     name = f"{payload.folder}/{result_name(number)}"
     work = _cached_work(storage, payload)
@@ -79,21 +87,24 @@ def run_task(payload: TaskPayload, number: int, shard: Any, attempt: int) -> Non
         return
     start, cpu_start = time.monotonic(), time.process_time()
     try:
-        result = work(shard)
-    except RetryShard as problem:
-        if attempt < MAX_ATTEMPTS or problem.fallback is None:
-            raise RetryShard(str(problem)) from None
-        result = problem.fallback
-    except RunFailed as error:
-        raise RunFailed(f"{error} (on worker {worker_name()})") from error
-    seconds, cpu_seconds = time.monotonic() - start, time.process_time() - cpu_start
-    about: dict[str, Any] = {"seconds": round(seconds, 3), "cpu_seconds": round(cpu_seconds, 3)}
-    about |= {"bytes": sum(array.nbytes for array in result.values()), "worker": worker_name(), "attempt": attempt}
-    about["stored"] = [key for key in getattr(work, "large", ()) if key in result]
-    try:
-        for key in about["stored"]:
+        try:
+            result = work(shard)
+        except RetryShard as problem:
+            if attempt < MAX_ATTEMPTS or problem.fallback is None:
+                raise RetryShard(str(problem)) from None
+            result = problem.fallback
+        stored = [key for key in getattr(work, "large", ()) if key in result]
+        about = {
+            "seconds": round(time.monotonic() - start, 3),
+            "cpu_seconds": round(time.process_time() - cpu_start, 3),
+            "bytes": sum(array.nbytes for array in result.values()),
+            "worker": worker_name(),
+            "attempt": attempt,
+            "stored": stored,
+        }
+        for key in stored:
             storage.write_array(array_name(payload.folder, number, key), result.pop(key))
-        storage.write(name, pack({**result, "about": np.array(json.dumps(about))}))
+        storage.write(name, (pack({**result, "about": np.array(json.dumps(about))}),))
     except RunFailed as error:
         raise RunFailed(f"{error} (on worker {worker_name()})") from error
 
@@ -117,30 +128,180 @@ def _cached_work(storage: SharedStorage, payload: TaskPayload) -> Any:
         return _WORKS[key]
 
 
-def _check_versions(payload: TaskPayload) -> None:
-    here = dict(versions())
-    for name, wanted in payload.versions:
-        if here.get(name) != wanted:
-            raise CongealError(
-                f"worker {worker_name()} has {name} {here.get(name)}, the driver {wanted}: "
-                "install the same versions everywhere"
-            )
-
-
 def _use_one_core() -> None:
-    """A worker uses one core; more cores are used by more workers."""
+    """A worker uses one core; more cores are used by more workers.
+
+    Workers of a Dask cluster are told to return freed memory at once, which is undone: images are allocated thousands
+    of times a second, and tasks took 2.5 times as long with new pages each time.
+    """
     import torch
 
     torch.set_num_threads(1)
-    _keep_freed_memory()
+    with suppress(OSError, AttributeError):  # not glibc
+        mallopt, trim_threshold, mmap_threshold = ctypes.CDLL(None).mallopt, -1, -3
+        mallopt(trim_threshold, 256 << 20)
+        mallopt(mmap_threshold, 32 << 20)
 
 
-def _keep_freed_memory() -> None:
-    """Undo Dask's setting that makes the C library return freed memory at once: images are allocated thousands of
-    times a second, and tasks took 2.5 times as long with new pages each time."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # not glibc
-        return
-    mallopt(_M_TRIM_THRESHOLD, 256 << 20)
-    mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+# ---- the payload of a stage
+
+
+@dataclass(frozen=True)
+class TaskPayload:
+    """Where the payload of a stage is, small enough to be sent with every task.
+
+    Attributes
+    ----------
+    storage, folder : str
+        The shared storage, and the folder of the stage there.
+    digest : str
+        SHA-256 of the pickle: no other file is loaded.
+    buffers : tuple of int
+        Sizes in bytes of the arrays in the other file.
+    addresses : tuple
+        What a worker opens itself, by the method `open` of each.
+    versions : tuple of (str, str)
+        Packages of the driver and their versions.
+    """
+
+    storage: str
+    folder: str
+    digest: str
+    buffers: tuple[int, ...]
+    addresses: tuple[Any, ...]
+    versions: tuple[tuple[str, str], ...]
+
+
+def write_payload(storage: SharedStorage, folder: str, work: Any) -> TaskPayload:
+    """Write the work of a stage; workers open anything with an attribute `address` themselves."""
+    buffers: list[pickle.PickleBuffer] = []
+    addresses: list[Any] = []
+    text = io.BytesIO()
+    _Pickler(text, buffers, addresses).dump(work)
+    sizes = tuple(buffer.raw().nbytes for buffer in buffers)
+    data = text.getvalue()
+    if buffers:
+        storage.write(f"{folder}/work.bin", _aligned(buffers))
+    storage.write(f"{folder}/work.pickle", (data,))
+    digest = hashlib.sha256(data).hexdigest()
+    return TaskPayload(str(storage), folder, digest, sizes, tuple(addresses), versions())
+
+
+def _aligned(buffers: Sequence[pickle.PickleBuffer]) -> Iterator[bytes | memoryview]:
+    """The bytes of all buffers, each at an aligned offset, in chunks: mapped arrays need not fit into memory."""
+    at = 0
+    for buffer in buffers:
+        gap, raw = bytes(-at % ARRAY_ALIGNMENT_BYTES), buffer.raw()
+        yield gap
+        yield from _chunks(raw)
+        at += len(gap) + raw.nbytes
+
+
+def _chunks(raw: memoryview) -> Iterator[memoryview]:
+    for part in row_slices(raw.nbytes, BLOCK_BYTES):
+        yield raw[part]
+
+
+def read_payload(storage: SharedStorage, payload: TaskPayload) -> Any:
+    """The work of a stage, on a worker; `FileNotFoundError` if the driver's files are not visible there."""
+    data = storage.read(f"{payload.folder}/work.pickle")
+    if hashlib.sha256(data).hexdigest() != payload.digest:
+        raise FileNotFoundError("another driver has overwritten it")
+    views: list[memoryview] = []
+    if payload.buffers:
+        with open(storage.local(f"{payload.folder}/work.bin"), "rb") as file:
+            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        start = 0
+        for size in payload.buffers:
+            start += -start % ARRAY_ALIGNMENT_BYTES
+            views.append(whole[start : start + size])
+            start += size
+    return _Unpickler(io.BytesIO(data), views, payload.addresses).load()
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """Versions that driver and workers must have in common to compute the same results."""
+    from congeal import __version__
+
+    return (
+        ("congeal", __version__),
+        ("Python", ".".join(platform.python_version_tuple()[:2])),
+        *((name, version(name)) for name in ("numpy", "torch")),
+    )
+
+
+def key_of(*parts: Any) -> str:
+    """Digest of the inputs of a result: arrays, dataclasses, mappings, sequences and plain values."""
+    digest = hashlib.sha256()
+    for piece in _hashed_bytes(parts):
+        digest.update(piece)
+    return digest.hexdigest()[:24]
+
+
+def _hashed_bytes(value: Any) -> Iterator[bytes | memoryview]:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray):
+        yield f"{value.dtype.str} {value.shape} {value.strides[:1] == (0,)}\n".encode()
+        one = value[:1] if value.ndim and value.strides[0] == 0 else value  # one row, repeated
+        yield from _chunks(np.ascontiguousarray(one).reshape(-1).view(np.uint8).data)
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield from _hashed_bytes(key)
+            yield from _hashed_bytes(value[key])
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield type(value).__name__.encode()
+        for field in fields(value):
+            yield from _hashed_bytes(getattr(value, field.name))
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        yield b"["
+        for item in value:
+            yield from _hashed_bytes(item)
+        yield b"]"
+    else:
+        yield f"{value!r}\n".encode("utf-8", "surrogatepass")
+
+
+def repeat_row(row: np.ndarray, times: int) -> np.ndarray:
+    """An array of `times` equal rows in the memory of one."""
+    return np.lib.stride_tricks.as_strided(row, (times, *row.shape), (0, *row.strides))
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], addresses: list[Any]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._keep_in_pickle)
+        self._buffers, self._addresses = buffers, addresses
+
+    def _keep_in_pickle(self, buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < MAX_PICKLED_ARRAY_BYTES:
+            return True
+        self._buffers.append(buffer)
+        return False
+
+    def reducer_override(self, value: Any) -> Any:
+        """Write one row of an array that repeats it."""
+        if type(value) is np.ndarray and len(value.shape) > 1 and len(value) > 1 and value.strides[0] == 0:
+            return repeat_row, (np.array(value[0]), len(value))
+        return NotImplemented
+
+    def persistent_id(self, value: Any) -> Any:
+        address = getattr(value, "address", None) if not isinstance(value, type) else None
+        if address is None or not hasattr(address, "open"):
+            return None
+        if address not in self._addresses:
+            self._addresses.append(address)
+        return self._addresses.index(address)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, views: list[memoryview], addresses: tuple[Any, ...]) -> None:
+        super().__init__(file, buffers=views)
+        self._addresses = addresses
+
+    def persistent_load(self, number: Any) -> Any:
+        return self._addresses[number].open()
+
+
+def worker_name() -> str:
+    """The names of this machine and this process, for messages."""
+    return f"{platform.node()}, process {os.getpid()}"

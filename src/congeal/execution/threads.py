@@ -78,55 +78,31 @@ def map_ordered(
             torch.set_num_threads(usual)  # threads started later would inherit the setting of the pool
 
 
-class _TorchThreadCount:
-    """Torch's number of threads per operation before any caller reduced it to one.
-
-    Torch keeps one number for each running thread and one that new threads inherit. A second caller would read the
-    reduced number of the first as the usual one, and restore that.
-    """
-
-    def __init__(self) -> None:
-        self.lock, self.callers, self.usual = Lock(), 0, 1
-        self.own = local()
-
-    def reduce(self) -> int:
-        import torch
-
-        with self.lock:
-            if not self.callers:
-                self.usual = torch.get_num_threads()
-            self.callers += 1
-            self.own.depth = getattr(self.own, "depth", 0) + 1
-            torch.set_num_threads(1)
-            return self.usual
-
-    def available(self) -> int:
-        import torch
-
-        with self.lock:
-            return self.usual if getattr(self.own, "depth", 0) else torch.get_num_threads()
-
-    def restore(self) -> None:
-        import torch
-
-        with self.lock:
-            self.callers -= 1
-            self.own.depth -= 1
-            if not self.own.depth:  # a nested call leaves it at one: sums depend on the number
-                torch.set_num_threads(self.usual)
-
-
-_TORCH_THREADS = _TorchThreadCount()
+# Torch keeps one number of threads for each running thread and one that new threads inherit. A second caller of
+# `single_torch_thread` would read the reduced number of the first as the usual one, so that is kept here.
+_LOCK, _CALLERS, _OWN = Lock(), {"count": 0, "usual": 1}, local()
 
 
 @contextmanager
 def single_torch_thread() -> Iterator[int]:
     """Run each torch operation in one thread; yields the number of threads that may then work in parallel."""
-    threads = _TORCH_THREADS.reduce()
+    import torch
+
+    with _LOCK:
+        if not _CALLERS["count"]:
+            _CALLERS["usual"] = torch.get_num_threads()
+        _CALLERS["count"] += 1
+        _OWN.depth = getattr(_OWN, "depth", 0) + 1
+        torch.set_num_threads(1)
+        usual = _CALLERS["usual"]
     try:
-        yield threads
+        yield usual
     finally:
-        _TORCH_THREADS.restore()
+        with _LOCK:
+            _CALLERS["count"] -= 1
+            _OWN.depth -= 1
+            if not _OWN.depth:  # a nested call leaves it at one: sums depend on the number
+                torch.set_num_threads(_CALLERS["usual"])
 
 
 @contextmanager
@@ -141,4 +117,7 @@ def single_torch_thread_if_small(frame: Size) -> Iterator[int]:
 
 def available_threads() -> int:
     """Number of threads that may work in parallel, also inside `single_torch_thread`."""
-    return _TORCH_THREADS.available()
+    import torch
+
+    with _LOCK:
+        return _CALLERS["usual"] if getattr(_OWN, "depth", 0) else torch.get_num_threads()

@@ -19,10 +19,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.execution import RetryShard, has_executor, key_of, map_shards
-from congeal.execution.shards import divide_images
-from congeal.execution.shared_storage import StoredArray
-from congeal.execution.task import Result
+from congeal.execution import Result, RetryShard, StoredArray, divide_images, has_workers, key_of, map_shards
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import create_npy, is_plain, make_folders
 from congeal.images.canvas import place, put_on_canvas
@@ -105,7 +102,7 @@ def fill_store(source: ImageSource, options: DecodeOptions) -> tuple[Store, Alig
     reoriented, because they would open them in the orientation of their files.
     """
     folder = options.folder
-    by_workers = has_executor() and folder is not None and source.orientation is None
+    by_workers = has_workers() and folder is not None and source.orientation is None
     while True:
         key = "" if folder is None else options.key(source)
         found = None if folder is None else find_store(folder, key)

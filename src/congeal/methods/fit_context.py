@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from congeal.errors import require
-from congeal.execution import has_executor, map_images
+from congeal.execution import has_workers, map_images
 from congeal.methods.checks import MOST_SEED
 from congeal.progress import Progress, log
 
@@ -157,12 +157,12 @@ class FitContext:
             output[:done] = rows
         left = [batch for batch in batches if batch[-1] >= done]
         self.close()
-        stage, distributed = f"{self.method}: aligning", has_executor() and key is not None
+        stage, distributed = f"{self.method}: aligning", has_workers() and key is not None
 
         def save() -> None:
             self.save({**(state or {}), name: (done, [output[:done].clone() for output in outputs])})
 
-        if distributed and self.checkpoint is not None:  # an executor keeps only its own results
+        if distributed and self.checkpoint is not None:  # only results of workers are kept otherwise
             save()
         total = int(batches[-1][-1]) + 1
         self._progress = Progress(total, stage, quiet=self.quiet or distributed, done=done)

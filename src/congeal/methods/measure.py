@@ -26,9 +26,7 @@ from congeal.evaluation.thresholds import (
     MAX_SAMPLE_IMAGES,
     MAX_SAMPLE_VALUES,
 )
-from congeal.execution import key_of, map_shards
-from congeal.execution.shards import group_batches
-from congeal.execution.task import Result
+from congeal.execution import Result, group_batches, key_of, map_shards
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
 from congeal.memmap import allocate

@@ -8,18 +8,21 @@ from typing import Any
 from congeal.images import ImageSource
 from congeal.images.sources.views import cache_decoded, exclude_images
 from congeal.methods.base import Method
-from congeal.pipeline.config import exclusion_digest, make_config, open_run
-from congeal.pipeline.executors import open_source
 from congeal.pipeline.groups import group_table_digest
-from congeal.pipeline.initial_poses import InitialPoses, read_initial_poses, start_at_faces
-from congeal.pipeline.initialisation import StartOptions, initialise, parse_start_options
+from congeal.pipeline.initial_poses import (
+    InitialPoses,
+    StartOptions,
+    initialise,
+    parse_start_options,
+    read_initial_poses,
+    start_at_faces,
+)
 from congeal.pipeline.model import check_conflicts, check_limit, make_model, use_stack_position
 from congeal.pipeline.options import AlignOptions, make_options, with_options
 from congeal.pipeline.output_options import check_formats, parse_canvas_size, parse_sampling
-from congeal.pipeline.remote_output import check_output, resolve_output
 from congeal.pipeline.result import Result
-from congeal.pipeline.stages import FitResult, fit_model, log, prepare_stack, save_fit
-from congeal.pipeline.verify_outputs import finish_and_repair
+from congeal.pipeline.run_setup import exclusion_digest, make_config, open_run, open_source, resolve_output
+from congeal.pipeline.stages import FitResult, finish_and_repair, fit_model, log, prepare_stack, save_fit
 from congeal.runs.folder import RunFolder
 
 
@@ -78,8 +81,7 @@ def align_with_options(
     images = start_at_faces(start.select_source(cache_decoded(selected)), start.init, quiet=quiet)
     check_limit(options.limit)
     check_formats(images, options.output_format, options.transforms_format)
-    target = resolve_output(output)
-    check_output(target, images, options, spread=executor is not None)
+    target = resolve_output(output, images, options, executor)
     sampling = parse_sampling(options.interpolation, options.fill, images)
     parse_canvas_size(options.canvas)
     model = make_model(options, start, images)

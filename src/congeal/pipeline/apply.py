@@ -13,17 +13,20 @@ from congeal.images.sources.faces import FaceSource
 from congeal.images.sources.views import cache_decoded
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
-from congeal.pipeline.config import make_config, open_run
-from congeal.pipeline.executors import open_source
-from congeal.pipeline.groups import group_facts, inherit_group_names
-from congeal.pipeline.initial_poses import InitialPoses, inherited_init, read_initial_poses, start_at_faces
-from congeal.pipeline.initialisation import StartOptions, initialise_new_images
+from congeal.pipeline.groups import inherit_group_names
+from congeal.pipeline.initial_poses import (
+    InitialPoses,
+    StartOptions,
+    inherited_init,
+    initialise,
+    read_initial_poses,
+    start_at_faces,
+)
 from congeal.pipeline.options import ApplyOptions, make_options, with_options
 from congeal.pipeline.output_options import check_formats, parse_sampling
-from congeal.pipeline.remote_output import check_output, resolve_output
 from congeal.pipeline.result import Result
-from congeal.pipeline.stages import FitResult, log, prepare_stack, save_result
-from congeal.pipeline.verify_outputs import finish_and_repair
+from congeal.pipeline.run_setup import make_config, open_run, open_source, resolve_output
+from congeal.pipeline.stages import DECIDED, FitResult, finish_and_repair, log, prepare_stack, save_result
 from congeal.runs.folder import RunFolder
 
 
@@ -95,8 +98,7 @@ def apply_with_options(
     images = start_at_faces(images, start.init, quiet=quiet)
     initial = read_initial_poses(start.init, images)
     sampling = parse_sampling(options.interpolation, options.fill, images, trained.config)
-    target = resolve_output(output)
-    check_output(target, images, options, spread=executor is not None)
+    target = resolve_output(output, images, options, executor)
     config = make_config(
         "apply",
         *(source, images, model, options, start, sampling),
@@ -151,20 +153,13 @@ def align_new_images(
     quiet: bool,
 ) -> FitResult:
     """Prepare new images and align them with a fitted model; everything is on the disk when this ends."""
-    images, initial = initialise_new_images(trained, run, images, model, initial, quiet=quiet)
+    start = StartOptions.from_config(trained.config)
+    images, initial = initialise(run, images, model, start, initial, quiet=quiet, trained=trained)
     stack = prepare_stack(run, images, fingerprint, initial, size=model.size, layout=model.layout_, quiet=quiet)
     log.info("aligning %d new images with the model of %s", len(stack), trained)
     checkpoint = run.checkpoint
     # `transform` would hold every aligned image.
     aligned = model.align_new(stack, checkpoint=checkpoint, verbose=not quiet)
     seconds = checkpoint.seconds
-    found = aligned.found
-    how = {
-        "motion": found.motion,
-        "motion_asked": model.motion,
-        "levels": found.levels,
-        "trained": found.trained,
-        "decisions": found.decisions,
-    }
-    facts = group_facts(model, aligned.transforms, images, fitted=False)
-    return save_result(run, stack, aligned.transforms, aligned.quality, how=how, seconds=seconds, facts=facts)
+    decided = {name: getattr(aligned.found, name) for name in DECIDED}
+    return save_result(run, stack, model, aligned.transforms, aligned.quality, decided, seconds, fitted=False)

@@ -17,11 +17,12 @@ from congeal.runs.folder import RunFolder
 
 Size = tuple[int, int]
 SAMPLED_IMAGES = 32
-"""Number of images from which the display range of a set is chosen."""
+"""Number of images from which the display range of a set is chosen, by judgement: it is their median."""
 TAIL_SHARE = 0.002
-"""Share of the pixels of an image that may be darker than black, and as many brighter than white."""
+"""Share of an image's pixels that may be darker than black, and as many brighter than white; chosen by judgement."""
 NARROW_RANGE = 0.6
-"""If the remaining pixels span less than this part of the range, that part is shown from black to white."""
+"""If the remaining pixels span less than this part of the range, that part is shown from black to white; chosen by
+judgement."""
 # Of channels on one another; the first two differ for the colour-blind as well.
 COLOURS = ((0, 1, 0), (1, 0, 1), (0, 0, 1), (1, 0, 0), (0, 1, 1), (1, 1, 0), (1, 1, 1))
 

@@ -9,36 +9,45 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, groupby, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from congeal.execution import divide_images
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import write_bytes
-from congeal.geometry.frame_coverage import Cover, cover_of, covered
+from congeal.geometry.frame_coverage import cover_of, covered
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import ImageSource, SkippedImage, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
+from congeal.images.formats.shards import ShardWriter
 from congeal.images.formats.writers import takes_parts
 from congeal.images.resample import SOFT, Sampling, is_plain_resize, needs_filter, shrink, warp_masks
-from congeal.pipeline.display import DisplayRange, png
+from congeal.pipeline.display import DisplayRange, fit_within, png
+from congeal.pipeline.render_state import DrawnBatch, RenderState, View
+from congeal.progress import Progress
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 Size = tuple[int, int]
 
 CHUNK_VALUES = 1_000_000
-"""Pixel values of an array that are read at a time."""
+"""Pixel values of an array that are read at a time; no result depends on it."""
 FILE_CHUNK_VALUES = 150_000
 """Pixel values of files that are read at a time: fewer spend their time on overhead, more leave threads idle."""
 THREAD_VALUES = 128_000_000
-"""Pixel values of the images that all threads work on; larger images are drawn by fewer threads."""
+"""Pixel values of the images that all threads work on, chosen by judgement: it bounds the memory, larger images are
+drawn by fewer threads."""
 THUMBNAIL_SIDE_PX = 256
-"""Longer side of the pictures that the report enlarges."""
+"""Longer side of the pictures that the report enlarges, chosen by judgement."""
 SAMPLES = ".work/samples"
 """Folder of the thumbnails of a run."""
+MAX_REPORT_SIDE_PX = 720
+"""Longer side of the pictures that only the report shows, chosen by judgement."""
+MAX_BATCH_BYTES, MAX_BATCH_IMAGES = 16_000_000, 256
+"""Bounds of the pictures that enter the statistics together, chosen by judgement: one by one costs time, and no
+image is read meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -81,40 +90,14 @@ class Batch:
         return Batch(pixels, masks)
 
 
-class View(NamedTuple):
-    """Images as they lie in a frame: levels (B,h,w,c) on the 0–255 scale, and what each pixel weighs (B,h,w,1), or what
-    a single 8-bit image covers."""
-
-    levels: np.ndarray
-    weights: np.ndarray | Cover | None
-
-
-@dataclass(frozen=True)
-class DrawnBatch:
-    """What is left of some images when they are drawn.
-
-    n_rows: how many images were asked for. after and before: how they lie in the two frames, None if they could not be
-    read (`lost`) or nobody asks. n_rotated: how many EXIF had turned. write: what is left
-    to do to write them, in order. group: which one each is in, where a pile was sorted.
-    """
-
-    n_rows: int
-    after: View | None = None
-    before: View | None = None
-    lost: SkippedImage | None = None
-    n_rotated: int = 0
-    write: Callable[[], None] | None = None
-    group: np.ndarray | None = None
-
-
 @dataclass(frozen=True)
 class Drawing:
     """How images are drawn: where from, through which transforms, in which frames, and what is kept of them.
 
     run: the folder for small pictures of the images that the report shows.
-    found and start (N,3,3) are `aligned_from_source`. size and shown_size: of the aligned picture, and of the one of
-    the start. samples: the images that the report shows. weigh: whether what lies outside an image does not count.
-    draws_start: whether the picture of the start is wanted. sampling: how pixels are interpolated.
+    found and start (N,3,3) are `aligned_from_source`. samples: the images that the report shows. weigh: whether what
+    lies outside an image does not count (photographs); else it counts as black (objects on dark ground). draws_start:
+    whether the picture of the start is wanted. sampling: how pixels are interpolated.
     """
 
     run: RunFolder | Path
@@ -122,13 +105,23 @@ class Drawing:
     found: Transforms
     start: np.ndarray
     display: DisplayRange
-    size: Size
-    shown_size: Size
     samples: np.ndarray
     weigh: bool
     draws_start: bool
     writer: Writer | None
     sampling: Sampling
+
+    @property
+    def size(self) -> Size:
+        """(height, width) of the aligned pictures."""
+        if self.found.aligned_size is None:
+            raise ValueError("rendering needs the aligned size")
+        return self.found.aligned_size
+
+    @property
+    def shown_size(self) -> Size:
+        """(height, width) of the picture of the start."""
+        return fit_within(self.size, MAX_REPORT_SIDE_PX)
 
     def draw(self, rows: np.ndarray) -> list[DrawnBatch]:
         """Read, sample, write and view these images; in any thread."""
@@ -191,20 +184,6 @@ class Drawing:
             write_bytes(self.run / SAMPLES / f"{index}_{side}.png", data, lasting=False)
 
 
-def write_some(
-    source: ImageSource, found: Transforms, size: Size, writer: Writer, sampling: Sampling, rows: np.ndarray
-) -> list[DrawnBatch]:
-    """Read, sample and write these images, and nothing else; in any thread."""
-    written = []
-    for some, images in read_batches(source, rows):
-        if not isinstance(images, UnreadableImage):
-            source_from_aligned = invert(found.matrices[some])
-            aligned = images.sample(source_from_aligned, size, sampling)
-            write = begin_writing(writer, source, some, aligned, source_from_aligned, sampling)
-            written.append(DrawnBatch(len(some), write=write))
-    return written
-
-
 def begin_writing(
     writer: Writer,
     source: ImageSource,
@@ -213,36 +192,21 @@ def begin_writing(
     source_from_aligned: np.ndarray,
     sampling: Sampling,
 ) -> Callable[[], None]:
-    """Write these images, or the parts they stand for; what is left has to be done in order."""
+    """Write these images, or the parts they stand for; returns the work that has to be done in order."""
     if not takes_parts(writer, source):
         return writer.begin_new(rows, aligned.pixels, aligned.masks)
-    write = partial(write_parts, writer, source, rows, source_from_aligned, aligned.size, sampling)
+
+    def write_parts() -> None:  # each is read, sampled as its image was, and written, before the next one is read
+        for row, matrix in zip(rows, source_from_aligned, strict=True):
+            for part in source.part_rows([row]):
+                if source.parts is not None and not writer.done(int(part)):
+                    drawn = read_batch(source.parts, np.array([part])).sample(matrix[None], aligned.size, sampling)
+                    writer.begin_new(np.array([part]), drawn.pixels, drawn.masks)()
+
     if not writer.any_order:
-        return write
-    write()
-    return do_nothing
-
-
-def write_parts(
-    writer: Writer,
-    source: ImageSource,
-    rows: np.ndarray,
-    source_from_aligned: np.ndarray,
-    size: Size,
-    sampling: Sampling,
-) -> None:
-    """The parts of some images, each read, sampled as its image was, and written, before the next one is read."""
-    for row, matrix in zip(rows, source_from_aligned, strict=True):
-        for part in source.part_rows([row]):
-            if source.parts is None or writer.done(int(part)):
-                continue
-            images = read_batch(source.parts, np.array([part]))
-            drawn = images.sample(matrix[None], size, sampling)
-            writer.begin_new(np.array([part]), drawn.pixels, drawn.masks)()
-
-
-def do_nothing() -> None:
-    """The remaining work of images that are written already."""
+        return write_parts
+    write_parts()
+    return lambda: None
 
 
 def read_batch(source: ImageSource, rows: np.ndarray) -> Batch:
@@ -262,28 +226,22 @@ def read_batches(source: ImageSource, rows: np.ndarray) -> Iterator[tuple[np.nda
     if source.shape is not None:
         yield rows, read_batch(source, rows)
         return
-    read = [(row, _read_one(source, row)) for row in rows]
-    for _, alike in groupby(read, key=lambda one: _kind(*one)):
-        where, images = zip(*alike, strict=True)
-        yield np.array(where), images[0] if len(images) == 1 else _together(images)
-
-
-def _read_one(source: ImageSource, row: np.int64) -> Batch | UnreadableImage:
-    try:
-        return read_batch(source, np.array([row]))
-    except UnreadableImage as error:
-        return error
-
-
-def _kind(row: np.int64, image: Batch | UnreadableImage) -> tuple[Any, ...]:
-    """The same for images that can be drawn together."""
-    if isinstance(image, UnreadableImage) or image.masks is not None:
-        return (int(row),)
-    return image.pixels.shape, image.pixels.dtype
-
-
-def _together(images: Sequence[Any]) -> Batch:
-    return Batch(np.concatenate([one.pixels for one in images]), None, sum(one.n_rotated for one in images))
+    read: list[tuple[Any, np.int64, Any]] = []
+    for row in rows:
+        image: Any
+        try:
+            image = read_batch(source, np.array([row]))
+            kind = (image.pixels.shape, image.pixels.dtype) if image.masks is None else int(row)
+        except UnreadableImage as error:
+            image, kind = error, int(row)
+        read.append((kind, row, image))
+    for _, alike in groupby(read, key=lambda one: one[0]):
+        _, where, images = zip(*alike, strict=True)
+        together = images[0]
+        if len(images) > 1:
+            rotated = sum(one.n_rotated for one in images)
+            together = Batch(np.concatenate([one.pixels for one in images]), None, rotated)
+        yield np.array(where), together
 
 
 def chunk_size(source: ImageSource) -> int:
@@ -332,3 +290,80 @@ def draw_in_threads(
     threads = min(usable_cores(), max(1, THREAD_VALUES // max(1, largest)))
     with closing(map_ordered(draw, chunks, threads)) as results:
         yield chain.from_iterable(results)
+
+
+def draw_shards(
+    drawing: Drawing, rows: np.ndarray, shards: Sequence[tuple[int, int]], result: RenderState, progress: Progress
+) -> Iterator[None]:
+    """Draw the rows that are not behind `result` yet, and take them in; pauses after every group."""
+    source, found, waiting = drawing.source, drawing.found, list[DrawnBatch]()
+    together = group_size(source, drawing.size, drawing.display)
+    left = [(max(first, result.position), stop) for first, stop in shards if stop > result.position]
+    ends = {stop for _, stop in left}
+    at = result.position
+    with draw_in_threads(drawing.draw, source, found, rows, left, together) as all_drawn:
+        for drawn in all_drawn:
+            if drawn.write is not None:
+                drawn.write()
+            progress.update(drawn.n_rows)
+            waiting.append(drawn)
+            at += drawn.n_rows
+            if sum(one.n_rows for one in waiting) >= together or at in ends:
+                result.take(waiting)
+                waiting = []
+                if at in ends:
+                    result.end_shard()
+                yield
+
+
+def cut_rows(
+    rows: np.ndarray, found: Transforms, source: ImageSource, display: DisplayRange, writer: Writer | None
+) -> list[tuple[int, int]]:
+    """(first, stop) of shards of the rows: by the size of the originals, and whole shards of what is written."""
+    if not len(rows):
+        return []
+    values = float(np.median(found.source_sizes[rows].astype(np.int64).prod(1))) * display.channels
+    edges = [0, *(stop for _, stop in divide_images(len(rows), values))]
+    if isinstance(writer, ShardWriter):
+        edges = [0, *(writer.next_shard(rows, edge) for edge in edges[1:])]
+    return [(first, stop) for first, stop in pairwise(sorted(set(edges)))]
+
+
+def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:
+    """How many images go into the statistics together; 1 where they come in chunks, each of which is a group.
+
+    It depends on nothing but sizes and types: sums of other groups would differ in their last digits, and a resumed
+    pass has to come to the same bytes.
+    """
+    if chunk_size(source) > 1:
+        return 1
+    one = size[0] * size[1] * (display.channels if display.eight_bit else 4 * display.channels + 4)
+    return max(1, min(MAX_BATCH_IMAGES, MAX_BATCH_BYTES // one))
+
+
+def rewrite_images(
+    writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling
+) -> None:
+    """Write images that were seen by an interrupted pass but did not reach the disk: those of an unfinished shard."""
+
+    def draw(some: np.ndarray) -> list[DrawnBatch]:
+        written = []
+        for same, images in read_batches(source, some):
+            if not isinstance(images, UnreadableImage):
+                source_from_aligned = invert(found.matrices[same])
+                aligned = images.sample(source_from_aligned, writer.size, sampling)
+                write = begin_writing(writer, source, same, aligned, source_from_aligned, sampling)
+                written.append(DrawnBatch(len(same), write=write))
+        return written
+
+    with draw_in_threads(draw, source, found, find_missing_rows(writer, source, rows)) as all_drawn:
+        for drawn in all_drawn:
+            if drawn.write is not None:
+                drawn.write()
+
+
+def find_missing_rows(writer: Writer, source: ImageSource, rows: np.ndarray) -> np.ndarray:
+    """Those of these images that are not written, or of which a part is not."""
+    if not takes_parts(writer, source):
+        return writer.missing(rows)
+    return np.unique(writer.missing(source.part_rows(rows)) // source.n_parts)

@@ -1,4 +1,14 @@
-"""Where an alignment starts: at faces, or read from a file with transforms of the same images or one box per image."""
+"""The poses and orientations at which an alignment starts: read from a file, found at faces, or estimated.
+
+| options                                   | effect                                                                |
+|-------------------------------------------|-----------------------------------------------------------------------|
+| `init="faces"`, or a file                 | poses at faces, or of a file with transforms or one box per image     |
+| `features="lite0"`, or a file             | the method "semantic" aligns by them, with mirror images and turns    |
+| the same with another method              | they give the initial poses of that method                            |
+| `start="features"`                        | the same with lite0                                                   |
+| the same with `groups`                    | images are sorted by them; groups are aligned by them or that method  |
+| `mirror` or `turns` and no features       | orientations are estimated from pixels or edges before the method     |
+"""
 
 from __future__ import annotations
 
@@ -7,15 +17,30 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from congeal.errors import CongealError
+from congeal.files import read_json, write_json
 from congeal.geometry.boxes import fit_boxes
-from congeal.images import ImageSource
+from congeal.geometry.orientation import orientation_of, orientations, upright_from_source
+from congeal.images import ImageSource, prepare
+from congeal.images.plan import Layout, resolve_initial_poses
 from congeal.images.sources.faces import REMARK, FaceSource, cascade, parse_grow
+from congeal.images.sources.views import SourceView
+from congeal.methods.base import Method, load
+from congeal.methods.semantic.estimator import SemanticCongealing
+from congeal.methods.semantic.extractors import PLAIN_FEATURES, is_semantic, open_extractor
+from congeal.methods.semantic.orientation_estimation import (
+    UprightTemplate,
+    classify_orientations,
+    estimate_orientations,
+)
+from congeal.pipeline.options import AlignOptions
+from congeal.registration.features import robust_features
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
@@ -27,6 +52,12 @@ InitialPoses = tuple[Transforms | np.ndarray | None, Size | None]
 """`aligned_from_source` of every image, or None for those of the source; and the (height, width) of the frame."""
 BOX = ("id", "x", "y", "width", "height")
 FACES = "faces"
+SEMANTIC, DEFAULT_NETWORK = "semantic", "lite0"
+# Files under .work: the poses found by features and the model that found them; the orientation of every image, and the
+# template and layout by which new images are oriented.
+FEATURE_POSES, FEATURE_MODEL = "feature_poses.npz", "feature_model.safetensors"
+ORIENTATIONS = "orientations.npz"
+ORIENTATION_TEMPLATE, ORIENTATION_LAYOUT = "orientation_template.npz", "orientation_layout.json"
 
 
 def is_faces(init: Init) -> bool:
@@ -85,10 +116,13 @@ def read_initial_poses(init: Init, source: ImageSource) -> InitialPoses:
             f"--init is 'faces', or a file of transforms or of boxes (columns {','.join(BOX)}), "
             f"and there is no file {str(path)!r}"
         )
-    if path.suffix.lower() == ".csv" and set(BOX) <= set(_header(path)):
-        return boxes_start(path, source)
+    if path.suffix.lower() == ".csv":
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            header = [name.strip() for name in next(csv.reader(file), [])]
+        if set(BOX) <= set(header):
+            return boxes_start(path, source)
     found = Transforms.load(path)
-    _ = found.matching(source.id(i) for i in range(len(source)))
+    _ = found.matching(source.ids())
     return found, found.aligned_size or _size_beside(path)
 
 
@@ -97,8 +131,7 @@ def boxes_start(path: Path, source: ImageSource) -> tuple[np.ndarray, Size]:
 
     Boxes are in source pixels by their outer edges: 0,0,width,height is the whole image.
     """
-    boxes = _read_boxes(path)
-    ids = [source.id(i) for i in range(len(source))]
+    boxes, ids = _read_boxes(path), source.ids()
     rows = np.array([boxes.get(name, (np.nan,) * 4) for name in ids])
     if not np.isfinite(rows).all(1).any():
         raise CongealError(
@@ -106,11 +139,6 @@ def boxes_start(path: Path, source: ImageSource) -> tuple[np.ndarray, Size]:
             f"the first of which is {ids[0]!r}"
         )
     return fit_boxes(rows)
-
-
-def _header(path: Path) -> list[str]:
-    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        return [name.strip() for name in next(csv.reader(file), [])]
 
 
 def _read_boxes(path: Path) -> dict[str, tuple[float, float, float, float]]:
@@ -133,7 +161,7 @@ def _read_boxes(path: Path) -> dict[str, tuple[float, float, float, float]]:
 
 
 def _size_beside(path: Path) -> Size | None:
-    """The aligned size of the run a transforms.csv lies in; the CSV itself has no room for it."""
+    """The aligned size of the run a transforms.csv lies in; the CSV itself has no column for it."""
     metrics = path.parent / "metrics.json"
     if not metrics.is_file():
         return None
@@ -142,3 +170,208 @@ def _size_beside(path: Path) -> Size | None:
     except (ValueError, KeyError, TypeError):
         return None  # some other program's metrics.json
     return int(height), int(width)
+
+
+# ---- estimated poses and orientations
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """How an alignment starts.
+
+    Attributes
+    ----------
+    method, params : the method, and those of its parameters that follow from the options.
+    init : a file of initial poses, or "faces".
+    start_features : the network whose features give the initial poses, if any.
+    sorting_features : the network by whose features images are sorted into groups, if any.
+    mirror, turns : whether images may be mirrored or turned.
+    ignore_source_poses : whether initial poses that the source has are ignored.
+    """
+
+    method: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    init: Init = None
+    start_features: str | None = None
+    sorting_features: str | None = None
+    mirror: bool = False
+    turns: bool = False
+    ignore_source_poses: bool = False
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], init: Init = None) -> StartOptions:
+        """Those of a run with this config.json, for new images."""
+        return cls(
+            init=init,
+            start_features=config.get("start_features"),
+            mirror=bool(config.get("mirror")),
+            turns=bool(config.get("turns")),
+            ignore_source_poses=config.get("start") == "none",
+        )
+
+    def as_config(self) -> dict[str, Any]:
+        """For config.json."""
+        return {
+            "init": init_name(self.init),
+            "start": "none" if self.ignore_source_poses else None,
+            "start_features": self.start_features,
+            "mirror": self.mirror,
+            "turns": self.turns,
+        }
+
+    def select_source(self, images: ImageSource) -> ImageSource:
+        """The images, without the initial poses of the source if these are to be ignored."""
+        return SourceView(images, initial_poses=False) if self.ignore_source_poses else images
+
+    @property
+    def estimates_poses(self) -> bool:
+        """Whether poses or orientations are estimated before the method begins."""
+        return self.start_features is not None or self.mirror or self.turns
+
+
+def parse_start_options(options: AlignOptions) -> StartOptions:
+    """The part of the options that decides how an alignment starts, checked."""
+    method, start, mirror = options.method, options.start, options.mirror
+    if start is not None and options.init is not None:
+        raise CongealError(f"the start is given twice, as start {str(start)!r} and as init {str(options.init)!r}")
+    if mirror not in (True, False, "auto"):
+        raise CongealError(f"mirror is True, False or 'auto', not {mirror!r}")
+    if not isinstance(options.turns, bool):
+        raise CongealError(f"turns is True or False, not {options.turns!r}")
+    init = options.init if start in (None, "features", "none") else start
+    orientation: dict[str, Any] = {"mirror": bool(mirror), "turns": options.turns}
+    known = StartOptions(method, init=init, ignore_source_poses=start == "none", **orientation)
+    features = options.features
+    features = str(Path(features).resolve()) if features is not None and Path(features).is_file() else features
+    if features is not None and is_semantic(features):
+        open_extractor(features)  # a missing package or file is reported before anything is written
+        sorting = None if options.groups is None else features
+        if method in (None, SEMANTIC) and start != "features":
+            return replace(
+                known, method=SEMANTIC, params={"features": features, **orientation}, sorting_features=sorting
+            )
+        if start == "none":
+            raise CongealError(
+                f"features of {features} give {method} its start, and start 'none' takes it away: leave one of them out"
+            )
+        # Images of several kinds have no object in common: unless asked for, features give them no initial poses.
+        gives_start = sorting is None or start == "features"
+        return replace(known, start_features=features if gives_start else None, sorting_features=sorting)
+    if features is not None and method not in (None, "joint"):
+        raise CongealError(
+            f"only joint can compare {' or '.join(PLAIN_FEATURES[1:])}, not {method}: leave --features out"
+        )
+    if start == "features":
+        open_extractor(DEFAULT_NETWORK)
+        known = replace(known, start_features=DEFAULT_NETWORK)
+    if method == SEMANTIC:
+        return replace(known, params=orientation)
+    return known if features is None else replace(known, params={"features": features})
+
+
+def initialise(
+    run: RunFolder,
+    images: ImageSource,
+    model: Method,
+    options: StartOptions,
+    initial: InitialPoses,
+    *,
+    quiet: bool,
+    trained: RunFolder | None = None,
+) -> tuple[ImageSource, InitialPoses]:
+    """The images in their estimated orientation, and the initial poses; both are stored for a resumed run.
+
+    trained: for new images, the finished run whose estimates they get, each image by itself.
+    """
+    if model.name == SEMANTIC or not options.estimates_poses:
+        return images, initial
+    by_features = options.start_features is not None
+    needed = (FEATURE_MODEL,) if by_features else (ORIENTATION_TEMPLATE, ORIENTATION_LAYOUT)
+    for name in needed:
+        if trained is not None and not (trained.work / name).is_file():
+            raise CongealError(f"{trained} has lost its orientation data (.work/{name}): run 'congeal align' again")
+    path = run.work / (FEATURE_POSES if by_features else ORIENTATIONS)
+    if not path.is_file():
+        known = {"size": model.size, "init": initial[0], "init_size": initial[1]}
+        if by_features:
+            _estimate_poses(path, images, model, options, known, trained, quiet=quiet)
+        else:
+            _estimate_orientations(path, images, model, options, known, trained)
+    found = Transforms.load(path)
+    matrices = np.asarray(found.matrices, dtype=np.float64)
+    if by_features:
+        upright = SourceView(images, orientation=orientation_of(matrices, turns=options.turns))
+        return upright, (matrices, found.aligned_size)
+    return _reorient(images, initial, np.asarray(orientation_of(matrices)))
+
+
+def _estimate_poses(
+    path: Path,
+    images: ImageSource,
+    model: Method,
+    options: StartOptions,
+    known: Mapping[str, Any],
+    trained: RunFolder | None,
+    *,
+    quiet: bool,
+) -> None:
+    """Store the poses that features of a network give."""
+    if trained is not None:
+        first = load(trained.work / FEATURE_MODEL)
+        layout = replace(first.layout_, align_on=model.layout_.align_on)
+        stack = prepare(images, **{**known, "size": first.size}, layout=layout)
+        first.align_new(stack, verbose=not quiet).transforms.save(path)
+        return
+    first = SemanticCongealing(
+        motion="similarity",
+        features=str(options.start_features),
+        mirror=options.mirror,
+        turns=options.turns,
+        size=model.size,
+        align_on=model.align_on,
+        random_state=model.random_state,
+    )
+    first.fit(prepare(images, **known, align_on=model.align_on), verbose=not quiet)
+    first.save(path.with_name(FEATURE_MODEL))
+    first.transforms_.save(path)
+
+
+def _estimate_orientations(
+    path: Path,
+    images: ImageSource,
+    model: Method,
+    options: StartOptions,
+    known: Mapping[str, Any],
+    trained: RunFolder | None,
+) -> None:
+    """Store the orientation of every image; images that cannot be read stay as they are."""
+    candidates = orientations(mirror=options.mirror, turns=options.turns)
+    if trained is None:
+        stack = prepare(images, **known, align_on=model.align_on)
+        kind = stack.kind if model.kind == "auto" else model.kind
+        found, upright = estimate_orientations(stack, robust_features(kind), candidates)
+        upright.save(path.with_name(ORIENTATION_TEMPLATE))
+        write_json(path.with_name(ORIENTATION_LAYOUT), stack.layout.as_dict())
+    else:
+        layout = replace(Layout(**read_json(trained.work / ORIENTATION_LAYOUT)), align_on=model.layout_.align_on)
+        stack = prepare(images, **known, layout=layout)
+        kind = (model.layout_.kind or stack.kind) if model.kind == "auto" else model.kind
+        template = UprightTemplate.load(trained.work / ORIENTATION_TEMPLATE)
+        found = classify_orientations(stack, robust_features(kind), candidates, template)
+    orientation = np.zeros(len(images), dtype=int)
+    orientation[stack.kept] = found
+    matrices = np.array([upright_from_source(int(one), (1, 1)) for one in orientation])
+    Transforms(images.ids(), matrices, np.ones((len(images), 2), int), (1, 1)).save(path)
+
+
+def _reorient(images: ImageSource, initial: InitialPoses, orientation: np.ndarray) -> tuple[ImageSource, InitialPoses]:
+    """The images in their orientation (N,), and their initial poses turned with them, about the centre of the frame."""
+    matrices, size = resolve_initial_poses(images, *initial)
+    if matrices is not None and size is not None:  # without a size there is no frame that could be turned
+        turns, centre = [], np.array([(size[1] - 1) / 2, (size[0] - 1) / 2])
+        for one in orientation:
+            turn = upright_from_source(int(one), (1, 1))
+            turn[:2, 2] = centre - turn[:2, :2] @ centre
+            turns.append(turn)
+        initial = np.array(turns) @ matrices, size
+    return SourceView(images, orientation=orientation), initial

@@ -25,11 +25,15 @@ from congeal.runs.folder import RunFolder
 
 LINES = "lines"
 """Folder under .work: lines.json, and a picture of each image by its position in the source."""
-PAIRS, MOST = 3, 10  # pairs that are shown, and lines in each
-_LOOKED_AT = 8  # images from which the pairs are taken
-_OBJECT = 0.5  # of the most that images agree anywhere: there is the object
-_APART = 0.1  # of the view's side: lines that begin nearer to each other say the same
-_LONGEST = 320  # pixels of a picture
+# All of these only decide what the report shows, and were chosen by judgement: pairs that are shown and lines in each,
+# as many as fit on a page; images from which the pairs are taken; the longer side of their pictures.
+MAX_PAIRS, MAX_LINES = 3, 10
+MAX_IMAGES = 8
+PICTURE_SIDE_PX = 320
+# The object is where images agree by at least this share of the highest agreement anywhere.
+MIN_OBJECT_AGREEMENT = 0.5
+# Lines that begin nearer to each other than this share of the view's side would repeat each other.
+MIN_LINE_DISTANCE = 0.1
 
 
 def write_match_figure(run: RunFolder, stack: Stack, model: Method) -> None:
@@ -40,7 +44,9 @@ def write_match_figure(run: RunFolder, stack: Stack, model: Method) -> None:
     poses = np.asarray(model.stack_from_frame_, dtype=np.float64)[few]
     template = model.object_template
     seen = compute_feature_maps(stack.some(few), poses, template.window, model.extractor(), basis=template.basis)
-    on_object = (template.weight > _OBJECT * template.weight.max()) & torch.from_numpy(seen.seen[:, 0].any(0))
+    on_object = (template.weight > MIN_OBJECT_AGREEMENT * template.weight.max()) & torch.from_numpy(
+        seen.seen[:, 0].any(0)
+    )
     found = {(a, b): _matches(seen, a, b, on_object) for a, b in combinations(range(len(few)), 2)}
     source_from_view = invert(stack.stack_from_source[few]) @ poses @ template.window.frame_from_view(seen.side)
     range_ = DisplayRange(**choose_display_range(stack))
@@ -51,14 +57,14 @@ def write_match_figure(run: RunFolder, stack: Stack, model: Method) -> None:
         (pair for pair in found if flipped[pair[0]] != flipped[pair[1]]), key=lambda p: found[p][2], default=()
     )
     for a, b in sorted(found, key=lambda pair: (pair != both_ways, -found[pair][2], pair)):
-        if len(pairs) == PAIRS or not {a, b} <= left or len(found[a, b][0]) < 2:
+        if len(pairs) == MAX_PAIRS or not {a, b} <= left or len(found[a, b][0]) < 2:
             continue
         left -= {a, b}
         sides = []
         for one, places in zip((a, b), found[a, b][:2], strict=True):
             index = int(stack.kept[few[one]])
             image = stack.source.original.read(index)
-            write_bytes(folder / f"{index}.png", png(range_.levels(image.pixels), longest=_LONGEST))
+            write_bytes(folder / f"{index}.png", png(range_.levels(image.pixels), longest=PICTURE_SIDE_PX))
             size = np.array(image.pixels.shape[1::-1])
             points = (map_points(source_from_view[one], places) + 0.5) / size
             sides.append({"index": index, "id": image.id, "points": points.round(4).tolist()})
@@ -73,8 +79,8 @@ def _some(model: Method, stack: Stack) -> np.ndarray:
     flipped = mirrored(found.matrices)[stack.kept]
     order = np.argsort(-score, kind="stable")
     plain, other = order[~flipped[order]], order[flipped[order]]
-    half = min(len(other), _LOOKED_AT // 2)
-    return np.sort(np.concatenate([plain[: _LOOKED_AT - half], other[:half]]))
+    half = min(len(other), MAX_IMAGES // 2)
+    return np.sort(np.concatenate([plain[: MAX_IMAGES - half], other[:half]]))
 
 
 def _matches(seen: FeatureMaps, a: int, b: int, on_object: torch.Tensor) -> tuple[np.ndarray, np.ndarray, float]:
@@ -85,8 +91,10 @@ def _matches(seen: FeatureMaps, a: int, b: int, on_object: torch.Tensor) -> tupl
     rows, columns, alike = mutual_nearest_neighbours(seen.of(a), seen.of(b), allowed)
     kept: list[int] = []
     for k in np.argsort(-alike, kind="stable").tolist():
-        far = all(np.linalg.norm(places[rows[k]] - places[rows[other]]) > _APART * seen.side for other in kept)
-        if far and len(kept) < MOST:
+        far = all(
+            np.linalg.norm(places[rows[k]] - places[rows[other]]) > MIN_LINE_DISTANCE * seen.side for other in kept
+        )
+        if far and len(kept) < MAX_LINES:
             kept.append(k)
     chosen: Any = np.array(kept, dtype=int)
     return places[rows[chosen]], places[columns[chosen]], float(alike[chosen].sum())

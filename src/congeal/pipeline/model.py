@@ -14,18 +14,14 @@ from congeal.images.intensity import find_channels
 from congeal.methods.base import Method
 from congeal.methods.checks import find_device
 from congeal.methods.registry import method_class, method_name
-from congeal.pipeline.initialisation import StartOptions
+from congeal.pipeline.initial_poses import StartOptions
 from congeal.pipeline.options import AlignOptions
 
-DEFAULT_METHOD = "joint"
-SEQUENCE = "sequence"
-AUTO = "auto"
-REFERENCES = ("mean", "stack", "medoid")
-"""Words that methods for a set accept as a reference."""
-SEQUENCE_REFERENCES = ("first", "previous", "mean")
-"""Words that methods for a sequence accept as a reference."""
+DEFAULT_METHOD, SEQUENCE, AUTO = "joint", "sequence", "auto"
+# Words that methods for a set, and methods for a sequence, accept as a reference.
+REFERENCES, SEQUENCE_REFERENCES = ("mean", "stack", "medoid"), ("first", "previous", "mean")
+# Settings that `CongealGroups` has in common with the method that aligns each group.
 SHARED_WITH_GROUPS = ("motion", "size", "random_state", "align_on", "kind", "guards")
-"""Settings that `CongealGroups` has in common with the method that aligns each group."""
 
 
 def make_model(options: AlignOptions, start: StartOptions, images: ImageSource) -> Method:
@@ -36,9 +32,16 @@ def make_model(options: AlignOptions, start: StartOptions, images: ImageSource) 
         "motion": options.motion,
         "size": options.size,
         "random_state": options.seed,
-        "device": device_parameter(name, options.device),
-        "smooth": check_smooth(options.smooth, name, options.groups),
+        "device": options.device if takes_device(name) else None,
+        "smooth": options.smooth,
     }
+    if options.smooth is not None and (name != SEQUENCE or options.groups is not None):
+        raise CongealError("--smooth is for images in an order: add --sequence")
+    on_cpu = options.device in (None, AUTO) or find_device(str(options.device)).type == "cpu"
+    if not on_cpu and not takes_device(name):
+        raise CongealError(
+            f"{name} computes on the CPU, not on '{options.device}': --device {options.device} is for dprc"
+        )
     settings = preset | {key: value for key, value in given.items() if value is not None}
     params: Any = options.params or {}
     if options.groups is None:
@@ -57,14 +60,9 @@ def check_conflicts(options: AlignOptions) -> None:
     """Refuse a parameter of the method that is also given as an option."""
     params: Any = options.params or {}
     reference = None if options.reference == AUTO else options.reference
-    given: list[tuple[str, str, Any]] = [
-        ("seed", "random_state", options.seed),
-        ("motion", "motion", options.motion),
-        ("device", "device", options.device),
-        ("reference", "reference", reference),
-        ("channel", "align_on", options.channel),
-    ]
-    for name, key, value in given:
+    named = {"seed": "random_state", "motion": "motion", "device": "device", "channel": "align_on"}
+    given = [(name, key, getattr(options, name)) for name, key in named.items()]
+    for name, key, value in [*given, ("reference", "reference", reference)]:
         if value is not None and key in params:
             raise CongealError(
                 f"the {name} is given twice, as {name} {value!r} and as the parameter {key}={params[key]!r}; "
@@ -103,7 +101,10 @@ def make_method(name: str, settings: Mapping[str, Any], params: Mapping[str, Any
         )
     model.set_params(**given)
     known = model.get_params()
-    model.set_params(**{key: _as_tuple(value, known.get(key)) for key, value in params.items()})
+    for key, value in params.items():
+        if isinstance(known.get(key), tuple):  # the command line has lists and single values
+            value = tuple(value) if isinstance(value, list | tuple) else (value,)
+        model.set_params(**{key: value})
     model.check_parameters()
     return model
 
@@ -117,43 +118,19 @@ def make_grouping(
     features images are sorted by, if any.
     """
     inside = make_method(name, settings, params).get_params()
-    count, table = parse_groups(groups)
+    text = str(groups)
+    table = None if text.isdecimal() or text == AUTO else str(Path(text).resolve())
+    if table is not None and not Path(text).is_file():
+        raise CongealError(
+            f"--groups is a number, auto, or a CSV file with the columns id and group, not {text!r}"
+            + (": there is no such file" if text.endswith(".csv") else "")
+        )
+    count = int(text) if text.isdecimal() else AUTO
     given = [key for key, value in settings.items() if value is not None]
     chosen = {key: inside[key] for key in (*given, *params)}
     shared = {key: chosen.pop(key) for key in SHARED_WITH_GROUPS if key in chosen}
     own = {"n_groups": count, "table": table, "method": name, "method_params": chosen or None, "features": features}
     return make_method("groups", own | shared, {})
-
-
-def parse_groups(groups: int | str) -> tuple[int | str, str | None]:
-    """The number of groups, or "auto", and the table that assigns images to groups, if one is given."""
-    text = str(groups)
-    if text.isdecimal():
-        return int(text), None
-    if text == AUTO:
-        return AUTO, None
-    if Path(text).is_file():
-        return AUTO, str(Path(text).resolve())
-    raise CongealError(
-        f"--groups is a number, auto, or a CSV file with the columns id and group, not {text!r}"
-        + (": there is no such file" if text.endswith(".csv") else "")
-    )
-
-
-def check_smooth(smooth: float | None, name: str, groups: int | str | None) -> float | None:
-    """The parameter `smooth` of a sequence; refused for anything else."""
-    if smooth is not None and (name != SEQUENCE or groups is not None):
-        raise CongealError("--smooth is for images in an order: add --sequence")
-    return smooth
-
-
-def device_parameter(name: str, device: str | None) -> str | None:
-    """The parameter `device` of a method that has it; all others compute on the CPU and refuse anything else."""
-    if device is None or takes_device(name):
-        return device
-    if find_device(device).type != "cpu" and device != AUTO:
-        raise CongealError(f"{name} computes on the CPU, not on '{device}': --device {device} is for dprc")
-    return None
 
 
 def takes_device(name: str) -> bool:
@@ -205,10 +182,3 @@ def use_stack_position(model: Method, stack: Stack) -> None:
     if position == len(stack.kept) or stack.kept[position] != reference:
         raise CongealError(f"image {reference} cannot be the reference: it was skipped, see skipped.csv")
     model.set_params(reference=position)
-
-
-def _as_tuple(value: Any, default: Any) -> Any:
-    """A value from the command line as a tuple where the parameter's default is one."""
-    if isinstance(default, tuple):
-        return tuple(value) if isinstance(value, list | tuple) else (value,)
-    return value

@@ -1,11 +1,14 @@
-"""How results are written: formats, interpolation, the value outside an image, and the canvas."""
+"""How results are written: formats, the table of transforms, interpolation, the value outside an image, the canvas."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +29,8 @@ TABLES = ("auto", "csv", "npz", "parquet")
 CANVASES = ("input", "common", "union")
 MAX_CANVAS_PIXELS = 1 << 27
 """Upper bound of a canvas: mean and standard deviation of the set take about 50 bytes per pixel, 7 GB here."""
-PROBED_IMAGES = 20
-"""Number of images that are probed for the data type that a fill value has to fit."""
+MAX_CSV_ROWS = 200_000
+"""Rows beyond which "auto" writes an .npz file, which is read and written in a fraction of the time."""
 _SIZE = re.compile(r"([1-9][0-9]{0,5})\s*[x×X]\s*([1-9][0-9]{0,5})")
 
 
@@ -49,6 +52,23 @@ def check_formats(images: ImageSource, output_format: str, transforms_format: st
         require("pyarrow.parquet", "parquet")
 
 
+def write_transforms(run: RunFolder, found: Transforms) -> Path:
+    """Write transforms.csv, .npz or .parquet, and .work/found.npz, which later stages read; returns its path."""
+    kind = run.config.get("transforms_format", "auto")
+    if kind == "auto":
+        kind = "npz" if len(found) > MAX_CSV_ROWS else "csv"
+    table, own = run / f"transforms.{kind}", run.work / "found.npz"
+    found.save(table)
+    own.unlink(missing_ok=True)
+    try:
+        if kind != "npz":
+            raise OSError("formats differ")
+        os.link(table, own)  # the same file under two names
+    except OSError:  # another format, or a file system without links
+        found.save(own)
+    return table
+
+
 # ---- sampling
 
 
@@ -62,7 +82,7 @@ def parse_sampling(
     kernel = next((known for known in INTERPOLATIONS if known == interpolation), before.interpolation)
     value = before.fill if fill is None else parse_fill(fill)
     if value not in (SHARP.fill, "edge"):
-        check_fill(float(value), first_dtype(images))
+        check_fill(float(value), images)
     return Sampling(kernel, value)
 
 
@@ -87,20 +107,13 @@ def parse_fill(fill: float | str) -> Any:
     return value
 
 
-def first_dtype(images: ImageSource) -> np.dtype | None:
-    """The data type of the first readable image; None if none of the first `PROBED_IMAGES` is readable."""
-    if images.dtype is not None:
-        return images.dtype
-    for i in range(min(len(images), PROBED_IMAGES)):
-        try:
-            return images.probe(i).dtype
-        except UnreadableImage:
-            continue
-    return None
-
-
-def check_fill(value: float, dtype: np.dtype | None) -> None:
-    """Refuse a fill that images of this data type cannot hold."""
+def check_fill(value: float, images: ImageSource) -> None:
+    """Refuse a fill that the data type of the images, which is that of the first readable one, cannot hold."""
+    dtype = images.dtype
+    for i in range(len(images) if dtype is None else 0):
+        with suppress(UnreadableImage):
+            dtype = images.probe(i).dtype
+            break
     if dtype is None or dtype.kind == "f":
         return
     if math.isnan(value):
@@ -145,16 +158,12 @@ def choose_canvas(run: RunFolder, found: Transforms) -> tuple[Box | None, dict[s
     matrices, sizes = found.matrices[trusted], found.source_sizes[trusted]
     box = shared(matrices, sizes, frame) if asked == "common" else reached(matrices, sizes)
     if box is None:
-        return None, _keep_input_canvas("no pixel lies inside every image")
-    height, width = box.size
-    if height * width > max(MAX_CANVAS_PIXELS, frame[0] * frame[1]):
-        return None, _keep_input_canvas(
-            f"the images reach over {width}×{height} pixels, more than {MAX_CANVAS_PIXELS:,}"
-        )
-    return box, {}
-
-
-def _keep_input_canvas(reason: str) -> dict[str, dict[str, Any]]:
+        reason = "no pixel lies inside every image"
+    else:
+        height, width = box.size
+        if height * width <= max(MAX_CANVAS_PIXELS, frame[0] * frame[1]):
+            return box, {}
+        reason = f"the images reach over {width}×{height} pixels, more than {MAX_CANVAS_PIXELS:,}"
     sentence = f"{reason}, so the canvas is that of the input"
     log.warning("%s", sentence)
-    return {"canvas": {"sentence": f"{sentence[0].upper()}{sentence[1:]}."}}
+    return None, {"canvas": {"sentence": f"{sentence[0].upper()}{sentence[1:]}."}}

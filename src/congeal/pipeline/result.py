@@ -58,7 +58,9 @@ class Result:
             lines += [f"              {hint}"] if hint else []
         if m.get("likeness_after") is not None:
             likeness = f"{_shown(m.get('likeness_before'), 3)} → {_shown(m['likeness_after'], 3)}"
-            lines.append(f"likeness      {likeness}{_improved(m.get('improved_share'))}")
+            share = m.get("improved_share")
+            improved = "" if share is None else f", {100 * share:.0f} % of the images improved"
+            lines.append(f"likeness      {likeness}{improved}")
         lines += [
             f"APSNR         {_shown(m['apsnr_before'])} → {_shown(m['apsnr_after'])} dB",
             f"energy ratio  {_shown(m['energy_ratio'])}",
@@ -96,10 +98,6 @@ def _groups(m: dict[str, Any]) -> str:
     shown = ", ".join(words[:12]) + (", …" if len(sizes) > 12 else "")
     outside = m["n_images"] - sum(sizes)
     return f"{len(sizes)} of {shown} images" + (f"; {outside:,} in none" if outside else "")
-
-
-def _improved(share: float | None) -> str:
-    return "" if share is None else f", {100 * share:.0f} % of the images improved"
 
 
 def _shown(value: float | None, digits: int = 2) -> str:

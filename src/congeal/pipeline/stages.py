@@ -16,10 +16,10 @@ from __future__ import annotations
 import logging
 import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,38 +27,43 @@ import numpy as np
 
 from congeal import __version__
 from congeal.evaluation import Quality
-from congeal.execution import has_executor
+from congeal.execution import has_workers
 from congeal.files import plain
 from congeal.geometry.orientation import mirrored, quarter_turns
 from congeal.images import ImageSource, SkippedImage, Stack, prepare
 from congeal.images.formats.writers import VIDEO_FORMATS, chosen_format
 from congeal.methods.base import Method
 from congeal.pipeline.display import choose_display_range, display_range_of
-from congeal.pipeline.draw import Drawing
-from congeal.pipeline.executors import RESULTS
+from congeal.pipeline.draw import find_missing_rows, rewrite_images
 from congeal.pipeline.groups import group_facts
 from congeal.pipeline.initial_poses import write_face_boxes
 from congeal.pipeline.match_figure import LINES, write_match_figure
-from congeal.pipeline.output_options import choose_canvas, sampling_from_config
-from congeal.pipeline.render import START_PICTURES, STATE_FILE, RenderState, render_originals
+from congeal.pipeline.output_options import choose_canvas, sampling_from_config, write_transforms
+from congeal.pipeline.render import START_PICTURES, STATE_FILE, open_run_writer, render_originals
 from congeal.pipeline.result import Result
-from congeal.pipeline.shard_rendering import render_by_shards
-from congeal.pipeline.tables import write_transforms
 from congeal.report import write_report
-from congeal.runs.checkpoint import History
-from congeal.runs.folder import RunFolder
-from congeal.runs.memory import peak_memory_mb
+from congeal.rows import finite_rows
+from congeal.runs.checkpoint import History, peak_memory_mb
+from congeal.runs.folder import STAGES, RunFolder
+from congeal.runs.originals import TABLES
 from congeal.transforms import Transforms
-from congeal.transforms.files import load_array
 
 log = logging.getLogger("congeal")
 
-FITTED = ("model.safetensors", "metrics.csv", "skipped.csv")  # what a fit leaves besides its answer
-FITTED_WORK = ("found.npz", "start.npz", f"{LINES}/lines.json")  # … and under .work
+RESULTS = "shards"  # folder under .work for results of workers
+# What a fit leaves besides the table of transforms.
+FITTED = (
+    "model.safetensors",
+    "metrics.csv",
+    "skipped.csv",
+    ".work/found.npz",
+    ".work/start.npz",
+    f".work/{LINES}/lines.json",
+)
 PICTURES = ("mean.png", "variance.png", "aligned/names.csv")
-# What was asked and decided: the motion used and the one asked for, the sizes worked at, whether a network was trained,
-# and each decision with its reason. A run of an earlier version knows its motion only.
-FIT_FACTS = ("motion", "motion_asked", "levels", "trained", "decisions")
+# What a method decided: the motion, the sizes worked at, whether it trained a network, each decision with its reason.
+DECIDED = ("motion", "levels", "trained", "decisions")
+NEEDED = ("quality", "fit_seconds", "motion", "n_skipped")  # facts of a fitted run
 GROUP_FACTS = ("groups", "group_cost", "group_labels")  # of a pile that was sorted
 LIKENESS = ("likeness_before", "likeness_after", "improved_share")  # first among the numbers of metrics.json
 
@@ -69,11 +74,6 @@ class FitResult:
 
     found: Transforms
     start: np.ndarray
-
-
-def load_fit(run: RunFolder) -> FitResult:
-    """The answer of a run that has one."""
-    return FitResult(Transforms.load(run.work / "found.npz"), load_array(run.work / "start.npz", "matrices"))
 
 
 # ---- prepared
@@ -142,34 +142,27 @@ def save_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> Fit
     if model.can_transform():
         model.save(run / "model.safetensors")
     write_match_figure(run, stack, model)
-    how = {
-        "motion": model.motion_,
-        "motion_asked": model.motion,
-        "levels": model.levels_,
-        "trained": model.trained_,
-        "decisions": model.decisions_,
-    }
-    facts = group_facts(model, model.transforms_, stack.source, fitted=True)
-    return save_result(run, stack, model.transforms_, model.quality_, how=how, seconds=seconds, facts=facts)
+    decided = {name: getattr(model, f"{name}_") for name in DECIDED}
+    return save_result(run, stack, model, model.transforms_, model.quality_, decided, seconds, fitted=True)
 
 
 def save_result(
     run: RunFolder,
     stack: Stack,
+    model: Method,
     found: Transforms,
     quality: Quality,
-    *,
-    how: Mapping[str, Any],
+    decided: Mapping[str, Any],
     seconds: float,
-    facts: Mapping[str, Any] | None = None,
+    *,
+    fitted: bool,
 ) -> FitResult:
     """Put everything later stages need on the disk, so that they work without stack and method.
 
-    how: what was asked and decided on the way to the answer, see `FIT_FACTS`. facts: of the groups of a pile.
+    decided: the motion, the sizes worked at, …, see `DECIDED`. fitted: on these images, and not on others before.
     """
     start = stack.to_transforms(stack.start)
     box, why = choose_canvas(run, found)
-    how = {**how, "decisions": {**how["decisions"], **why}}
     if box is not None:
         found, start = (one.placed(box.box_from_frame, box.size) for one in (found, start))
     table = write_transforms(run, found)
@@ -179,16 +172,13 @@ def save_result(
     run.state.pop("align_seconds", None)
     run.finish(
         "fitted",
-        [
-            table,
-            *(run / name for name in FITTED),
-            *(run.work / name for name in ("found.npz", "start.npz", f"{LINES}/lines.json")),
-        ],
+        [table, *(run / name for name in FITTED)],
         highest_memory_mb=highest_memory_mb(run),
         quality=quality.as_dict(),
         fit_seconds=seconds,
-        **{name: how[name] for name in FIT_FACTS},
-        **(facts or {}),
+        **{**decided, "decisions": {**decided["decisions"], **why}},
+        motion_asked=model.motion,
+        **group_facts(model, found, stack.source, fitted=fitted),
         canvas=None if box is None else {"left": box.left, "top": box.top, "size": box.size},
         look=choose_display_range(stack),
         versions=versions(),
@@ -198,8 +188,8 @@ def save_result(
 
 def versions() -> dict[str, str]:
     """What the answer was computed with, for the report."""
-    packages = {"torch": "torch", "NumPy": "numpy", "Pillow": "pillow"}
-    return {"Python": platform.python_version(), **{name: version(package) for name, package in packages.items()}}
+    packages = {name: version(name) for name in ("torch", "NumPy", "Pillow")}
+    return {"Python": platform.python_version(), **packages}
 
 
 # ---- rendered and reported
@@ -219,10 +209,10 @@ def finish(
     if they have been drawn already.
     """
     if run.reached("reported"):
-        run.checkpoint.delete()  # of a run that was finished by an earlier version, or ended right here
+        run.checkpoint.delete()  # of a run that ended right here
         return Result(run.read_json("metrics.json"), Transforms.load(run.work / "found.npz"), run.path)
     if answer is None:
-        answer = load_fit(run)
+        answer = FitResult(Transforms.load(run.work / "found.npz"), load_array(run.work / "start.npz", "matrices"))
     if not run.reached("rendered"):
         config = run.config
         rendered = render_originals(
@@ -237,7 +227,7 @@ def finish(
             sampling=sampling_from_config(config),
             start_pictures=start_pictures,
             quiet=quiet,
-            by_others=executor_renderer(run, images),
+            by_workers=is_rendered_by_workers(run, images),
         )
         add_skipped(run, rendered.lost)
         shown = [run.work / name for name in (*START_PICTURES, "samples.json")]
@@ -259,23 +249,63 @@ def finish(
     return Result(plain(metrics), answer.found, run.path)
 
 
-def executor_renderer(run: RunFolder, images: ImageSource) -> Callable[[Drawing, np.ndarray, RenderState], None] | None:
-    """The function that renders the images by an executor; None without one, for videos, which need the images in
-    order, for images with several parts, and for groups."""
-    wanted, writes = run.config["output_format"], run.config["write_aligned"]
-    if (
-        not has_executor()
-        or run.state.get("groups")
-        or (writes and (images.parts is not None or chosen_format(images, wanted) in VIDEO_FORMATS))
-    ):
-        return None
-    return partial(render_by_shards, wanted, remote=run.aligned_address)
+def is_rendered_by_workers(run: RunFolder, images: ImageSource) -> bool:
+    """Whether workers render the images; not videos, which need them in order, images with several parts, or groups."""
+    if not has_workers() or run.state.get("groups"):
+        return False
+    in_order = images.parts is not None or chosen_format(images, run.config["output_format"]) in VIDEO_FORMATS
+    return not (run.config["write_aligned"] and in_order)
+
+
+# ---- what an earlier call finished and is gone or damaged by now is done again; the rest is left alone
+
+
+def verify_stages(run: RunFolder) -> None:
+    """Compare the files of finished stages with what was noted of them; a stage that lacks one is not finished."""
+    if run.reached("fitted") and not all(fact in run.state for fact in NEEDED):
+        run.fall_back("prepared")
+    for left, stage in pairwise(STAGES):
+        spoiled = run.spoiled(stage) if run.reached(stage) else []
+        if spoiled and set(spoiled) <= set(TABLES):
+            log.info("%s is gone or damaged and is written again", run / spoiled[0])
+            table = write_transforms(run, Transforms.load(run.work / "found.npz"))
+            run.note_files("fitted", [table, run.work / "found.npz"])
+            run.remember()
+        elif spoiled:
+            log.info("%s is gone or damaged and is made again", run / spoiled[0])
+            run.fall_back(left)
+
+
+def rewrite_missing_images(run: RunFolder, images: ImageSource, found: Transforms) -> None:
+    """Write those aligned images of a rendered run that are not there, or not whole."""
+    config = run.config
+    if not config["write_aligned"] or found.aligned_size is None:
+        return
+    writer = open_run_writer(run, images, found, config["output_format"])
+    rows = np.flatnonzero(finite_rows(found.matrices))
+    missing = find_missing_rows(writer, images, rows)
+    if len(missing):
+        log.info("%d aligned images are gone or damaged and are written again", len(missing))
+        rewrite_images(writer, images, found, missing, sampling_from_config(config))
+        writer.close()
+
+
+def finish_and_repair(run: RunFolder, images: ImageSource, answer: FitResult | None, *, quiet: bool) -> Result:
+    """`finish`, and for a run that had written its images before, those of them that are gone or damaged by now."""
+    rendered_before = run.reached("rendered")
+    result = finish(run, images, answer, quiet=quiet)
+    if rendered_before and run.aligned_address is None:
+        rewrite_missing_images(run, images, result.transforms)
+    return result
+
+
+# ---- metrics.json
 
 
 def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
     """metrics.json. images_per_second counts fitting and writing together; sizes are (height, width).
 
-    uncertainty_px is the median over the images that are to be trusted. What an earlier version did not know is None.
+    uncertainty_px is the median over the images that are to be trusted.
     """
     config, state, quality = run.config, run.state, run.state["quality"]
     seconds = state["fit_seconds"] + state["align_seconds"]
@@ -283,7 +313,7 @@ def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
         "n_images": quality["n_images"],
         "n_skipped": state["n_skipped"],
         "method": config["method"],
-        **{name: state.get(name) for name in FIT_FACTS if name != "decisions"},
+        **{name: state.get(name) for name in ("motion", "motion_asked", "levels", "trained")},
         "uncertainty_px": median_or_none(found.uncertainty_px[found.ok]),
         **dict.fromkeys(LIKENESS),
         **{key: value for key, value in quality.items() if key != "n_images"},
@@ -304,11 +334,12 @@ def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
 
 def orientation_counts(config: Mapping[str, Any], found: Transforms) -> dict[str, int]:
     """How many images were mirrored and turned by quarters, where they could be."""
-    flipped = int(mirrored(found.matrices).sum())
-    params = config.get("params", {})
-    asked = {name: bool(config.get(name) or params.get(name)) for name in ("mirror", "turns")}
-    numbers = {"n_mirrored": flipped} if flipped or asked["mirror"] else {}
-    return numbers | ({"n_turned": int((quarter_turns(found.matrices) > 0).sum())} if asked["turns"] else {})
+    counts, params = {"n_mirrored": int(mirrored(found.matrices).sum())}, config.get("params", {})
+    if not (counts["n_mirrored"] or config.get("mirror") or params.get("mirror")):
+        counts = {}
+    if config.get("turns") or params.get("turns"):
+        counts["n_turned"] = int((quarter_turns(found.matrices) > 0).sum())
+    return counts
 
 
 def median_or_none(values: np.ndarray) -> float | None:

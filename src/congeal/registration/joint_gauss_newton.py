@@ -60,7 +60,7 @@ class JointGaussNewton:
     looser : (n,) tensor, optional
         How many times as far from those each image may be.
     distributed : bool
-        Whether an executor may do the passes; not with `pairs`, whose sums are larger than the images.
+        Whether workers may do the passes; not with `pairs`, whose sums are larger than the images.
     """
 
     def __init__(

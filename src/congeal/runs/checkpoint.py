@@ -1,17 +1,18 @@
-"""What a run keeps while a method works: its state, to resume from, and its curve, to watch."""
+"""What a run keeps while a method works: its state, to resume from, its curve, to watch, and its peak of memory."""
 
 from __future__ import annotations
 
 import logging
 import os
 import pickle
+import sys
 import time
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from congeal.files import replacing
+from congeal.errors import first_line
+from congeal.files import DAMAGED, replacing
 
 if TYPE_CHECKING:
     from congeal.runs.folder import RunFolder
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("congeal")
 
 # What torch.load raises, depending on where a file was cut.
-DAMAGE = (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError, zipfile.BadZipFile)
+DAMAGE = (*DAMAGED, pickle.UnpicklingError)
 
 
 class Checkpoint:
@@ -59,8 +60,7 @@ class Checkpoint:
         try:
             state = torch.load(self.path, map_location="cpu", weights_only=True)
         except DAMAGE as error:
-            first_line = (str(error).splitlines() or [type(error).__name__])[0]
-            log.warning("%s is damaged and is ignored; fitting starts again (%s)", self.path, first_line)
+            log.warning("%s is damaged and is ignored; fitting starts again (%s)", self.path, first_line(error))
             return None
         if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
             log.warning("%s is not a checkpoint of this program and is ignored; fitting starts again", self.path)
@@ -102,3 +102,21 @@ class History:
     def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.run.write_rows("metrics.csv", rows, columns=["step"])
         self._on_disk = [dict(row) for row in rows]
+
+
+def peak_memory_mb() -> float | None:
+    """The most memory this process held at any time, in MB; None where the system does not tell.
+
+    Linux's own record comes first: `getrusage` starts a child at its parent's peak.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+        return round(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) / 1024, 1)
+    except (OSError, StopIteration):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1e6 if sys.platform == "darwin" else 1024), 1)

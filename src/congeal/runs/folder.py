@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from congeal.errors import CongealError
@@ -28,7 +27,6 @@ from congeal.files import (
     read_json,
     refuse_links,
     sweep,
-    write_bytes,
     write_json,
     write_rows,
     write_text,
@@ -39,8 +37,6 @@ from congeal.runs.checkpoint import Checkpoint
 log = logging.getLogger("congeal")
 
 STAGES = ("prepared", "fitted", "rendered", "reported")
-# Stages of folders from before 0.2, and what is known to be done there.
-OLD_STAGES = {"measured": "rendered"}
 CONFIG = "config.json"
 # Written down for the reader; a difference in them does not make it another run.
 NOT_COMPARED = ("version", "command", "created")
@@ -151,18 +147,12 @@ class RunFolder:
 
     def _check_same(self, config: Mapping[str, Any]) -> None:
         before, config = _flat(self.config), _flat(config)
-        keys = [key for key in {**before, **config} if key not in NOT_COMPARED]
-        differing = [key for key in keys if before.get(key) != config.get(key)]
+        differing = [
+            key for key in {**before, **config} if key not in NOT_COMPARED and before.get(key) != config.get(key)
+        ]
         if not differing:
             return
         told = ", ".join(f"{key} (was {before.get(key)!r}, now {config.get(key)!r})" for key in differing)
-        # Parameters that only one of them has are those of another version.
-        other_parameters = any(key.startswith("params.") and (key in before) != (key in config) for key in differing)
-        if before.get("method") == config.get("method") and other_parameters:
-            raise CongealError(
-                f"{self} was begun by another version of congeal ({before.get('version')}), whose parameters differ in "
-                f"{told}; finish it with that version, or choose another folder"
-            )
         raise CongealError(
             f"{self} belongs to another run, which differs in {told}; choose another folder or delete it"
         )
@@ -187,9 +177,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- stages
@@ -207,11 +195,9 @@ class RunFolder:
         noted = state.get("files")
         if not isinstance(noted, dict) or not all(isinstance(files, dict) for files in noted.values()):
             state.pop("files", None)
-        if state.get("stage", STAGES[0]) not in (*STAGES, *OLD_STAGES):
-            raise CongealError(
-                f"{self} was written by a newer version of congeal (its stage is {state['stage']!r}); "
-                "use that version, or choose another folder"
-            )
+        if state.get("stage", STAGES[0]) not in STAGES:
+            log.warning("%s is damaged; the run starts again", self.work / "state.json")
+            return {}
         return state
 
     def refresh(self) -> None:
@@ -221,7 +207,7 @@ class RunFolder:
     def reached(self, stage: str) -> bool:
         """Whether `stage` was finished, now or before an interruption."""
         now = self.state.get("stage")
-        return now is not None and STAGES.index(stage) <= STAGES.index(OLD_STAGES.get(now, now))
+        return now is not None and STAGES.index(stage) <= STAGES.index(now)
 
     def finish(self, stage: str, files: Iterable[Path] = (), **facts: Any) -> None:
         """Note that `stage` is done, the facts later stages need, and what it wrote, as far as that is there."""
@@ -264,10 +250,6 @@ class RunFolder:
     def write_text(self, name: str, text: str) -> None:
         """Write a text file of the run."""
         write_text(self / name, text)
-
-    def write_bytes(self, name: str, data: bytes) -> None:
-        """Write any file of the run."""
-        write_bytes(self / name, data)
 
     def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
         """Write a CSV table of the run: `columns` first, then the other keys of the rows."""

@@ -61,17 +61,14 @@ def with_corrections(run: RunFolder, found: Transforms) -> Transforms:
     if not table.exists():
         return found
     refuse_links(table.parent, table)
-    own = Transforms.load(table)
-    place = {id: row for row, id in enumerate(found.ids)}
+    own, place = Transforms.load(table), {id: row for row, id in enumerate(found.ids)}
     known = np.array([row for row, id in enumerate(own.ids) if id in place], dtype=int)
     rows = np.array([place[own.ids[row]] for row in known], dtype=int)
-    matrices, status = found.matrices.copy(), found.status
-    columns = {name: getattr(found, name).copy() for name in ("score", "out_of_frame", "uncertainty_px")}
-    matrices[rows], status[rows] = own.matrices[known], own.status[known]
-    for name, column in columns.items():
-        column[rows] = getattr(own, name)[known]
-    groups: dict[str, Any] = {name: getattr(found, name) for name in ("group", "margin", "group_names")}
-    return Transforms(found.ids, matrices, found.source_sizes, found.aligned_size, status, **columns, **groups)
+    changed: dict[str, Any] = {name: getattr(found, name) for name in ("group", "margin", "group_names")}
+    for name in ("matrices", "status", "score", "out_of_frame", "uncertainty_px"):
+        changed[name] = np.array(getattr(found, name))
+        changed[name][rows] = getattr(own, name)[known]
+    return Transforms(found.ids, source_sizes=found.source_sizes, aligned_size=found.aligned_size, **changed)
 
 
 def transforms_of(run: str | os.PathLike[str] | Transforms) -> Transforms:
@@ -85,20 +82,18 @@ def open_originals(run: RunFolder, found: Transforms, source: Any = None) -> Ima
     Image i of the result belongs to row i of `found`: the ids are compared.
     """
     config = run.config
-    if source is not None:
-        return matching(run, found, open_images(source, limit=config.get("limit"), z=config.get("z")))
     try:
-        images = open_images_of_run(config.get("source"), config.get("limit"), config.get("z"))
+        if source is not None:
+            images = open_images(source, limit=config.get("limit"), z=config.get("z"))
+        else:
+            images = open_images_of_run(config.get("source"), config.get("limit"), config.get("z"))
     except CongealError as error:
+        if source is not None:
+            raise
         raise CongealError(
             f"the original images of {run} cannot be opened again ({error}); "
             "give them with --source (source= from Python)"
         ) from error
-    return matching(run, found, images)
-
-
-def matching(run: RunFolder, found: Transforms, images: ImageSource) -> ImageSource:
-    """The images, if they are those of the rows of `found`."""
     if images.ids() != found.ids:
         raise CongealError(
             f"{images.name} does not hold the images of {run}: it has {len(images)} images, the run {len(found)}, "

@@ -13,22 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from congeal.errors import CongealError, RunFailed, first_line
-from congeal.execution.backends import Backend, PendingBackend, open_backend
+from congeal.execution.backends import Backend, open_backend
 from congeal.execution.shared_storage import SharedStorage, StoredArray, open_storage, unpack
-from congeal.execution.task import MAX_ATTEMPTS, Result, RetryShard, array_name, import_modules, result_name, run_task
-from congeal.execution.task_payload import TaskPayload, write_payload
+from congeal.execution.task import (
+    MAX_ATTEMPTS,
+    Result,
+    RetryShard,
+    TaskPayload,
+    array_name,
+    result_name,
+    run_task,
+    write_payload,
+)
 from congeal.files import DAMAGED
 from congeal.memmap import release_pages
 from congeal.progress import Progress
 
 log = logging.getLogger("congeal")
 
-# Workers that may die on one shard before the run stops: it probably needs more memory than a worker has.
+# Workers that may die on one shard before the run stops, chosen by judgement: a cluster takes a few of them away, but a
+# shard that ends this many probably needs more memory than a worker has.
 MAX_LOST_WORKERS = 20
-# Seconds between checks whether the backend is alive …
+# Seconds between checks whether the backend is alive, and how many workers it has. Chosen by judgement: each asks the
+# scheduler, and nobody notices a second.
 POLL_SECONDS = 1.0
-# … and between counts of its workers, each of which asks the scheduler.
-COUNT_WORKERS_SECONDS = 5.0
 TIMING_COLUMNS = ("stage", "pass", "shard", "images", "seconds", "cpu_seconds", "bytes", "worker", "attempt")
 
 
@@ -50,10 +58,6 @@ class ShardExecutor:
         self._workers, self._counted = backend.workers, time.monotonic()
         self._stages: set[_Stage] = set()
 
-    def preload(self, *modules: str) -> None:
-        """Let workers import modules while the driver goes on."""
-        self._imports = [self.backend.submit(import_modules, modules) for _ in range(self._workers)]
-
     def map(
         self,
         stage: str,
@@ -66,33 +70,28 @@ class ShardExecutor:
         show: bool = True,
     ) -> Iterator[Result]:
         """Yield work(shard) for every shard; parameters as for `congeal.execution.map_shards`."""
-        folder = _folder(stage, key)
-        tasks = _Stage(self, write_payload(self.storage, folder, work), shards)
+        tasks = _Stage(self, write_payload(self.storage, _folder(stage, key), work), shards)
         self._stages.add(tasks)
         tasks.submit()
         return self._results(tasks, stage, key, counts, keep=keep, show=show)
 
     def _results(
-        self,
-        tasks: _Stage,
-        stage: str,
-        key: str,
-        counts: Sequence[int],
-        *,
-        keep: bool,
-        show: bool,
+        self, tasks: _Stage, stage: str, key: str, counts: Sequence[int], *, keep: bool, show: bool
     ) -> Iterator[Result]:
-        with Progress(sum(counts), stage, quiet=self.quiet or not show) as progress, tasks.cancelled_at_end():
-            for number, count in enumerate(counts):
-                result = tasks.result(number, lambda: progress.update(0, **self._progress_values()))
-                about = json.loads(str(result.pop("about")))
-                row = {"stage": stage, "pass": key[:8], "shard": number, "images": count, **about}
-                self.timings.append({name: row[name] for name in TIMING_COLUMNS})
-                progress.update(count, **self._progress_values())
-                for name in about["stored"]:
-                    result[name] = StoredArray(self.storage, array_name(tasks.payload.folder, number, name))
-                yield result
-                release_pages()
+        try:
+            with Progress(sum(counts), stage, quiet=self.quiet or not show) as progress:
+                for number, count in enumerate(counts):
+                    result = tasks.result(number, lambda: progress.update(0, **self._progress_values()))
+                    about = json.loads(str(result.pop("about")))
+                    row = {"stage": stage, "pass": key[:8], "shard": number, "images": count, **about}
+                    self.timings.append({name: row[name] for name in TIMING_COLUMNS})
+                    progress.update(count, **self._progress_values())
+                    for name in about["stored"]:
+                        result[name] = StoredArray(self.storage, array_name(tasks.payload.folder, number, name))
+                    yield result
+                    release_pages()
+        finally:  # however the stage ends, tasks that have not started are cancelled
+            self._end(tasks)
         if not keep:
             self.remove_results(stage, key)
 
@@ -106,7 +105,7 @@ class ShardExecutor:
 
     def _progress_values(self) -> dict[str, float]:
         now = time.monotonic()
-        if now - self._counted > COUNT_WORKERS_SECONDS:
+        if now - self._counted > POLL_SECONDS:
             self._workers, self._counted = self.backend.workers, now
         return {"workers": self._workers, "retries": self.retries}
 
@@ -123,14 +122,15 @@ class ShardExecutor:
         for stage in self._stages:
             stage.find_results()
 
-    def end_stage(self, stage: _Stage) -> None:
-        """Forget a stage that is over."""
+    def _end(self, stage: _Stage) -> None:
+        for future in stage.pending:
+            future.cancel()
         self._stages.discard(stage)
 
     def close(self) -> None:
         """Cancel what is pending and close the backend."""
         for stage in tuple(self._stages):
-            stage.cancel()
+            self._end(stage)
         self.backend.close()
 
 
@@ -222,20 +222,6 @@ class _Stage:
         self.executor.retries += 1
         self.waiting.appendleft(number)
 
-    @contextmanager
-    def cancelled_at_end(self) -> Iterator[None]:
-        """However the stage ends, tasks that have not started are cancelled."""
-        try:
-            yield
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Cancel tasks that have not started."""
-        for future in self.pending:
-            future.cancel()
-        self.executor.end_stage(self)
-
 
 def _folder(stage: str, key: str) -> str:
     """The folder of a stage in the shared storage."""
@@ -245,8 +231,6 @@ def _folder(stage: str, key: str) -> str:
 def _lacks_package(error: BaseException | None) -> bool:
     """Whether a worker could not import this package."""
     while error is not None:
-        if isinstance(error, ModuleNotFoundError) and str(error.name or error).split(".")[0].endswith("congeal"):
-            return True
         if "No module named 'congeal" in str(error):
             return True
         error = error.__cause__ or error.__context__
@@ -262,8 +246,7 @@ def open_executor(on: Any, folder: Path | str, *, quiet: bool = True) -> Iterato
     backend = open_backend(on)
     executor = ShardExecutor(backend, open_storage(str(folder)), quiet=quiet)
     if not quiet:
-        named = isinstance(on, str | PendingBackend)
-        log.info("working on %s: %d workers", on if named else type(on).__name__, backend.workers)
+        log.info("working on %s: %d workers", on if isinstance(on, str) else type(on).__name__, backend.workers)
     try:
         yield executor
     finally:

@@ -47,6 +47,7 @@ from congeal.runs.checkpoint import History, peak_memory_mb
 from congeal.runs.folder import STAGES, RunFolder
 from congeal.runs.originals import TABLES
 from congeal.transforms import Transforms
+from congeal.transforms.files import load_array
 
 log = logging.getLogger("congeal")
 

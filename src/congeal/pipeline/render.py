@@ -23,7 +23,6 @@ from congeal.evaluation import RunningStats
 from congeal.execution.shards import divide_images
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import DAMAGED, make_folders, replacing, sweep, write_bytes, write_json
-from congeal.geometry.frame_coverage import Cover
 from congeal.images import ImageSource, Skipped, Writer, open_writer
 from congeal.images.formats.shards import ShardWriter
 from congeal.images.formats.writers import GroupedWriter, group_folder, is_whole, set_transforms, takes_parts
@@ -72,10 +71,7 @@ class Picture:
         """Take in some images; those of one kind that follow one another together."""
         for (_, kind), alike in groupby(views, key=lambda view: (view.levels.dtype, type(view.weights))):
             levels, weights = zip(*alike, strict=True)
-            if kind is Cover:
-                self.stats.update_covering([image[0] for image in levels], weights)
-            else:
-                self.stats.update(np.concatenate(levels), np.concatenate(weights) if kind is np.ndarray else None)
+            self.stats.update(np.concatenate(levels), np.concatenate(weights) if kind is np.ndarray else None)
 
     def mean_png(self) -> bytes:
         """The mean."""

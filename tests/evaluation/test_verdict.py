@@ -12,12 +12,10 @@ from scipy.ndimage import gaussian_filter
 from congeal import LSC, JointAlignment, open_images
 from congeal.datasets import open_named
 from congeal.evaluation import Evidence, Quality, advise, judge
-from congeal.evaluation.bimodality import compare_groups, two_groups
-from congeal.evaluation.likeness import MeanContrast, likeness_to_others, pair_likeness, visible_contrast
-from congeal.evaluation.null_model import effective_samples, homography_noise_likeness, surrogates_of_set
-from congeal.evaluation.outliers import InlierModel
+from congeal.evaluation.grouping import compare_groups, two_groups
+from congeal.evaluation.likeness import MeanContrast, Sharpness, likeness_to_others, pair_likeness, visible_contrast
+from congeal.evaluation.outliers import InlierModel, effective_samples, homography_noise_likeness, surrogates_of_set
 from congeal.evaluation.poses import frame_scales, implausible_scales
-from congeal.evaluation.sharpness import Sharpness
 from congeal.evaluation.verdict import COLLAPSED, VERDICTS
 from congeal.geometry import from_normalised, matrix_from_parameters, normalise, warp
 from congeal.images import Stack, prepare

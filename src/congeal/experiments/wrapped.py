@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from congeal.evaluation import RunningStats, as_numpy
-from congeal.evaluation.apsnr import decibels
+from congeal.evaluation.pixels import decibels
 from congeal.experiments.plan import Row
 from congeal.experiments.seen import batches, known_rows, starts_of
 from congeal.images import ImageSource

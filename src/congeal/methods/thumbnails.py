@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from congeal.evaluation.preview import Preview, Thumbnail
+from congeal.evaluation.quality import Preview, Thumbnail
 from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.images.formats.encode import png_bytes

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from congeal.evaluation.likeness import Pictures, visible_contrast
-from congeal.evaluation.sharpness import Sharpness
+from congeal.evaluation.likeness import Pictures, Sharpness, visible_contrast
 from congeal.evaluation.thresholds import MAX_FINE_IMAGES, MEASURED_SIDE_PX
 from congeal.geometry import normalise, warp
 from congeal.images import Stack

@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, pad
 
 from congeal.errors import CongealError
-from congeal.evaluation.coherence import coherence, least_coherence
+from congeal.evaluation.likeness import coherence, least_coherence
 from congeal.execution.threads import map_ordered, single_torch_thread
 from congeal.filters import gaussian_blur
 from congeal.geometry import warp

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from congeal.evaluation.likeness import visible_contrast
-from congeal.evaluation.null_model import fit_surrogates
+from congeal.evaluation.outliers import fit_surrogates
 from congeal.evaluation.thresholds import (
     BOTH_SEEN,
     MAX_FINE_IMAGES,

@@ -20,9 +20,8 @@ from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Range, Some
 from congeal.methods.fit_context import FitContext
 from congeal.registration.batching import chunks, start_poses
-from congeal.registration.best_iterate import BestIterate
 from congeal.registration.features import ImageFeatures
-from congeal.registration.gauge import Gauge, corner_motion, mean_motion
+from congeal.registration.gauge import BestIterate, Gauge, corner_motion, mean_motion
 from congeal.registration.gauss_newton import GaussNewton
 
 _MARGIN = 0.25  # of the longer side: what an image shows beyond the frame, for a step to reach into

@@ -16,7 +16,7 @@ import torch
 from congeal.errors import CongealError
 from congeal.execution import key_of
 from congeal.execution.threads import single_torch_thread
-from congeal.filters import gaussian_blur
+from congeal.filters import frame_unit, gaussian_blur
 from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.methods.base import Method
@@ -24,7 +24,6 @@ from congeal.methods.checks import CountOrZero, NotNegative, Positive, PositiveO
 from congeal.methods.fit_context import FitContext
 from congeal.registration.batching import chunks, stack_values, start_poses
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
 from congeal.registration.gauge import Gauge, corner_motion
 from congeal.registration.gauss_newton import GaussNewton, Linearisation
 from congeal.registration.joint_gauss_newton import JointGaussNewton

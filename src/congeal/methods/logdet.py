@@ -15,17 +15,15 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
-from congeal.filters import gaussian_blur
+from congeal.filters import frame_unit, gaussian_blur
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Some
 from congeal.methods.fit_context import FitContext
 from congeal.registration.batching import chunks, start_poses
-from congeal.registration.best_iterate import BestIterate
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
-from congeal.registration.gauge import Gauge, corner_motion, mean_motion
+from congeal.registration.gauge import BestIterate, Gauge, corner_motion, mean_motion
 from congeal.registration.gauss_newton import GaussNewton, steepest_descent
 
 _FIRST_ROUNDS = 4  # power steps from a random basis; later ones begin where the last ended and need one

@@ -17,7 +17,7 @@ from congeal.geometry import MOTIONS, invert
 from congeal.geometry.matrix import Size
 from congeal.registration.gauge import within_motion
 from congeal.registration.tile_refinement import LevelImages, refine_tiles
-from congeal.registration.tile_solver import TileSolver
+from congeal.registration.tiles import TileSolver
 
 TRIAL_PASSES, TRIAL_TILES = 2, 64
 """Refinement passes and tiles with which each motion is tried: enough to order them (everyday.py precision)."""

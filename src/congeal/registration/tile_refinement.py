@@ -17,15 +17,17 @@ from congeal.images import Stack
 from congeal.registration.batching import CHUNK_VALUES
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import Gauge, mean_motion
-from congeal.registration.tile_solver import (
+from congeal.registration.tiles import (
+    MOST_TILES,
     REDUCTION_ERROR_PX,
     SAMPLING_ERROR_PX,
+    Tiles,
     TileSolver,
     TileSteps,
     TileSums,
     TileTemplate,
+    tile_side,
 )
-from congeal.registration.tiles import MOST_TILES, Tiles, tile_side
 
 MAX_PASSES = 6
 """Gauss-Newton passes over a set at one level; two to four are usual."""

@@ -17,8 +17,7 @@ from congeal.errors import CongealError
 from congeal.filters import gaussian_blur
 from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, warp
 from congeal.geometry.matrix import Size
-from congeal.registration.filters import scaling
-from congeal.registration.template_registration import reduced
+from congeal.registration.template_registration import reduced, scaling
 
 _STEP_PER_SHRINK = 1.5  # frame pixels per view pixel: from twice this on, images are shrunk before they are blurred
 _BLUR_PER_STEP = 0.35  # sigma per frame pixel that a view pixel covers: enough that it does not alias

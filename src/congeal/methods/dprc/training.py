@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from congeal.filters import frame_unit
 from congeal.geometry import warp
 from congeal.methods.dprc.losses import positional_weights
 from congeal.methods.dprc.networks import DeSTNet, RecipeNetworks, SmallAutoEncoder, Softening
@@ -33,9 +34,7 @@ from congeal.methods.dprc.training_losses import (
 from congeal.methods.fit_context import FitContext
 from congeal.methods.joint.state import Sample, State
 from congeal.registration.features import at_most
-from congeal.registration.filters import frame_unit
-from congeal.registration.pose_prior import PosePrior
-from congeal.registration.template_registration import Views, random_warps, reduced, to_reduced
+from congeal.registration.template_registration import PosePrior, Views, random_warps, reduced, to_reduced
 
 _LEAST = 1e-3  # divided by at least this: a blank set has no spread and no ink
 

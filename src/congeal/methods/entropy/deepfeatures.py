@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
+from congeal.filters import frame_unit
 from congeal.images import Stack
 from congeal.methods.checks import CountOrZero, Factor, NotNegative, Positive, Range
 from congeal.methods.entropy.convolutional_features import Layer, learn_layer, respond
 from congeal.methods.entropy.entropy_search import Level
 from congeal.methods.entropy.funnel import FunnelMethod
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
 from congeal.registration.reference import frames
 
 Units = Annotated[int, Range(least=4, every=2)]

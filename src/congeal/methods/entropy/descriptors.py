@@ -7,7 +7,7 @@ import math
 import torch
 import torch.nn.functional as functional
 
-from congeal.registration.filters import gradient
+from congeal.filters import gradient
 
 BINS = 8  # of orientation
 DESCRIPTOR = 4 * BINS  # 2×2 cells

@@ -13,13 +13,12 @@ from typing import Annotated, ClassVar, Literal
 import torch
 
 from congeal.errors import CongealError
-from congeal.filters import gaussian_blur
+from congeal.filters import frame_unit, gaussian_blur
 from congeal.images import Stack
 from congeal.methods.checks import CountOrZero, NotNegative, Positive, Range, Some
 from congeal.methods.entropy.entropy_search import Level
 from congeal.methods.entropy.funnel import FunnelMethod
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
 
 _OBJECT_BINS, _PHOTO_BINS = 2, 8  # ink or ground says all of an object; grey values of photographs mean more
 

@@ -25,9 +25,8 @@ from congeal.methods.checks import Factor, NotNegative, Positive
 from congeal.methods.entropy.entropy_search import Level, Search, SearchSettings
 from congeal.methods.fit_context import FitContext
 from congeal.registration.batching import chunks, start_poses
-from congeal.registration.best_iterate import BestIterate
 from congeal.registration.features import ImageFeatures
-from congeal.registration.gauge import Gauge, mean_motion
+from congeal.registration.gauge import BestIterate, Gauge, mean_motion
 
 _LONGEST = 3.0  # pixels: with guards no trial step moves a corner farther
 _SHORT = 2.0  # times the shortest step: where most steps are no longer, standing still means the level is done

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
+from congeal.filters import frame_unit
 from congeal.images import Stack
 from congeal.methods.checks import CountOrZero, NotNegative, Positive, Range, Some
 from congeal.methods.entropy.descriptors import DESCRIPTOR, dense_descriptors, kmeans, squared_distances
@@ -20,7 +21,6 @@ from congeal.methods.entropy.entropy_search import Level
 from congeal.methods.entropy.funnel import FunnelMethod
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
 
 _SAMPLE = 20_000  # descriptors that k-means sees
 _FLAT = 0.1  # norm of a descriptor up to which there is nothing to be seen, and nothing to be learnt

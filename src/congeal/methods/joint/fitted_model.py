@@ -10,9 +10,8 @@ import torch
 from congeal.evaluation.inliers import ScoreModel
 from congeal.execution import key_of
 from congeal.registration.features import ImageFeatures
-from congeal.registration.pose_prior import PosePrior
-from congeal.registration.tile_solver import TileTemplate
-from congeal.registration.tiles import Tiles
+from congeal.registration.template_registration import PosePrior
+from congeal.registration.tiles import Tiles, TileTemplate
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from congeal.filters import frame_unit
 from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.methods.joint.state import Sample, State
 from congeal.registration.features import ImageFeatures, at_most
-from congeal.registration.filters import frame_unit
 from congeal.registration.reference import medoid, reference_image
 from congeal.registration.template_registration import Views, reduction_for
 

@@ -16,13 +16,13 @@ import torch
 
 from congeal.execution import key_of
 from congeal.execution.threads import single_torch_thread
+from congeal.filters import frame_unit
 from congeal.images import Stack
 from congeal.memmap import allocate
 from congeal.methods.fit_context import FitContext
 from congeal.methods.joint.fitted_model import FittedModel
 from congeal.registration.batching import chunks, stack_values
 from congeal.registration.features import at_most
-from congeal.registration.filters import frame_unit
 from congeal.registration.moments import evenly_spaced_angles, moment_poses
 from congeal.registration.motion_selection import restricted
 from congeal.registration.template_registration import TemplateRegistration, Views, random_warps

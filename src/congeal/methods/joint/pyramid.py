@@ -28,7 +28,7 @@ from congeal.registration.batching import chunks, stack_values
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import corner_motion
 from congeal.registration.tile_refinement import MAX_PASSES, LevelImages, TileRefinement, refine_tiles, register_tiles
-from congeal.registration.tile_solver import TileTemplate
+from congeal.registration.tiles import TileTemplate
 from congeal.rows import row_slices
 
 MIN_STEP_ERRORS = 5.0

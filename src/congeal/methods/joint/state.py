@@ -17,8 +17,7 @@ from congeal.images import Stack
 from congeal.registration.batching import CHUNK_VALUES, start_poses
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import Gauge
-from congeal.registration.pose_prior import PosePrior
-from congeal.registration.template_registration import TemplateRegistration, Views
+from congeal.registration.template_registration import PosePrior, TemplateRegistration, Views
 
 Work = Callable[[Views, torch.Tensor, torch.Tensor], torch.Tensor]
 MIN_INLIERS = 3

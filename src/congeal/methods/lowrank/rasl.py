@@ -14,16 +14,15 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from congeal.errors import CongealError
+from congeal.filters import frame_unit
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Range
 from congeal.methods.fit_context import FitContext
 from congeal.methods.lowrank.decomposition import Decomposition, Linear, Spectrum, decompose, linearise, move
-from congeal.registration.best_iterate import BestIterate
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
-from congeal.registration.gauge import Gauge
+from congeal.registration.gauge import BestIterate, Gauge
 
 _ROUGH = 1e-3  # tolerance of the inner solver on blurred images: a third fewer steps, the same outcome
 _SMALL = 5e-4  # of the objective: with guards a step that lowers it by less is the last one

@@ -16,16 +16,15 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
+from congeal.filters import frame_unit
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, NotNegative, PositiveOrEndless
 from congeal.methods.fit_context import FitContext
 from congeal.methods.lowrank.decomposition import Linear, linearise, move, soft
 from congeal.registration.batching import chunks, start_poses
-from congeal.registration.best_iterate import BestIterate
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
-from congeal.registration.gauge import Gauge
+from congeal.registration.gauge import BestIterate, Gauge
 
 MODES = ("batch", "online", "frozen")
 _WARM_UP = 20  # images an online subspace is learnt on before it goes on alone

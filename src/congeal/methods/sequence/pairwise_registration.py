@@ -21,8 +21,7 @@ from congeal.geometry.kernels import spline_at, spline_coefficients
 from congeal.geometry.matrix import Size, corners
 from congeal.geometry.warping import sample_at
 from congeal.registration.gauss_newton import GaussNewton, point_motion
-from congeal.registration.tile_solver import DAMPING, MIN_TILES, RESIDUAL_FREEDOM
-from congeal.registration.tiles import BLOCKS, CELLS, tile_side
+from congeal.registration.tiles import BLOCKS, CELLS, DAMPING, MIN_TILES, RESIDUAL_FREEDOM, tile_side
 
 BLOCK_CORRELATION = 1.6
 """Factor of the variance that accounts for correlated errors of adjacent blocks."""

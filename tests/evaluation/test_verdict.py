@@ -176,7 +176,7 @@ def test_likeness_is_a_correlation_with_the_mean_of_the_others_where_both_show_s
     others = [j for j in range(6) if j != 2]
     seen = counts[others].sum(0)
     mean = contrast[others].sum(0) / seen.clamp(min=1)
-    both = (counts[2] > 0) & (seen >= 0.3 * 5)
+    both = (counts[2] > 0) & (seen >= 0.5 * 5)
     a, b = contrast[2][both], mean[both]
     assert float(found[2]) == pytest.approx(float((a @ b) / (a.norm() * b.norm())), abs=1e-5)
     outside = MeanContrast(contrast[others], counts[others]).likeness(contrast[2:3], counts[2:3], torch.tensor([False]))

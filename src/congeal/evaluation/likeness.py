@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from congeal.evaluation.thresholds import COHERENT_SET, COHERENT_SHARE, MIN_PIXEL_COVERAGE, MIN_SHOWING_SHARE
+from congeal.evaluation.thresholds import COHERENT_SET, COHERENT_SHARE, MIN_PIXEL_COVERAGE
 from congeal.filters import local_contrast
 
 Matrix = NDArray[np.float64]
@@ -72,7 +72,7 @@ class MeanContrast:
         if self._count is None or counts is None:
             return others / (self.n - own).clamp(min=1)
         count = self._count - own * counts
-        shown = count >= MIN_SHOWING_SHARE * (self.n - own).clamp(min=1)
+        shown = count >= MIN_PIXEL_COVERAGE * (self.n - own).clamp(min=1)
         return torch.where(shown, others / count.clamp(min=1), 0.0)
 
     def likeness(self, contrast: torch.Tensor, counts: torch.Tensor | None, included: torch.Tensor) -> torch.Tensor:

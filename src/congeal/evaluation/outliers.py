@@ -26,7 +26,6 @@ from congeal.evaluation.thresholds import (
     MAX_SURROGATES,
     MIN_LIKENESS_SHARE,
     NEAREST_SHARE,
-    NOISE_DEVIATIONS,
     TYPICAL_QUANTILE,
 )
 from congeal.rows import evenly_spaced_rows
@@ -65,8 +64,7 @@ class InlierModel:
         pairs[rows, np.arange(len(rows))] = -np.inf  # no image is its own neighbour
         surrogates = [surrogates_of_set(*pictures) for pictures in views]
         self.noise_likeness = round(float(surrogates[0][1].mean()), 6)  # more digits depend on the number of threads
-        noise = _nearest(self._pair_likeness([(made, None) for made, _ in surrogates]))
-        limit_by_noise = float(noise.mean() + NOISE_DEVIATIONS * noise.std())
+        limit_by_noise = float(_nearest(self._pair_likeness([(made, None) for made, _ in surrogates])).mean())
         inlier = np.ones(n, dtype=bool)
         for _ in range(MAX_ROUNDS):
             self._inlier = inlier[rows]

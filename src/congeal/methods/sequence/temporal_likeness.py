@@ -18,7 +18,7 @@ from congeal.evaluation.likeness import visible_contrast
 from congeal.evaluation.outliers import fit_surrogates
 from congeal.evaluation.thresholds import (
     BOTH_SEEN,
-    MAX_FINE_IMAGES,
+    MAX_SAMPLE_IMAGES,
     MAX_SURROGATES,
     MEASURED_SIDE_PX,
     NEIGHBOUR_SHARE,
@@ -92,7 +92,7 @@ class _OwnViews:
     """Local contrast of images as one of them sees them, at the resolution that likeness is measured at."""
 
     def __init__(self, stack: Stack, stack_from_frame: np.ndarray, kind: str) -> None:
-        self.stack = stack.at(MEASURED_SIDE_PX) if len(stack) <= MAX_FINE_IMAGES else stack
+        self.stack = stack.at(MEASURED_SIDE_PX) if len(stack) <= MAX_SAMPLE_IMAGES else stack
         self.image_features = pixel_features(kind)
         left, right = self.stack.stack_from(stack), stack.frame_from(self.stack)
         self.start = left @ stack.start @ right

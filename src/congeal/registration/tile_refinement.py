@@ -221,17 +221,18 @@ def register_tiles(
     poses: torch.Tensor,
     template: TileTemplate,
     motion: str,
-    passes: int = MAX_PASSES,
+    *,
+    moves: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each of a batch of new images alone to a given template: poses, and their standard errors in frame pixels.
 
-    passes: 0 leaves the poses as they are and only gives their errors.
+    moves: False leaves the poses as they are and only gives their errors.
     """
     solver, found, member = TileSolver(template, motion), poses.double(), torch.zeros(len(rows), dtype=torch.bool)
 
     def solve() -> TileSteps:
         return solver.solve(*level.on_tiles(rows, found, template.tiles), member)
 
-    for _ in range(passes):
+    for _ in range(MAX_PASSES if moves else 0):
         found = solver.newton.compose(found, solve().delta)
     return found, solve().error

@@ -14,7 +14,7 @@ import torch.nn.functional as functional
 from congeal.errors import CongealError
 from congeal.geometry import native
 from congeal.geometry.frame_coverage import columns_at_edges, columns_inside, shares_of
-from congeal.geometry.kernels import Interpolation, Room, interpolate, spline_coefficients
+from congeal.geometry.kernels import Interpolation, interpolate, spline_coefficients
 from congeal.geometry.matrix import rescale
 from congeal.geometry.warping import sample_in_units, to_units
 from congeal.images.canvas import Placement, put_on_canvas
@@ -217,19 +217,19 @@ def _sample(
     sharp = kernel in ("bicubic", "lanczos")
     if sharp:
         low, high = _range(values, dtype)
-    images = torch.from_numpy(spline_coefficients(values, overwrite=True) if kernel == "bicubic" else values)
+    images = torch.from_numpy(spline_coefficients(values) if kernel == "bicubic" else values)
     fades = kernel == "bilinear" and sampling.fill == 0  # into black, which the sampler does itself
     units = to_units(torch.from_numpy(source_from_aligned), source, size)
     first = stop = np.full(size[0], size[1])  # anything may lie outside
     if len(units) == 1:
         first, stop = columns_inside(units[0].numpy(), source, size)
-    out, room = np.empty((len(images), *size, images.shape[1]), dtype), Room()
+    out = np.empty((len(images), *size, images.shape[1]), dtype)
     for some, rows, unit in _parts(units, size, _PIXELS_AT_ONCE // _LOOKUPS[kernel]):
         here = rows.stop - rows.start, size[1]
         if fades:
             part = sample_in_units(images[some], unit.to(images.dtype), here)
         else:
-            part = interpolate(images[some], unit, here, kernel, room)
+            part = interpolate(images[some], unit, here, kernel)
         if sharp:
             np.clip(part.numpy(), low[some], high[some], out=part.numpy())
         if not fades and sampling.fill != "edge":

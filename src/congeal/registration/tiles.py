@@ -263,9 +263,8 @@ class TileSolver:
 
     def explained_variance(
         self, values: torch.Tensor, covered: torch.Tensor, member: torch.Tensor, variance: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B,) share of each image's variance that the others explain, corrected for overfitting; and the unexplained
-        share by block (B, blocks).
+    ) -> torch.Tensor:
+        """(B,) share of each image's variance that the others explain, corrected for overfitting.
 
         More parameters always fit the pixels at hand better; by Takeuchi's criterion they fit other pixels worse by
         tr(A⁻¹B). variance (T,): the same for all motions that are compared.
@@ -277,8 +276,7 @@ class TileSolver:
         overfit = torch.einsum("bkl,blk->b", inverse, torch.einsum("bck,bcl->bkl", blocks, blocks))
         unexplained, total = (weight * part.double().square().sum(2) / 2 for part in (residual, shown))
         everything = total.sum(1).clamp(min=1e-9)
-        by_block = unexplained @ self.tiles.blocks.double() / everything[:, None]
-        return 1 - (unexplained.sum(1) + overfit) / everything, by_block
+        return 1 - (unexplained.sum(1) + overfit) / everything
 
     def _residual(self, values: torch.Tensor, member: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Values without the rim (B, T, P), and their difference to the mean of the other images."""

@@ -29,7 +29,7 @@ from congeal.registration.cross_correlation import find_shifts, overlap, shifted
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import within_motion
 from congeal.registration.gauss_newton import point_motion
-from congeal.registration.motion_selection import ExplainedVariance, MotionChoice, simplest
+from congeal.registration.motion_selection import MotionChoice, simplest
 
 FIRST_MOTION = "similarity"
 """Motion of the registration before the motion is chosen."""
@@ -408,7 +408,7 @@ def choose_sequence_motion(
     some = longest[:: max(1, len(longest) // MOTION_LINKS)].sort().values
     links = known.links.some(some)
     return simplest(
-        lambda motion: ExplainedVariance(register_links(pictures, links, motion, WORKING_STEPS).explained_variance),
+        lambda motion: register_links(pictures, links, motion, WORKING_STEPS).explained_variance,
         motions,
     )
 

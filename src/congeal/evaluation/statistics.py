@@ -59,8 +59,10 @@ class RunningStats:
         own = None if weights is None else np.broadcast_to(as_numpy(weights), images.shape)
         self._weight = self._weight + (len(images) if own is None else own.sum(0, dtype=np.float64))
         rows = max(1, CHUNK_VALUES // max(1, len(images) * math.prod(images.shape[2:])))
-        tops = range(0, images.shape[1], rows) if images.ndim > 1 else ()
-        for part in [slice(top, top + rows) for top in tops] or [...]:
+        parts: list[Any] = [...]
+        if images.ndim > 1:
+            parts = [slice(top, top + rows) for top in range(0, images.shape[1], rows)]
+        for part in parts:
             values = images[:, part] - _part(self._origin, part)
             weighted = values if own is None else values * own[:, part]
             self._first[part] += weighted.sum(0)

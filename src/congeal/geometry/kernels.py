@@ -78,9 +78,14 @@ def _spline(coefficients: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tor
     above, below, near_y = _pairs(y, height)
     rows = []
     for row in (above, below):
-        near, far = (lookup(coefficients, torch.stack([column, row], -1), "bilinear") for column in (left, right))
+        near, far = (lookup(coefficients, _grid(column, row), "bilinear") for column in (left, right))
         rows.append(torch.lerp(far, near, near_x[:, None]))
     return torch.lerp(rows[1], rows[0], near_y[:, None])
+
+
+def _grid(column: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """(B, h, w, 2), all columns before all rows, which `grid_sample` reads faster."""
+    return torch.stack([column, row]).permute(1, 2, 3, 0)
 
 
 def _pairs(place: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -103,7 +108,7 @@ def _lanczos(values: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Te
     for row, weight_y in zip(rows, weights_y, strict=True):
         line = torch.zeros(())
         for column, weight_x in zip(columns, weights_x, strict=True):
-            line = line + lookup(values, torch.stack([column, row], -1), "nearest") * weight_x[:, None]
+            line = line + lookup(values, _grid(column, row), "nearest") * weight_x[:, None]
         out = out + line * weight_y[:, None]
     return out
 

@@ -102,7 +102,8 @@ class JointGaussNewton:
     @single_torch_thread()  # as in another process: sums depend on it
     def step(self, found: torch.Tensor) -> tuple[torch.Tensor, float, float]:
         """Move every image once: (new stack_from_frame, mean corner motion, mean squared residual)."""
-        moved, total = torch.from_numpy(allocate(tuple(found.shape), found.detach().numpy().dtype)), {}
+        moved = torch.from_numpy(allocate(tuple(found.shape), found.detach().numpy().dtype))
+        total: Sums = {}
         line = self.newton.linearise(self.target["mean"])
         prior = self.prior(found) if self.use_prior else None
         for part, sums, poses in self._map(_BatchPass(self, found.numpy(), line, prior)):
@@ -209,11 +210,8 @@ class _BatchPass:
     @torch.no_grad()
     def __call__(self, part: np.ndarray) -> dict[str, np.ndarray]:
         passes, newton, shrink = self.passes, self.passes.newton, self.passes.shrink
-        found, images, masks = (
-            to_reduced(shrink, torch.from_numpy(self.found[part])),
-            passes.features_of(part),
-            passes.stack.masks(part),
-        )
+        found, images = to_reduced(shrink, torch.from_numpy(self.found[part])), passes.features_of(part)
+        masks = passes.stack.masks(part)
         masks = None if masks is None else reduced(masks, shrink)
         weights = passes.image_features.weights(found, (images.shape[-2], images.shape[-1]), newton.size, masks)
         shown = warp(images, found, newton.size)

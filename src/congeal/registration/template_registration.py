@@ -207,23 +207,17 @@ class TemplateRegistration:
         newton = GaussNewton(motion, frame, robust=self.image_features.robust)
         line = newton.linearise(template)
         poses, start = to_reduced(shrink, poses), to_reduced(shrink, start)
-        uniform = (
-            self.image_features.empty_ground and views.masks is None
-        )  # all pixels weigh alike: one Hessian for all images
-        if uniform and self.image_features.robust is None and self.prior is None:
+        uniform = self.image_features.empty_ground and views.masks is None and self.image_features.robust is None
+        if uniform and self.prior is None:  # all pixels weigh alike: one Hessian for all images
             block = max(1, CHUNK_VALUES // template.numel())  # what stays in cache between steps
             pieces = zip(images.split(block), poses.split(block), strict=True)
             poses = torch.cat([newton.descend(few, pose, line, steps) for few, pose in pieces]) if len(poses) else poses
         else:
             masks = views.masks_at(shrink)
             for _ in range(steps):
-                shown, weights = (
-                    warp(images, poses, frame),
-                    self.image_features.weights(poses, _size(images), frame, masks),
-                )
-                prior = None
-                if self.prior is not None:
-                    prior = self.prior.pull(start, poses, frame, line.jacobian.shape[1])
+                weights = self.image_features.weights(poses, _size(images), frame, masks)
+                shown, count = warp(images, poses, frame), line.jacobian.shape[1]
+                prior = None if self.prior is None else self.prior.pull(start, poses, frame, count)
                 poses = normalise(newton.compose(poses, newton.delta(shown, line, weights, prior)))
         return from_reduced(shrink, poses)
 

@@ -79,7 +79,7 @@ class JointAlignment(Method):
         return self._found(stack, fit.poses, fit.error, fit.decisions)
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> FitResult:
-        placed = place_each(stack, self._model, self.restarts, self.random_state, context)
+        placed = place_each(stack, self._model, self.restarts, self.random_state_, context)
         return self._found(stack, *placed, {})
 
     def _found(

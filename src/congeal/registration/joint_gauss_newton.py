@@ -29,6 +29,8 @@ ROUNDS_PER_SHARD = 8
 CACHE_BYTES = 32 << 20
 """Blurred features are kept between steps up to this size; those of a larger set are made anew every time. Chosen by
 judgement: ten thousand digits or five hundred faces, and next to nothing of the memory of a computer."""
+MAX_BATCH_FACTOR = 8
+"""Largest factor by which batches of photographs are longer than usual, so that memory stays flat."""
 
 Sums = dict[str, torch.Tensor]
 """Sums over aligned images, by name."""
@@ -88,7 +90,9 @@ class JointGaussNewton:
         channels = 4 if image_features.costly else stack.channels
         self._cached = 4 * channels * len(stack) * stack.size[0] * stack.size[1] <= CACHE_BYTES
         self._soft: dict[int, torch.Tensor] = {}
-        self.parts = chunks(stack)
+        # Batches of a few reduced photographs spend their time on overhead.
+        times = min(MAX_BATCH_FACTOR, 4 * shrink**2)
+        self.parts = chunks(stack, times, multiple=2) if image_features.costly else chunks(stack)
         self.target: dict[str, Any] = {}
 
     @single_torch_thread()

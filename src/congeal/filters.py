@@ -1,4 +1,4 @@
-"""Gaussian blur, local contrast and normalised correlation of images (B, C, H, W): each exists once, here."""
+"""Gaussian blur, gradients, local contrast, normalised correlation of images (B, C, H, W): each exists once, here."""
 
 from __future__ import annotations
 
@@ -18,8 +18,20 @@ FLAT_DEVIATION_SHARE = 0.17
 noise. Shares of 0.2 to 1 tell foreign digits equally well."""
 PRESMOOTHING_PX = 0.8
 """Standard deviation of a blur before local contrast: samples between pixels are softer than samples on them."""
-_MIN_REDUCED_SIGMA_PX = 3  # of a blur that is computed on a reduced image
-_MIN_WEIGHT = 1e-3  # of a neighbourhood that has any image in it
+MIN_REDUCED_SIGMA_PX = 3
+"""Standard deviation of a blur that is computed on a reduced image; less would alias."""
+MIN_WEIGHT = 1e-3
+"""Weight of a neighbourhood that has any image in it; less is divided by as this."""
+WINDOW_DEVIATION = 0.45
+"""Standard deviation of the window in half frames: a face fills it (LFW, boxes of three sizes)."""
+EDGE_REACH = 1 / 32
+"""Standard deviation of the neighbourhood that gradients are normalised by, as a share of the longer side (LFW)."""
+EDGE_FLOOR = 0.3
+"""Share of an image's mean gradient added to the local one, so that flat regions are not amplified to noise (LFW)."""
+EDGE_MOST = 4.0
+"""Gradients this many times as strong as their neighbourhood are clipped to 1 (LFW)."""
+REFERENCE_SIDE = 28
+"""Blurs of all methods are given in pixels of an MNIST digit, the set they were first chosen on."""
 
 
 def gaussian_blur(images: torch.Tensor, sigma: float, padding: Literal["zeros", "replicate"] = "zeros") -> torch.Tensor:
@@ -79,7 +91,7 @@ def local_contrast(images: torch.Tensor, scale: float = 1.0, weights: torch.Tens
     grey = images.mean(1, keepdim=True) if images.shape[1] > 1 else images
     side = max(images.shape[-2:])
     sigma = max(NEIGHBOURHOOD_SHARE * side, min(2 * NEIGHBOURHOOD_SHARE * side, MIN_NEIGHBOURHOOD_PX))
-    reduction = max(1, int(sigma / _MIN_REDUCED_SIGMA_PX))
+    reduction = max(1, int(sigma / MIN_REDUCED_SIGMA_PX))
     smooth = _weighted_blur(grey, weights, PRESMOOTHING_PX * scale, 1)
     difference = smooth - _weighted_blur(smooth, weights, scale * sigma, reduction)
     deviation = _weighted_blur(difference.square(), weights, scale * sigma, reduction).clamp(min=0).sqrt()
@@ -98,7 +110,7 @@ def _weighted_blur(images: torch.Tensor, weights: torch.Tensor | None, sigma: fl
     """Gaussian mean around each pixel of the pixels that have weight."""
     if weights is None:
         return _reduced_blur(images, sigma, reduction)
-    present = _reduced_blur(weights, sigma, reduction).clamp(min=_MIN_WEIGHT)
+    present = _reduced_blur(weights, sigma, reduction).clamp(min=MIN_WEIGHT)
     return _reduced_blur(weights * images, sigma, reduction) / present
 
 
@@ -111,6 +123,40 @@ def _reduced_blur(images: torch.Tensor, sigma: float, reduction: int) -> torch.T
     height, width = images.shape[-2:]
     full = interpolate(small, scale_factor=reduction, mode="bilinear", align_corners=False)
     return full[..., :height, :width]
+
+
+def gradient(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """d/dx and d/dy by central differences, one-sided at the border; same shape as the images."""
+    dx, dy = (
+        torch.gradient(images, dim=axis)[0] if images.shape[axis] > 1 else torch.zeros_like(images) for axis in (-1, -2)
+    )
+    return dx, dy
+
+
+def frame_unit(frame: tuple[int, int]) -> float:
+    """Frame pixels per pixel of a 28-pixel frame."""
+    return max(frame) / REFERENCE_SIDE
+
+
+@lru_cache(maxsize=32)
+def centre_window(size: tuple[int, int]) -> torch.Tensor:
+    """(h, w), mean 1: how much a pixel of a photograph's frame counts. What is to be aligned is in the middle; hair,
+    hats and background are at the edge."""
+    y, x = (torch.linspace(-1, 1, n, dtype=torch.float32) for n in size)
+    window = torch.exp(-0.5 * (y[:, None].square() + x.square()) / WINDOW_DEVIATION**2)
+    return window / window.mean()
+
+
+def oriented_gradients(images: torch.Tensor) -> torch.Tensor:
+    """(B, C, H, W) → (B, 4, H, W): edges to the right, left, down and up, normalised by their neighbourhood.
+
+    Light and contrast differ from photograph to photograph and within one; which way edges point does not.
+    """
+    dx, dy = gradient(images.mean(1, keepdim=True))
+    strength = gaussian_blur((dx.square() + dy.square()).sqrt(), max(images.shape[-2:]) * EDGE_REACH)
+    scale = strength + EDGE_FLOOR * strength.mean((-2, -1), keepdim=True) + 1e-4
+    parts = torch.cat([dx, -dx, dy, -dy], 1).clamp(min=0) / scale
+    return (parts / EDGE_MOST).clamp(max=1.0)
 
 
 def normalised_correlation(

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from congeal.geometry.decompose import decompose
+from congeal.geometry.matrix import decompose
 
 SIZE = (60, 80)
 CENTRE = np.array([39.5, 29.5])

@@ -11,7 +11,7 @@ from known_warps import Kept, pixels
 
 import congeal
 from congeal import CongealError, CongealGroups
-from congeal.evaluation.coherence import coherence, least_coherence
+from congeal.evaluation.likeness import coherence, least_coherence
 from congeal.geometry import from_normalised, matrix_from_parameters, warp
 from congeal.images import prepare
 

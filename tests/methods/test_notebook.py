@@ -13,7 +13,7 @@ from PIL import Image
 import congeal
 from blobs import blob
 from congeal import LSC
-from congeal.evaluation.preview import Preview, Thumbnail, notebook_page
+from congeal.evaluation.quality import Preview, Thumbnail, notebook_page
 
 
 @pytest.fixture(scope="module")

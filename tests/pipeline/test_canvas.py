@@ -13,7 +13,7 @@ from PIL import Image
 import congeal
 from blobs import blob
 from congeal import CongealError
-from congeal.geometry.extents import Box, centred, reached, shared
+from congeal.geometry.boxes import Box, centred, reached, shared
 from congeal.geometry.frame_coverage import covered
 from congeal.geometry.matrix import invert
 from congeal.images import warp_pixels

@@ -15,7 +15,7 @@ from blobs import blob
 from congeal import CongealError, Transforms, align
 from congeal.export import export
 from congeal.geometry.matrix import map_points
-from congeal.geometry.point_fit import transform_from_points
+from congeal.geometry.motion import transform_from_points
 from congeal.pipeline.initial_poses import parse_start_options
 from congeal.pipeline.options import AlignOptions
 from congeal.runs.folder import RunFolder

@@ -1,30 +1,29 @@
 """Numbers that say how well a set is aligned, and the verdict on them. Nothing here aligns anything.
 
-arrays.py           arguments: NumPy arrays or torch tensors, image index first
-statistics.py       mean and variance of a stream of images (byte_sums.py: exact sums of 8-bit images)
-apsnr.py            alignment peak signal-to-noise ratio to the mean image
-total_intensity.py  ink of an object on empty ground, and the energy ratio
-poses.py            scale, plausibility of a pose, and the share of the frame outside the source image
-likeness.py         correlation of local contrast with the mean of the others, or with every other image
-null_model.py       likeness that noise of the same spectrum reaches
-outliers.py         images that do not belong to the set
-bimodality.py       whether a set has two kinds of images
-coherence.py        whether an image shows anything but noise
-sharpness.py        gradient of the mean image, relative to that of single images
-truth.py            errors against known transforms or landmarks
-grouping.py         agreement of groups with labels
-verdict.py          the verdict, and advice in sentences
-quality.py          all numbers of one alignment; preview.py shows them in a notebook
-thresholds.py       every threshold
+statistics.py   mean and variance of a stream of images
+pixels.py       APSNR, total intensity (ink) of objects on empty ground, kind of a set
+poses.py        scale and plausibility of a pose, share of the frame outside the source, errors against known answers
+likeness.py     correlation of local contrast with other images; sharpness of the mean, coherence of an image
+inliers.py      mixture of inliers and outliers by the scores of a registration
+outliers.py     images that do not belong to the set; the null model: likeness that noise reaches
+grouping.py     whether a set has two kinds of images; agreement of groups with labels
+verdict.py      the verdict, and advice in sentences
+quality.py      all numbers of one alignment, and their notebook view
+thresholds.py   every threshold
 """
 
-from congeal.evaluation.apsnr import apsnr, apsnr_from_variance
-from congeal.evaluation.arrays import as_numpy
-from congeal.evaluation.poses import geometric_mean, mean_scale, out_of_frame, scales
-from congeal.evaluation.quality import PixelMeter, Quality
-from congeal.evaluation.statistics import RunningStats
-from congeal.evaluation.total_intensity import blank, energy_ratio, ink, looks_like_objects
-from congeal.evaluation.truth import corner_error, landmark_error
+from congeal.evaluation.pixels import (
+    PixelMeter,
+    apsnr,
+    apsnr_from_variance,
+    blank,
+    energy_ratio,
+    ink,
+    looks_like_objects,
+)
+from congeal.evaluation.poses import corner_error, geometric_mean, landmark_error, mean_scale, out_of_frame, scales
+from congeal.evaluation.quality import Quality
+from congeal.evaluation.statistics import RunningStats, as_numpy
 from congeal.evaluation.verdict import Evidence, advise, judge
 
 __all__ = [

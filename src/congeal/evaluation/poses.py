@@ -1,4 +1,5 @@
-"""Numbers of the transforms alone: scale, plausibility of the scale, and the share of the frame outside the source.
+"""Numbers of the transforms alone: scale, its plausibility, the share of the frame outside the source, and errors
+against a known answer (true transforms, or landmarks that somebody marked).
 
 Sizes are (height, width); matrices are (N,3,3), and each function names the direction it wants. Skipped images have
 matrices of NaN and are left out of means.
@@ -12,14 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from congeal.errors import CongealError
-from congeal.evaluation.arrays import Array, Size, as_numpy
+from congeal.evaluation.statistics import Array, as_numpy
 from congeal.evaluation.thresholds import MAX_SCALE_RATIO
 from congeal.geometry import matrix
+from congeal.geometry.matrix import Size
 from congeal.rows import row_slices
 
-_GRID = 32  # points along each side at which the coverage of a frame is counted
-_ROWS = 1024  # images at a time
-_MIN_DEPTH = 0.05  # of a corner, as a share of the depth at the centre: one that is nearer lies almost on the horizon
+GRID_POINTS = 32
+"""Points along each side at which the coverage of a frame is counted: it is known to a thousandth."""
+COVERAGE_ROWS = 1024
+"""Images whose coverage is counted together, so that memory stays flat."""
+MIN_CORNER_DEPTH = 0.05
+"""Depth of a corner, as a share of that at the centre, below which it lies almost on the horizon."""
+GAUGE_ROUNDS = 20
+"""Largest number of re-weighted least-squares rounds for the common transform of `corner_error`; ten are usual."""
+OUTLYING_MEDIANS = 2.0
+"""Images further off than this many medians count less towards that transform, in proportion."""
 
 
 def mean_scale(matrices: Any, size: Size | None = None, start: Any = None) -> float:
@@ -49,26 +58,19 @@ def geometric_mean(values: NDArray[np.float64]) -> float:
 
 def _scales(matrices: Array, size: Size | None) -> NDArray[np.float64]:
     rows = matrices.reshape(-1, 3, 3)
+    height, width = size or (1, 1)
     scale = np.empty(len(rows))
     for part in row_slices(len(rows)):
-        scale[part] = _scale(rows[part], size)
+        m = rows[part].astype(np.float64)
+        if size is None and m[np.isfinite(m).all(axis=(1, 2)), 2, :2].any():
+            raise CongealError(
+                "the scale of a homography differs from place to place: give the size of the aligned frame"
+            )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            back = matrix.invert(m)
+            depth = back[:, 2] @ np.array([(width - 1) / 2, (height - 1) / 2, 1.0])
+            scale[part] = np.sqrt(np.abs(depth**3 / np.linalg.det(back)))
     return scale
-
-
-def _scale(matrices: Array, size: Size | None) -> NDArray[np.float64]:
-    m = matrices.astype(np.float64).reshape(-1, 3, 3)
-    known = m[np.isfinite(m).all(axis=(1, 2))]
-    if size is None and known[:, 2, :2].any():
-        raise CongealError("the scale of a homography differs from place to place: give the size of the aligned frame")
-    height, width = size or (1, 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        back = matrix.invert(m)
-        depth = back[:, 2] @ np.array([(width - 1) / 2, (height - 1) / 2, 1.0])
-        return np.sqrt(np.abs(depth**3 / _determinant(back)))
-
-
-def _determinant(m: Array) -> Array:
-    return np.einsum("ni,ni->n", m[:, 0], np.cross(m[:, 1], m[:, 2]))
 
 
 def out_of_frame(source_from_aligned: Any, source_sizes: Any, size: Size) -> NDArray[np.float64]:
@@ -79,20 +81,20 @@ def out_of_frame(source_from_aligned: Any, source_sizes: Any, size: Size) -> NDA
     """
     m = as_numpy(source_from_aligned).astype(np.float64).reshape(-1, 3, 3)
     extent = np.broadcast_to(as_numpy(source_sizes).astype(np.float64), (len(m), 2))
-    ys, xs = (((np.arange(k) + 0.5) * side / k - 0.5) for side, k in ((s, min(s, _GRID)) for s in size))
+    ys, xs = (((np.arange(k) + 0.5) * side / k - 0.5) for side, k in ((s, min(s, GRID_POINTS)) for s in size))
     grid = np.stack([*(axis.ravel() for axis in np.meshgrid(xs, ys)), np.ones(len(xs) * len(ys))])
     centre = np.array([(size[1] - 1) / 2, (size[0] - 1) / 2, 1.0])
     share = np.empty(len(m))
-    for start in range(0, len(m), _ROWS):
-        part = m[start : start + _ROWS]
-        limit = extent[start : start + _ROWS, :, None]
+    for start in range(0, len(m), COVERAGE_ROWS):
+        part = m[start : start + COVERAGE_ROWS]
+        limit = extent[start : start + COVERAGE_ROWS, :, None]
         x, y, depth = np.moveaxis(part @ grid, 1, 0)
         ahead = np.sign(part[:, 2] @ centre)[:, None]
         x, y, depth = x * ahead, y * ahead, depth * ahead
         # multiplied out, so that nothing is divided by a depth of 0
         inside = (depth > 0) & (x >= -0.5 * depth) & (x <= (limit[:, 1] - 0.5) * depth)
         inside &= (y >= -0.5 * depth) & (y <= (limit[:, 0] - 0.5) * depth)
-        share[start : start + _ROWS] = 1 - inside.mean(1)
+        share[start : start + COVERAGE_ROWS] = 1 - inside.mean(1)
     return np.where(np.isfinite(m).all(axis=(1, 2)), share, np.nan)
 
 
@@ -112,7 +114,7 @@ def _area(stack_from_frame: Array, frame: Size) -> NDArray[np.float64]:
     corners = matrix.corners(frame)
     centre = np.append(corners.mean(0), 1.0)
     depth = stack_from_frame[:, 2, :2] @ corners.T + stack_from_frame[:, 2, 2:]
-    ahead = (depth / (stack_from_frame[:, 2] @ centre)[:, None] > _MIN_DEPTH).all(1)
+    ahead = (depth / (stack_from_frame[:, 2] @ centre)[:, None] > MIN_CORNER_DEPTH).all(1)
     quad = matrix.map_points(stack_from_frame, corners)
     side = np.roll(quad, -1, axis=1) - quad
     following = np.roll(side, -1, axis=1)
@@ -131,3 +133,61 @@ def implausible_scales(scales: NDArray[np.float64]) -> NDArray[np.bool_]:
     with np.errstate(invalid="ignore"):
         off = np.abs(np.log(scales / np.median(scales[known])))
     return ~(off <= np.log(MAX_SCALE_RATIO))
+
+
+def corner_error(found: Any, truth: Any, size: Size) -> NDArray[np.float64]:
+    """(N,) mean distance, in pixels of the true frame, between where four corners are and where they should be.
+
+    found and truth are both `aligned_from_source` (N,3,3); `size` is the size of the true frame. Alignment has no
+    preferred pose, so ONE homography G = found_from_true is removed first, the same for all images: least squares over
+    all corners, re-weighted (Huber) so that a few lost images do not bend it, starting at the median corners. Errors
+    are measured after mapping back through G, so shrinking everything does not make them smaller.
+    """
+    a, t = (as_numpy(m).astype(np.float64).reshape(-1, 3, 3) for m in (found, truth))
+    if len(a) != len(t):
+        raise CongealError(f"corner error compares as many matrices as there are true ones: {len(a)} against {len(t)}")
+    errors = np.full(len(a), np.nan)
+    known = np.isfinite(a).all(axis=(1, 2)) & np.isfinite(t).all(axis=(1, 2))
+    if not known.any():
+        return errors
+    frame = matrix.corners(size)
+    found_from_true = matrix.compose(a[known], matrix.invert(t[known]))
+    landed = matrix.map_points(found_from_true, frame)
+    gauge = matrix.homography_from_points(frame, np.median(landed, axis=0))
+    for _ in range(GAUGE_ROUNDS):
+        seen = matrix.map_points(matrix.invert(gauge)[None], landed)
+        distance = np.linalg.norm(seen - frame, axis=-1).mean(-1)
+        limit = OUTLYING_MEDIANS * float(np.median(distance)) + 1e-12
+        weight = 1 / np.maximum(distance / limit, 1)
+        centre = (weight[:, None, None] * seen).sum(0) / weight.sum()
+        gauge = matrix.normalise(gauge @ matrix.homography_from_points(frame, centre))
+    seen = matrix.map_points(matrix.invert(gauge)[None], landed)
+    errors[known] = np.linalg.norm(seen - frame, axis=-1).mean(-1)
+    return errors
+
+
+def landmark_error(points: Any, left_eye: int = 0, right_eye: int = 1) -> dict[str, Any]:
+    """Spread of landmarks in the aligned frame, in % of the distance between the two mean outer eye corners.
+
+    points (N,P,2) are every image's landmarks mapped into the aligned frame; left_eye and right_eye are indices into P.
+    Per landmark: mean over images of the distance to the landmark's centroid. Gives "mean" over images and landmarks,
+    "median", "per_landmark" (P,), "per_image" (N,) and "eye_distance" in pixels. Images with NaN points are left out.
+    """
+    xy = as_numpy(points).astype(np.float64)
+    if xy.ndim != 3 or xy.shape[-1] != 2:
+        raise CongealError(f"landmarks must be (images, landmarks, 2), not {xy.shape}")
+    known = np.isfinite(xy).all(axis=(1, 2))
+    if not known.any():
+        raise CongealError("no image has landmarks")
+    centroid = xy[known].mean(0)
+    eyes = float(np.linalg.norm(centroid[left_eye] - centroid[right_eye]))
+    if eyes == 0:
+        raise CongealError("the mean eye corners fall on one point, so there is no distance to measure by")
+    percent = 100 * np.linalg.norm(xy - centroid, axis=-1) / eyes
+    return {
+        "mean": float(percent[known].mean()),
+        "median": float(np.median(percent[known])),
+        "per_landmark": percent[known].mean(0),
+        "per_image": percent.mean(1),
+        "eye_distance": eyes,
+    }

@@ -1,29 +1,53 @@
-"""`Quality`, the numbers of an alignment and what they mean, and `PixelMeter`, which takes the plain ones in one pass.
-
-APSNR alone rewards cheating: shrinking the object or pushing it out of the frame raises it without bound; and on
-photographs crisp detail lowers it. The verdict rests on likeness, on the energy ratio and on the scale.
+"""`Quality`, the numbers of an alignment and what they mean, and its notebook view: means before and after, the metrics
+in sentences, the images that match least. Pictures are PNG files in memory; all that comes from a user is escaped.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
-from collections.abc import Mapping
+import html
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from congeal.evaluation.apsnr import PEAK, decibels
-from congeal.evaluation.arrays import Array, as_numpy
-from congeal.evaluation.preview import Preview, describe_metrics, notebook_page
-from congeal.evaluation.statistics import RunningStats
-from congeal.evaluation.total_intensity import blank, energy_ratio, ink
 from congeal.evaluation.verdict import COLLAPSED, Evidence, advise, judge
 
+PICTURE_WIDTH_PX = 132
+"""Width of a picture on the page."""
+MIN_SMOOTH_WIDTH_PX = 100
+"""Pictures narrower than this are enlarged with their pixels sharp."""
+PAGE_STYLE = "font:14px/1.45 system-ui,sans-serif;max-width:46rem"
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """One image of a set, before and after."""
+
+    id: str
+    status: str
+    score: float
+    before: bytes
+    after: bytes
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Small pictures of a set: PNG files of its mean before and after, and its worst images."""
+
+    before: bytes = field(repr=False)
+    after: bytes = field(repr=False)
+    width: int
+    worst: tuple[Thumbnail, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
 class Quality(Evidence):
     """How well a set is aligned, and whether the object is still there: the part of `metrics.json` that judges.
+
+    APSNR alone rewards cheating: shrinking the object or pushing it out of the frame raises it without bound. The
+    verdict rests on likeness, on the energy ratio and on the scale.
 
     Attributes
     ----------
@@ -42,101 +66,84 @@ class Quality(Evidence):
     collapsed: bool = True
     verdict: str = "failed"
     advice: str = ""
-    preview: Preview | None = dataclasses.field(default=None, repr=False, compare=False)
+    preview: Preview | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def judged(cls, seen: Evidence) -> Quality:
         """The evidence, and what it means."""
         verdict = judge(seen)
-        numbers = {field.name: getattr(seen, field.name) for field in dataclasses.fields(Evidence)}
+        numbers = {one.name: getattr(seen, one.name) for one in dataclasses.fields(Evidence)}
         return cls(**numbers, collapsed=verdict in COLLAPSED, verdict=verdict, advice=advise(seen, verdict))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which knows neither NaN nor infinity: both become None."""
         values = dataclasses.asdict(dataclasses.replace(self, preview=None))
         del values["preview"]
-        return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in values.items()}
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
     def _repr_html_(self) -> str:
         """Notebook view: before and after, the numbers in words, the worst images."""
         return notebook_page(f"{self.verdict.capitalize()}. {self.advice}", describe_metrics(self), self.preview)
 
 
-class PixelMeter:
-    """APSNR, energy ratio and blank share in one pass over batches, arrays or tensors with values in [0, 1].
-
-    Parameters
-    ----------
-    aligned_area : float
-        Aligned pixels per source pixel at the start (1 when both have one resolution), so that ink is compared at one
-        resolution.
-
-    Attributes
-    ----------
-    before, after : RunningStats
-        Mean and variance of the images so far, on the 0–255 scale.
-    """
-
-    def __init__(self, aligned_area: float = 1.0) -> None:
-        self.before, self.after = RunningStats(), RunningStats()
-        # Of each image in single precision, which is enough for a median; sums are exact.
-        self._aligned_ink: list[NDArray[np.float32]] = []
-        self._source_ink: list[NDArray[np.float32]] = []
-        self._aligned_total = self._source_total = 0.0
-        self._area = aligned_area
-
-    def update_before(self, images: Any, masks: Any = None) -> None:
-        """Images (B,C,h,w) as the start shows them in the frame; masks weight mean and variance."""
-        self.before.update(_scaled(images), masks)
-
-    def update_after(self, images: Any, source_images: Any, masks: Any = None) -> None:
-        """Aligned images (B,C,h,w), and the same images before any warp, the initial one included."""
-        values = _scaled(images)
-        self.after.update(values, masks)
-        aligned, source = ink(values) / self._area, ink(source_images) * PEAK
-        self._aligned_ink.append(aligned.astype(np.float32))
-        self._source_ink.append(source.astype(np.float32))
-        self._aligned_total += float(aligned.sum())
-        self._source_total += float(source.sum())
-
-    def merge(self, other: PixelMeter) -> None:
-        """Take in all that `other` has seen."""
-        self.before.merge(other.before)
-        self.after.merge(other.after)
-        self._aligned_ink += other._aligned_ink
-        self._source_ink += other._source_ink
-        self._aligned_total += other._aligned_total
-        self._source_total += other._source_total
-
-    def state(self) -> dict[str, Array]:
-        """All that was seen, as arrays by name."""
-        both = {"before": self.before, "after": self.after}
-        arrays = {f"{name}.{key}": array for name, one in both.items() for key, array in one.state().items()}
-        arrays["aligned_ink"] = np.concatenate([*self._aligned_ink, np.empty(0, np.float32)])
-        arrays["source_ink"] = np.concatenate([*self._source_ink, np.empty(0, np.float32)])
-        return {**arrays, "totals": np.array([self._aligned_total, self._source_total])}
-
-    def restore(self, state: Mapping[str, Array]) -> PixelMeter:
-        """The inverse of `state`."""
-        parts = {name: [key for key in state if key.startswith(f"{name}.")] for name in ("before", "after")}
-        self.before, self.after = (
-            RunningStats.restore({key.partition(".")[2]: state[key] for key in keys}) for keys in parts.values()
+def describe_metrics(seen: Evidence) -> list[str]:
+    """The metrics of an alignment, in sentences."""
+    unlike = round((1 - seen.matching_share) * seen.n_images)
+    said = [f"{seen.n_images:,} images" + (f", of which {unlike:,} do not match the others." if unlike else ".")]
+    if math.isfinite(seen.likeness_after):
+        said.append(
+            f"Likeness of each image to the mean of the others: {seen.likeness_before:.2f} before, "
+            f"{seen.likeness_after:.2f} after (1 is perfect)."
         )
-        self._aligned_ink, self._source_ink = [state["aligned_ink"]], [state["source_ink"]]
-        self._aligned_total, self._source_total = (float(total) for total in state["totals"])
-        return self
-
-    def numbers(self) -> dict[str, float]:
-        """apsnr_before, apsnr_after, energy_ratio and blank_share of `Evidence`."""
-        n = self.after.count
-        median = float(np.median(np.concatenate(self._source_ink))) if n else 0.0
-        return {
-            "apsnr_before": decibels(self.before.mse) if self.before.count else float("nan"),
-            "apsnr_after": decibels(self.after.mse) if n else float("nan"),
-            "energy_ratio": energy_ratio(self._aligned_total, self._source_total),
-            "blank_share": sum(int(blank(part, median).sum()) for part in self._aligned_ink) / n if n else 1.0,
-        }
+    if math.isfinite(seen.improved_share):
+        said.append(f"{100 * seen.improved_share:.0f} % of the images are more like the others than before.")
+    if math.isfinite(seen.mean_scale):
+        same = abs(seen.mean_scale - 1) < 0.005
+        said.append("The object kept its size." if same else f"The object is {seen.mean_scale:.2f} times its size.")
+    if seen.kind == "object" and math.isfinite(seen.energy_ratio):
+        said.append(f"{100 * seen.energy_ratio:.0f} % of its brightness is still in the frame.")
+    said.append(f"On average {100 * seen.out_of_frame_share:.0f} % of the frame has no image under it.")
+    return said
 
 
-def _scaled(images: Any) -> Array:
-    return np.multiply(as_numpy(images), PEAK)
+def notebook_page(heading: str, sentences: Iterable[str], preview: Preview | None) -> str:
+    """A small page for a notebook."""
+    said = "".join(f"<li>{html.escape(one)}</li>" for one in sentences)
+    parts = [f'<div style="{PAGE_STYLE}"><p><b>{html.escape(heading)}</b></p>']
+    if preview is not None:
+        means = [(preview.before, "mean before", ""), (preview.after, "mean after", "")]
+        parts.append(_row([_figure(*one, width=preview.width) for one in means]))
+    parts.append(f'<ul style="margin:.4em 0;padding-left:1.3em">{said}</ul>')
+    if preview is not None and preview.worst:
+        parts.append('<p style="margin:.6em 0 .2em">Least like the others, before and after:</p>')
+        parts.append(_row([_pair(one, preview.width) for one in preview.worst]))
+    return "".join([*parts, "</div>"])
+
+
+def _row(figures: Sequence[str]) -> str:
+    return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(figures)}</div>'
+
+
+def _pair(one: Thumbnail, width: int) -> str:
+    flag = "" if one.status == "ok" else f", {one.status}"
+    score = "" if math.isnan(one.score) else f" {one.score:.2f}"
+    both = "".join(
+        _image(data, f"{one.id} {side} alignment", width, PICTURE_WIDTH_PX // 2)
+        for data, side in ((one.before, "before"), (one.after, "after"))
+    )
+    return _framed(both, f"{one.id}{score}{flag}")
+
+
+def _figure(data: bytes, caption: str, alt: str, *, width: int) -> str:
+    return _framed(_image(data, alt or f"{caption} alignment", width, PICTURE_WIDTH_PX), caption)
+
+
+def _framed(inside: str, caption: str) -> str:
+    words = f'<figcaption style="font-size:12px;opacity:.75;max-width:{PICTURE_WIDTH_PX}px;overflow-wrap:anywhere">'
+    return f'<figure style="margin:0">{inside}{words}{html.escape(caption)}</figcaption></figure>'
+
+
+def _image(data: bytes, alt: str, width: int, shown: int) -> str:
+    sharp = "image-rendering:pixelated;" if width < MIN_SMOOTH_WIDTH_PX else ""
+    uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return f'<img src="{uri}" alt="{html.escape(alt)}" style="{sharp}width:{shown}px;background:#000">'

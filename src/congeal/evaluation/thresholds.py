@@ -30,8 +30,6 @@ MIN_DARK_PIXELS = 0.4
 
 COLLAPSE_ENERGY: Band = (0.9, 1.1)
 """Energy ratios of a set that kept its size; outside the object was shrunk, enlarged or lost."""
-LOST_ENERGY = 0.5
-"""Energy ratio below which an object at an unchanged scale was not shrunk but pushed out of the frame."""
 COMPARABLE_ENERGY: Band = (0.93, 1.07)
 """Energy ratios within which the costs of two iterates may be compared: shrinking lowers any cost."""
 HELD_ENERGY: Band = (0.95, 1.0)
@@ -45,7 +43,8 @@ costs 0.04 dB of APSNR on MNIST."""
 MATCH_INK: Band = (1 / 3, 3.0)
 """Ink of one image divided by that of its source while its pose is searched; a narrow two needs more than twice."""
 LOST_INK = 0.5
-"""Share of its ink below which an aligned image has failed."""
+"""Share of its ink below which an aligned image has failed, and a whole set at an unchanged scale was not shrunk but
+pushed out of the frame."""
 BLANK_INK = 0.02
 """Share of the set's median ink up to which a source image is blank."""
 
@@ -63,17 +62,15 @@ MAX_SCALE_RATIO = 3.0
 # ---- where likeness is measured
 
 MIN_PIXEL_COVERAGE = 0.5
-"""Least share of a pixel that has image under it, for the pixel to count."""
-MIN_SHOWING_SHARE = 0.3
-"""Least share of the other images that must show a pixel, for their mean to count there."""
+"""Least share of a pixel that has image under it, for the pixel to count; and least share of the other images that must
+show a pixel, for their mean to count there (a share of 0.3 gives the same verdicts)."""
 MEASURED_SIDE_PX = 192
 """Longer side of the images that likeness is measured on; larger ones change it little and take longer."""
-MAX_FINE_IMAGES = 2_000
-"""Largest set that is measured at `MEASURED_SIDE_PX`; larger ones at the size they were aligned at, to save time."""
 MAX_SAMPLE_VALUES = 16_000_000
 """Pixel values of the images that are kept in memory and compared with each other (64 MB)."""
 MAX_SAMPLE_IMAGES = 2_000
-"""Images that are compared with each other; all further ones are compared with these."""
+"""Images that are compared with each other; all further ones are compared with these, and sets with more are measured
+at the size they were aligned at, to save time."""
 MAX_PAIRED_IMAGES = 256
 """Images of which every two are compared."""
 
@@ -93,9 +90,6 @@ MIN_HOMOGRAPHY_NOISE_RATIO = {"photo": 1.65, "object": 2.1}
 CLEAR_OBJECT_LIKENESS = 0.6
 """Likeness from which objects are not tested against noise under homographies, of which so few independent samples as
 a digit one has do not exclude anything. Random blobs on black ground end at 0.2 to 0.5, digits at 0.7 and more."""
-MIN_START_NOISE_RATIO = 1.0
-"""Likeness at the start, in units of what noise reaches by shifts, from which photographs are not tested against noise:
-nothing was fitted there. Noise, gravel and clothes 0 to 0.5, small faces of many people 1.3 and more."""
 
 # ---- outliers
 
@@ -108,8 +102,6 @@ MIN_LIKENESS_SHARE = {"photo": 0.4, "object": 0.68}
 """Least likeness of an inlier, as a share of the typical one. Foreign objects are more like the others than foreign
 photographs are, because both lie on empty ground. Chosen on 40 sets of MNIST training digits with 30 % foreign ones and
 on the photographs of the verdict benchmark, see docs/lessons.md."""
-NOISE_DEVIATIONS = 0.5
-"""Standard deviations by which an inlier is more like the others than noise is."""
 
 # ---- sequences, in which each image is compared with those near it in time
 
@@ -144,16 +136,14 @@ MIN_BETWEEN_GROUP_LIKENESS = {"photo": 0.42, "object": 0.82}
 """Least likeness between the two groups of a set of one kind, divided by the likeness inside them. Photographs: faces
 of one person 0.48 and more, half of them turned 0.33 and less. Objects: 20 sets of one digit 0.90 and more, but 0.65 to
 0.73 for twos, with and without a loop; two digits, or one of them mirrored or turned, 0.47 to 0.78, once 0.88."""
-MIN_GROUP_SHARE = 0.15
+MIN_GROUP_SHARE = 1 - MIN_MATCHING_SHARE
 """Least share of a set that is another kind; fewer images are a few outliers."""
 MIN_GROUP_IMAGES = 3
 """Least number of images in one of two groups: of fewer there is no likeness inside."""
 MIN_RISE = 0.005
 """Least rise of likeness that counts, however significant."""
-MIN_FALL = 0.02
-"""Least fall of likeness that counts, however significant …"""
 MIN_FALL_SHARE = 0.08
-"""… or this share of the likeness, if that is less, as in noisy stacks."""
+"""Least fall of likeness that counts, however significant, as a share of the likeness (verdict benchmark)."""
 SIGNIFICANT_ERRORS = 3.0
 """Standard errors, over images, by which a change of likeness is significant."""
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from congeal.comparison.compare import true_error
 from congeal.comparison.process import align_source, run_in_process
 from congeal.evaluation import RunningStats, apsnr_from_variance, as_numpy
-from congeal.evaluation.apsnr import decibels
+from congeal.evaluation.pixels import decibels
 from congeal.experiments.experiment import QUICK_PARAMS, Cell, Options
 from congeal.experiments.tables import Row
 from congeal.geometry import invert, warp

@@ -7,7 +7,6 @@ at or behind the horizon have none. `congeal.geometry.warping.coverage` gives th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,46 +14,19 @@ import torch
 from congeal.geometry.matrix import Size
 from congeal.geometry.warping import MIN_DENOMINATOR, to_units
 
-_PIXELS_AT_ONCE = 1 << 17  # they stay in the cache
-
-
-@dataclass(frozen=True)
-class Cover:
-    """What one image covers of a frame of `size`: of row y the columns from first[y] to stop[y] wholly, of the pixels
-    at `places` of the flattened frame, which are all others, the shares (M,) float32."""
-
-    size: Size
-    first: np.ndarray
-    stop: np.ndarray
-    places: np.ndarray
-    shares: np.ndarray
-
-    def dense(self) -> np.ndarray:
-        """(h, w) float32."""
-        out = np.ones(self.size, np.float32)
-        out.reshape(-1)[self.places] = self.shares
-        return out
-
-
-def cover_of(source_from_frame: np.ndarray, source: Size, size: Size) -> Cover:
-    """What an image of size `source` covers of a frame, for one matrix (3, 3)."""
-    unit = _units(source_from_frame[None], source, size)[0]
-    first, stop = columns_inside(unit, source, size)
-    row = np.arange(size[0]) * size[1]
-    # All pixels before the first and from the last on, row by row: how many, and where each run of them begins.
-    lengths, begins = np.concatenate([first, size[1] - stop]), np.concatenate([row, row + stop])
-    ends = np.cumsum(lengths)
-    places = np.repeat(begins - ends + lengths, lengths) + np.arange(ends[-1])
-    y, x = np.divmod(places, size[1])
-    return Cover(size, first, stop, places, _shares(unit[:, 0, None] * x + unit[:, 1, None] * y + unit[:, 2:], source))
+PIXELS_AT_ONCE = 1 << 17
+"""Pixels whose shares are computed together: they stay in the processor's cache."""
 
 
 def covered(source_from_frame: np.ndarray, source: Size, size: Size) -> np.ndarray:
     """(B, h, w) float32: the share of each pixel that lies inside, exactly 1 well inside, for matrices (B, 3, 3)."""
-    if len(source_from_frame) == 1:
-        return cover_of(source_from_frame[0], source, size).dense()[None]
-    out = np.empty((len(source_from_frame), *size), np.float32)
-    units, at_once = _units(source_from_frame, source, size), max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))
+    out = np.ones((len(source_from_frame), *size), np.float32)
+    units = to_units(torch.from_numpy(np.asarray(source_from_frame, dtype=np.float64)), source, size).numpy()
+    if len(units) == 1:  # only pixels at the image's edges have to be computed
+        for columns in columns_at_edges(*columns_inside(units[0], source, size), size[1]):
+            out[..., columns] = shares_of(units, source, size[0], columns)
+        return out
+    at_once = max(1, PIXELS_AT_ONCE // (size[0] * size[1]))
     for start in range(0, len(out), at_once):
         out[start : start + at_once] = shares_of(units[start : start + at_once], source, size[0], slice(0, size[1]))
     return out
@@ -64,24 +36,13 @@ def shares_of(units: np.ndarray, source: Size, height: int, columns: slice) -> n
     """What `covered` gives in some columns of so many rows, for unit_from_output (b, 3, 3)."""
     x, y = np.arange(columns.start, columns.stop), np.arange(height)[:, None]
     matrix = np.moveaxis(units, 0, -1)[..., None, None]
-    across, down = (matrix[:, 0] * x).astype(np.float32), (matrix[:, 1] * y + matrix[:, 2]).astype(np.float32)
-    return _shares(across + down, source)
-
-
-def _units(source_from_frame: np.ndarray, source: Size, size: Size) -> np.ndarray:
-    return to_units(torch.from_numpy(np.asarray(source_from_frame, dtype=np.float64)), source, size).numpy()
-
-
-def _shares(place: np.ndarray, source: Size) -> np.ndarray:
-    """The shares of points (3, …), not divided by their depth yet, as float32. Overwrites them."""
+    place = (matrix[:, 0] * x).astype(np.float32) + (matrix[:, 1] * y + matrix[:, 2]).astype(np.float32)
+    share = (place[2] > MIN_DENOMINATOR).astype(np.float32)
     depth = np.maximum(place[2], MIN_DENOMINATOR, dtype=place.dtype)
     for axis, length in ((0, source[1]), (1, source[0])):
-        share = np.abs(np.divide(place[axis], depth, out=place[axis]), out=place[axis])
-        share *= -length / 2  # from -1 to 1 between the outer edges, in pixels from the outermost that count
-        share += (length + 1) / 2
-        np.clip(share, 0, 1, out=share)
-    product = place[0] * place[1] * (place[2] > MIN_DENOMINATOR)
-    return product.astype(np.float32, copy=False)
+        # From -1 to 1 between the outer edges, in pixels from the outermost that count.
+        share *= np.clip((length + 1) / 2 - length / 2 * np.abs(place[axis] / depth), 0, 1)
+    return share
 
 
 def columns_at_edges(first: np.ndarray, stop: np.ndarray, width: int) -> list[slice]:

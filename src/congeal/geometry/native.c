@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define VERSION 1
-#define MIN_DENOMINATOR 0.1 /* as in sampling.py */
+#define MIN_DENOMINATOR 0.1 /* as in warping.py */
 #define AHEAD 18            /* pixels after which the filter has forgotten: 0.344^18 is below float32's last digit */
 #define STRIP_BYTES 400000  /* columns that are filtered at a time stay in the cache */
 #define CHUNK 256           /* output pixels whose places are worked out together */
@@ -288,7 +288,7 @@ INLINED void sample_linear(Places *at, const Plane *plane)
     }
 }
 
-/* How much of a sample comes from inside, as in cover.py. */
+/* How much of a sample comes from inside, as in frame_coverage.py. */
 static float share(double x, double y, double depth, const Plane *plane)
 {
     if (!(depth > MIN_DENOMINATOR)) return 0;

@@ -13,7 +13,7 @@ import torch.nn.functional as functional
 from congeal.errors import CongealError
 from congeal.geometry import native
 from congeal.geometry.frame_coverage import shares_of
-from congeal.geometry.kernels import Interpolation, Room, interpolate, spline_coefficients
+from congeal.geometry.kernels import Interpolation, interpolate, spline_coefficients
 from congeal.geometry.matrix import rescale
 from congeal.geometry.warping import to_units
 from congeal.images.canvas import Placement, put_on_canvas
@@ -190,13 +190,13 @@ def _sample_by_torch(
         values[:, channel] = pixels[..., channel]
     kernel = sampling.kernel(dtype)
     limits = _range(values, dtype) if kernel in ("bicubic", "lanczos") else None
-    images = torch.from_numpy(spline_coefficients(values, overwrite=True) if kernel == "bicubic" else values)
+    images = torch.from_numpy(spline_coefficients(values) if kernel == "bicubic" else values)
     units = to_units(torch.from_numpy(source_from_aligned), (height, width), size)
-    out, room = np.empty((batch, *size, channels), dtype), Room()
+    out = np.empty((batch, *size, channels), dtype)
     for rows in row_slices(size[0], max(1, PIXELS_AT_ONCE // (batch * size[1]))):
         unit, count = units.clone(), rows.stop - rows.start
         unit[:, :, 2] += rows.start * unit[:, :, 1]  # rows are counted from the first of this part
-        part = interpolate(images, unit, (count, size[1]), kernel, room).numpy()
+        part = interpolate(images, unit, (count, size[1]), kernel).numpy()
         if limits is not None:
             np.clip(part, *limits, out=part)
         if sampling.fill != "edge":

@@ -23,7 +23,7 @@ import torch
 
 from congeal.errors import CongealError, MissingExtra, did_you_mean, first_line
 from congeal.evaluation import Quality
-from congeal.evaluation.preview import describe_metrics, notebook_page
+from congeal.evaluation.quality import describe_metrics, notebook_page
 from congeal.execution import in_this_process
 from congeal.files import write_bytes
 from congeal.geometry import MOTIONS

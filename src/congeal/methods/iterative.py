@@ -16,9 +16,8 @@ from congeal.methods.base import Method
 from congeal.methods.checks import CountOrZero, NotNegative, PositiveOrEndless, Some
 from congeal.methods.fit_context import FitContext
 from congeal.registration.batching import chunks, start_poses
-from congeal.registration.best_iterate import BestIterate
 from congeal.registration.features import ImageFeatures
-from congeal.registration.gauge import Gauge, corner_motion
+from congeal.registration.gauge import BestIterate, Gauge, corner_motion
 from congeal.registration.gauss_newton import GaussNewton
 
 CANVAS_MARGIN = 0.25

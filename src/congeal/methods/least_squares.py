@@ -16,7 +16,7 @@ import torch
 
 from congeal.execution import key_of
 from congeal.execution.threads import single_torch_thread
-from congeal.filters import gaussian_blur
+from congeal.filters import frame_unit, gaussian_blur
 from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.methods.checks import Positive, Reference
@@ -24,7 +24,6 @@ from congeal.methods.fit_context import FitContext
 from congeal.methods.iterative import GaussNewtonMethod, Iterations, double_images, step_until_still, why_still
 from congeal.registration.batching import chunks, stack_values, start_poses
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
 from congeal.registration.gauge import Gauge
 from congeal.registration.gauss_newton import GaussNewton, Linearisation
 from congeal.registration.joint_gauss_newton import JointGaussNewton

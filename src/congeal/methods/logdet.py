@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from congeal.filters import gaussian_blur
+from congeal.filters import frame_unit, gaussian_blur
 from congeal.geometry import coverage, invert, warp
 from congeal.images import Stack
 from congeal.methods.checks import Count, Positive
@@ -30,7 +30,6 @@ from congeal.methods.iterative import (
 )
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
 from congeal.registration.gauge import mean_motion
 from congeal.registration.gauss_newton import steepest_descent
 

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from congeal.evaluation import Evidence, PixelMeter, Quality, blank, geometric_mean, scales
-from congeal.evaluation.bimodality import compare_groups
+from congeal.evaluation.grouping import compare_groups
 from congeal.evaluation.likeness import MeanContrast, Pictures, likeness_to_others
-from congeal.evaluation.null_model import homography_noise_likeness
-from congeal.evaluation.outliers import InlierModel
+from congeal.evaluation.outliers import InlierModel, homography_noise_likeness
 from congeal.evaluation.poses import frame_scales, implausible_scales
 from congeal.evaluation.thresholds import (
     LOST_INK,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from congeal.evaluation.likeness import Pictures, visible_contrast
-from congeal.evaluation.preview import Preview, Thumbnail
-from congeal.evaluation.sharpness import Sharpness
-from congeal.evaluation.thresholds import MAX_FINE_IMAGES, MEASURED_SIDE_PX
+from congeal.evaluation.likeness import Pictures, Sharpness, visible_contrast
+from congeal.evaluation.quality import Preview, Thumbnail
+from congeal.evaluation.thresholds import MAX_SAMPLE_IMAGES, MEASURED_SIDE_PX
 from congeal.geometry import normalise, warp
 from congeal.images import Stack
 from congeal.images.formats.output_files import png_bytes
@@ -40,7 +39,7 @@ class ContrastViews:
         self, stack: Stack, stack_from_frame: np.ndarray, kind: str, sight: FeatureSimilarity | None = None
     ) -> None:
         self.whole, self._sight = stack, sight
-        self.stack = stack.at(MEASURED_SIDE_PX) if len(stack) <= MAX_FINE_IMAGES else stack
+        self.stack = stack.at(MEASURED_SIDE_PX) if len(stack) <= MAX_SAMPLE_IMAGES else stack
         self.count = len(stack)
         self._poses, self._features = stack_from_frame, pixel_features(kind)
         phase = SAMPLING_PHASE_PX

@@ -18,7 +18,7 @@ import numpy as np
 from congeal.execution import divide_images
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import write_bytes
-from congeal.geometry.frame_coverage import cover_of, covered
+from congeal.geometry.frame_coverage import covered
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import ImageSource, SkippedImage, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
 from congeal.images.formats.shards import ShardWriter
@@ -168,8 +168,6 @@ class Drawing:
         empty = self.sampling.fill != "edge" and math.isnan(self.sampling.fill)
         if not self.weigh and not empty and drawn.masks is None:
             return View(levels, None)
-        if len(levels) == 1 and levels.dtype == np.uint8 and drawn.masks is None:
-            return View(levels, cover_of(source_from_frame[0], source, drawn.size))
         cover = covered(source_from_frame, source, drawn.size)
         if empty and levels.dtype.kind == "f":  # nothing is no brightness, however little it weighs
             cover, levels = np.where(cover < 0.5, 0, cover), np.nan_to_num(levels)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError, did_you_mean, require
-from congeal.geometry.extents import Box, centred, reached, shared
+from congeal.geometry.boxes import Box, centred, reached, shared
 from congeal.geometry.kernels import INTERPOLATIONS
 from congeal.images import ImageSource, UnreadableImage
 from congeal.images.formats.video import check_video_output

@@ -16,7 +16,6 @@ import numpy as np
 from congeal.evaluation import RunningStats
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import DAMAGED, replacing
-from congeal.geometry.frame_coverage import Cover
 from congeal.images import SkippedImage
 from congeal.pipeline.display import png
 
@@ -27,11 +26,10 @@ SIDES = ("after", "before")
 
 
 class View(NamedTuple):
-    """Images as they lie in a frame: levels (B,h,w,c) on the 0–255 scale, and what each pixel weighs (B,h,w,1), or what
-    a single 8-bit image covers."""
+    """Images as they lie in a frame: levels (B,h,w,c) on the 0–255 scale, and what each pixel weighs (B,h,w,1)."""
 
     levels: np.ndarray
-    weights: np.ndarray | Cover | None
+    weights: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,7 @@ class Picture:
         """Take in some images; those of one kind that follow one another together."""
         for (_, kind), alike in groupby(views, key=lambda view: (view.levels.dtype, type(view.weights))):
             levels, weights = zip(*alike, strict=True)
-            if kind is Cover:
-                self.stats.update_covering([image[0] for image in levels], weights)
-            else:
-                self.stats.update(np.concatenate(levels), np.concatenate(weights) if kind is np.ndarray else None)
+            self.stats.update(np.concatenate(levels), np.concatenate(weights) if kind is np.ndarray else None)
 
     def mean_png(self) -> bytes:
         """The mean."""

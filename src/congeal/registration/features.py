@@ -19,11 +19,10 @@ from typing import ClassVar
 import torch
 
 from congeal.evaluation.thresholds import MATCH_INK
-from congeal.filters import gaussian_blur, local_contrast, normalised_correlation
+from congeal.filters import centre_window, gaussian_blur, local_contrast, normalised_correlation, oriented_gradients
 from congeal.geometry import MOTIONS, coverage, warp
 from congeal.geometry.matrix import Size
 from congeal.geometry.warping import Padding
-from congeal.registration.filters import centre_window, oriented_gradients
 
 NO_MATCH = -1.0
 """The score of a pose that makes no sense."""

@@ -14,11 +14,11 @@ from functools import cached_property, lru_cache
 
 import torch
 
+from congeal.filters import gradient
 from congeal.geometry import from_normalised, map_points, matrix_from_parameters, n_parameters
 from congeal.geometry.matrix import Size, corners
 from congeal.geometry.motion import GENERATORS
 from congeal.geometry.warping import from_units, one_at_centre, sample_in_units, to_units
-from congeal.registration.filters import gradient
 
 
 def point_motion(points: torch.Tensor, frame: Size, motion: str) -> torch.Tensor:

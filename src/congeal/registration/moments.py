@@ -25,16 +25,19 @@ MIN_SPREAD_PX = 0.5
 
 def intensity_moments(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Images (B, C, H, W) → centre of their ink (B, 2) as (x, y), and its covariance (B, 2, 2), in float64."""
-    ink = images.double().clamp(min=0).sum(1)
+    _, centre, xx, yy, xy = _moments(images.double().clamp(min=0).sum(1))
+    return centre, torch.stack([xx + MIN_VARIANCE_PX2, xy, xy, yy + MIN_VARIANCE_PX2], 1).view(-1, 2, 2)
+
+
+def _moments(ink: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of intensities (B, H, W): total, centre (B, 2), variance along x and along y, and covariance."""
     y, x = (torch.arange(size, dtype=torch.float64) for size in ink.shape[-2:])
     columns, rows = ink.sum(1), ink.sum(2)
     total = rows.sum(1).clamp(min=MIN_TOTAL)
     centre = torch.stack([(columns * x).sum(1), (rows * y).sum(1)], 1) / total[:, None]
     from_x, from_y = x - centre[:, :1], y - centre[:, 1:]
-    xx = (columns * from_x.square()).sum(1) / total + MIN_VARIANCE_PX2
-    yy = (rows * from_y.square()).sum(1) / total + MIN_VARIANCE_PX2
-    xy = ((ink * from_x[:, None, :]).sum(2) * from_y).sum(1) / total
-    return centre, torch.stack([xx, xy, xy, yy], 1).view(-1, 2, 2)
+    xx, yy = (columns * from_x.square()).sum(1) / total, (rows * from_y.square()).sum(1) / total
+    return total, centre, xx, yy, ((ink * from_x[:, None, :]).sum(2) * from_y).sum(1) / total
 
 
 def moment_poses(
@@ -47,12 +50,12 @@ def moment_poses(
     centre, spread = intensity_moments(images)
     aim, aim_spread = intensity_moments(template[None])
     root, aim_root = _root(spread), _root(aim_spread)
-    linear = _inverse(root) @ _linear_at(start.double(), aim[0]) @ aim_root
+    linear = torch.linalg.inv(root) @ _linear_at(start.double(), aim[0]) @ aim_root
     nearest = torch.atan2(linear[:, 1, 0] - linear[:, 0, 1], linear[:, 0, 0] + linear[:, 1, 1])
     angle = nearest[:, None] + turns.double()
     cos, sin = angle.cos(), angle.sin()
     turned = torch.stack([cos, -sin, sin, cos], -1).view(*angle.shape, 2, 2)
-    moved = root[:, None] @ turned @ _inverse(aim_root)
+    moved = root[:, None] @ turned @ torch.linalg.inv(aim_root)
     poses = torch.eye(3, dtype=torch.float64).repeat(*angle.shape, 1, 1)
     poses[..., :2, :2] = moved
     poses[..., :2, 2] = centre[:, None] - (moved * aim[0]).sum(-1)
@@ -66,19 +69,9 @@ def evenly_spaced_angles(reach: float, count: int) -> torch.Tensor:
 
 def _root(matrix: torch.Tensor) -> torch.Tensor:
     """The symmetric root of positive matrices (B, 2, 2)."""
-    least = _determinant(matrix).clamp(min=0).sqrt()
-    trace = matrix[..., 0, 0] + matrix[..., 1, 1]
-    eye = torch.eye(2, dtype=matrix.dtype)
-    return (matrix + least[..., None, None] * eye) / (trace + 2 * least).sqrt()[..., None, None]
-
-
-def _determinant(matrix: torch.Tensor) -> torch.Tensor:
-    return matrix[..., 0, 0] * matrix[..., 1, 1] - matrix[..., 0, 1] * matrix[..., 1, 0]
-
-
-def _inverse(matrix: torch.Tensor) -> torch.Tensor:
-    swapped = torch.stack([matrix[..., 1, 1], -matrix[..., 0, 1], -matrix[..., 1, 0], matrix[..., 0, 0]], -1)
-    return swapped.view(matrix.shape) / _determinant(matrix)[..., None, None]
+    least = torch.linalg.det(matrix).clamp(min=0).sqrt()[..., None, None]
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return (matrix + least * torch.eye(2, dtype=matrix.dtype)) / (trace + 2 * least).sqrt()
 
 
 def _linear_at(poses: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
@@ -96,21 +89,14 @@ def frame_from_view(shown: torch.Tensor, view: Size) -> torch.Tensor:
     """
     ink = shown.mean(1).double().clamp(min=0)
     height, width = ink.shape[-2:]
-    x, y = torch.arange(width, dtype=torch.float64), torch.arange(height, dtype=torch.float64)
-    total = ink.sum((1, 2))
-    known = total > 1e-6
-    total = total.clamp(min=1e-6)
-    columns, rows = ink.sum(1), ink.sum(2)
-    centre_x, centre_y = (columns * x).sum(1) / total, (rows * y).sum(1) / total
-    dx, dy = x - centre_x[:, None], y - centre_y[:, None]
-    xx, yy = (columns * dx.square()).sum(1) / total, (rows * dy.square()).sum(1) / total
-    xy = ((ink * dx[:, None]).sum(2) * dy).sum(1) / total
+    total, centre, xx, yy, xy = _moments(ink)
+    known = total > MIN_TOTAL
     shear = (xy / yy.clamp(min=MIN_SPREAD_PX**2)).clamp(-MAX_SHEAR, MAX_SHEAR)
     across = (xx - 2 * shear * xy + shear.square() * yy).clamp(min=0)
     spread = (across + yy).sqrt().clamp(min=MIN_SPREAD_PX)
     scale = torch.where(known, 2 * VIEW_DEVIATIONS * spread / max(view), max(height, width) / max(view))
     shear = torch.where(known, shear, 0)
-    centre_x, centre_y = torch.where(known, centre_x, (width - 1) / 2), torch.where(known, centre_y, (height - 1) / 2)
+    centre_x, centre_y = torch.where(known[:, None], centre, centre.new_tensor([width - 1, height - 1]) / 2).unbind(1)
     matrix = torch.zeros(len(ink), 3, 3, dtype=torch.float64)
     middle_x, middle_y = (view[1] - 1) / 2, (view[0] - 1) / 2
     matrix[:, 0, 0], matrix[:, 0, 1] = scale, shear * scale

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 
@@ -17,28 +16,16 @@ from congeal.geometry import MOTIONS, invert
 from congeal.geometry.matrix import Size
 from congeal.registration.gauge import within_motion
 from congeal.registration.tile_refinement import LevelImages, refine_tiles
-from congeal.registration.tile_solver import TileSolver
+from congeal.registration.tiles import TileSolver
 
 TRIAL_PASSES, TRIAL_TILES = 2, 64
 """Refinement passes and tiles with which each motion is tried: enough to order them (everyday.py precision)."""
 MIN_GAIN = 0.002
-"""ExplainedVariance variance that a larger motion must add; less is not worth a parameter, however significant."""
+"""Explained variance that a larger motion must add; less is not worth a parameter, however significant."""
 GAIN_ERRORS = 2.0
-"""Standard errors by which the gain must exceed zero over all images …"""
-BLOCK_GAIN_ERRORS = 4.0
-"""… or over the blocks of one image, the one of many that gains most: of five frames only the first may have turned."""
+"""Standard errors by which the gain must exceed zero over all images."""
 NOTHING_UNEXPLAINED = 1e-6
 """Unexplained shares below this count as this: copies without noise are explained up to rounding."""
-
-
-class ExplainedVariance(NamedTuple):
-    """ExplainedVariance variance of n images with one motion.
-
-    share (n,): of each image's variance. unexplained (n, blocks): the rest by block, where it is known.
-    """
-
-    share: torch.Tensor
-    unexplained: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +68,7 @@ def choose_motion(
     poses, tiles = poses.double(), level.choose_tiles(poses.double(), keep, most=TRIAL_TILES)
     variance: torch.Tensor | None = None
 
-    def explain(motion: str) -> ExplainedVariance:
+    def explain(motion: str) -> torch.Tensor:
         nonlocal variance
         begin = restricted(poses, start, motion, level.stack.frame)
         refined = refine_tiles(level, begin, motion, keep, passes=TRIAL_PASSES, tiles=tiles)
@@ -91,31 +78,25 @@ def choose_motion(
             solver.explained_variance(values, covered, keep[rows], variance)
             for rows, values, covered in level.sample(refined.poses, tiles)
         ]
-        share, unexplained = (torch.cat(one)[keep] for one in zip(*parts, strict=True))
-        return ExplainedVariance(share, unexplained)
+        return torch.cat(parts)[keep]
 
     return simplest(explain, motions)
 
 
-def simplest(explain: Callable[[str], ExplainedVariance], motions: Sequence[str] = MOTIONS) -> MotionChoice:
-    """The simplest sufficient motion; explain: tries one motion on some images.
+def simplest(explain: Callable[[str], torch.Tensor], motions: Sequence[str] = MOTIONS) -> MotionChoice:
+    """The simplest sufficient motion; explain: the explained variance of n images (n,) with one motion.
 
     From the simplest on, a motion is compared with the next one and with the largest; the rest need not be tried.
     """
-    tried: dict[str, ExplainedVariance] = {}
-
-    def get(motion: str) -> ExplainedVariance:
-        if motion not in tried:
-            tried[motion] = explain(motion)
-        return tried[motion]
-
-    chosen = motions[-1]
-    get(chosen)
+    chosen, tried = motions[-1], {motions[-1]: explain(motions[-1])}
     for motion, following in pairwise(motions):
-        if not any(_explains_more(get(other), get(motion)) for other in (motions[-1], following)):
+        for other in (motion, following):
+            if other not in tried:
+                tried[other] = explain(other)
+        if not any(_explains_more(tried[other], tried[motion]) for other in (motions[-1], following)):
             chosen = motion
             break
-    return MotionChoice(chosen, {name: float(tried[name].share.nanmean()) for name in motions if name in tried})
+    return MotionChoice(chosen, {name: float(tried[name].nanmean()) for name in motions if name in tried})
 
 
 def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:
@@ -126,18 +107,12 @@ def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Siz
     return begin @ within_motion(invert(begin) @ poses.double(), motion, frame)
 
 
-def _explains_more(one: ExplainedVariance, other: ExplainedVariance) -> bool:
+def _explains_more(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether one motion explains more of the images than another, by more than chance."""
-    known = one.share.isfinite() & other.share.isfinite()
-    gain = (one.share - other.share)[known]
-    if len(gain) < 2 or float(gain.mean()) <= MIN_GAIN:
+    known = one.isfinite() & other.isfinite()
+    if known.sum() < 2 or float((one - other)[known].mean()) <= MIN_GAIN:
         return False
     # Unexplained shares are compared by their logarithms: one image may gain far more than the rest.
-    ratio = [(1 - each.share[known]).clamp(min=NOTHING_UNEXPLAINED).log() for each in (other, one)]
-    by_image = ratio[0] - ratio[1]
-    if float(by_image.mean()) > GAIN_ERRORS * float(by_image.std()) / len(by_image) ** 0.5:
-        return True
-    if one.unexplained is None or other.unexplained is None:
-        return False
-    chance = (other.unexplained - one.unexplained)[known].square().sum(1).sqrt().clamp(min=NOTHING_UNEXPLAINED)
-    return bool((gain > BLOCK_GAIN_ERRORS * chance).any())
+    less, more = ((1 - each[known]).clamp(min=NOTHING_UNEXPLAINED).log() for each in (other, one))
+    gain = less - more
+    return float(gain.mean()) > GAIN_ERRORS * float(gain.std()) / len(gain) ** 0.5

@@ -1,20 +1,35 @@
-"""Registration of single images to a template: scores, Gauss-Newton steps, random perturbations."""
+"""Registration of single images to a template: scores, the prior on poses, Gauss-Newton steps, random perturbations.
+
+The prior is estimated from the inliers of the set itself. Initial boxes of photographs are wrong in similar ways: most
+are shifted a little, few are sheared. The spread of the inliers' motion parameters regularises images with little
+evidence of their own (a profile, an occluded face).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import avg_pool2d
 
-from congeal.filters import gaussian_blur
-from congeal.geometry import from_normalised, homography_from_points, matrix_from_parameters, normalise, warp
+from congeal.evaluation.statistics import NORMAL_MAD
+from congeal.filters import centre_window, gaussian_blur
+from congeal.geometry import (
+    from_normalised,
+    homography_from_points,
+    invert,
+    matrix_from_parameters,
+    normalise,
+    rescale,
+    to_normalised,
+    warp,
+)
 from congeal.geometry.matrix import Size, corners
+from congeal.geometry.motion import GENERATORS
 from congeal.registration.batching import CHUNK_VALUES
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import centre_window, scaling
 from congeal.registration.gauss_newton import GaussNewton, point_motion
-from congeal.registration.pose_prior import PosePrior
 
 MAX_UNREDUCED_SIDE_PX = 40
 """Frames up to this size are not reduced: they fit into the cache as they are."""
@@ -24,6 +39,12 @@ MIN_REDUCED_SIDE_PX = 16
 """Reduced images keep at least this many pixels along the longer side."""
 MIN_DEPTH, MIN_AREA = 0.2, 0.02
 """Depth of the nearest corner and relative area of a random homography, below which it nearly folds the frame."""
+MAX_EXPONENT = 50.0
+"""Bound on the exponent of the prior, beyond which every score is 0 anyway."""
+MIN_DEVIATION = 0.01
+"""Smallest standard deviation of a parameter, in units of the half frame: inliers may not have moved at all yet."""
+PIXELS_PER_OBSERVATION = 20.0
+"""Neighbouring pixels are correlated: this many count as one independent observation (faces of LFW)."""
 
 
 def random_warps(
@@ -80,6 +101,67 @@ class Views:
         return few
 
 
+@dataclass
+class PosePrior:
+    """A Gaussian over the eight motion parameters of start⁻¹ · stack_from_frame."""
+
+    centre: torch.Tensor  # (8,)
+    spread: torch.Tensor  # (8,), standard deviations
+
+    @classmethod
+    def from_poses(cls, start: torch.Tensor, poses: torch.Tensor, frame: Size) -> PosePrior:
+        """From poses (N, 3, 3) of inliers and their initial poses."""
+        moved = parameters(start, poses, frame)
+        centre = moved.median(0).values
+        spread = NORMAL_MAD * (moved - centre).abs().median(0).values
+        return cls(centre, (spread.square() + MIN_DEVIATION**2).sqrt())
+
+    def tensor(self) -> torch.Tensor:
+        """(2, 8), to keep it in a file."""
+        return torch.stack([self.centre, self.spread])
+
+    def wider(self, times: float) -> PosePrior:
+        """The same prior with standard deviations `times` as large, for images whose initial pose may be wrong."""
+        return PosePrior(self.centre, times * self.spread)
+
+    def pull(
+        self, start: torch.Tensor, poses: torch.Tensor, frame: Size, count: int, prior_width: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """For a Gauss-Newton step in `count` parameters: deviations (B, count), and their precision (B or 1, count).
+
+        The precision is per unit of residual variance. `frame` may be a smaller picture of the same frame. looser (B,):
+        factors on the standard deviations of each image.
+        """
+        away, spread = parameters(start, poses, frame) - self.centre, self.spread[None, :count]
+        spread = spread if prior_width is None else spread * prior_width[:, None]
+        return away[:, :count], PIXELS_PER_OBSERVATION / spread.square()
+
+    def discount(
+        self, scores: torch.Tensor, start: torch.Tensor, poses: torch.Tensor, window: torch.Tensor
+    ) -> torch.Tensor:
+        """Correlations (B,) under a window (h, w), multiplied by the prior of the pose.
+
+        A correlation s of n observations has the likelihood (1 − s²)^(−n/2); the result is the correlation of the same
+        posterior.
+        """
+        frame = (window.shape[0], window.shape[1])
+        away = (parameters(start, poses, frame) - self.centre) / self.spread
+        observations = float(window.sum().square() / window.square().sum()) / PIXELS_PER_OBSERVATION
+        unexplained = (1 - scores.clamp(min=0).square()) * (away.square().sum(1) / observations).clamp(
+            max=MAX_EXPONENT
+        ).exp()
+        return torch.where(scores > 0, (1 - unexplained).clamp(min=0).sqrt(), scores)
+
+
+def parameters(start: torch.Tensor, poses: torch.Tensor, frame: Size) -> torch.Tensor:
+    """(B, 8) motion parameters of start⁻¹ · pose: its logarithm to second order."""
+    eye, basis = torch.eye(3).to(poses), GENERATORS.to(poses).reshape(8, 9)
+    off = normalise(to_normalised(invert(start) @ poses, frame)) - eye
+    log = (off - off @ off / 2).flatten(1)
+    log = log - log[:, 8:] * eye.flatten()
+    return (log @ basis.T) / basis.square().sum(1)
+
+
 class TemplateRegistration:
     """Scores and registers images against a template (C, h, w).
 
@@ -125,23 +207,17 @@ class TemplateRegistration:
         newton = GaussNewton(motion, frame, robust=self.image_features.robust)
         line = newton.linearise(template)
         poses, start = to_reduced(shrink, poses), to_reduced(shrink, start)
-        uniform = (
-            self.image_features.empty_ground and views.masks is None
-        )  # all pixels weigh alike: one Hessian for all images
-        if uniform and self.image_features.robust is None and self.prior is None:
+        uniform = self.image_features.empty_ground and views.masks is None and self.image_features.robust is None
+        if uniform and self.prior is None:  # all pixels weigh alike: one Hessian for all images
             block = max(1, CHUNK_VALUES // template.numel())  # what stays in cache between steps
             pieces = zip(images.split(block), poses.split(block), strict=True)
             poses = torch.cat([newton.descend(few, pose, line, steps) for few, pose in pieces]) if len(poses) else poses
         else:
             masks = views.masks_at(shrink)
             for _ in range(steps):
-                shown, weights = (
-                    warp(images, poses, frame),
-                    self.image_features.weights(poses, _size(images), frame, masks),
-                )
-                prior = None
-                if self.prior is not None:
-                    prior = self.prior.pull(start, poses, frame, line.jacobian.shape[1])
+                weights = self.image_features.weights(poses, _size(images), frame, masks)
+                shown, count = warp(images, poses, frame), line.jacobian.shape[1]
+                prior = None if self.prior is None else self.prior.pull(start, poses, frame, count)
                 poses = normalise(newton.compose(poses, newton.delta(shown, line, weights, prior)))
         return from_reduced(shrink, poses)
 
@@ -185,3 +261,8 @@ def reduced_size(size: Size, shrink: int) -> Size:
 
 def _size(images: torch.Tensor) -> Size:
     return images.shape[-2], images.shape[-1]
+
+
+def scaling(factor: float) -> torch.Tensor:
+    """The matrix that makes a picture `factor` times as large, outer edges on outer edges."""
+    return torch.as_tensor(rescale((1, 1), (factor, factor))).float()  # type: ignore[arg-type]

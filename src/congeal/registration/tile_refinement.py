@@ -17,15 +17,17 @@ from congeal.images import Stack
 from congeal.registration.batching import CHUNK_VALUES
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import Gauge, mean_motion
-from congeal.registration.tile_solver import (
+from congeal.registration.tiles import (
+    MOST_TILES,
     REDUCTION_ERROR_PX,
     SAMPLING_ERROR_PX,
+    Tiles,
     TileSolver,
     TileSteps,
     TileSums,
     TileTemplate,
+    tile_side,
 )
-from congeal.registration.tiles import MOST_TILES, Tiles, tile_side
 
 MAX_PASSES = 6
 """Gauss-Newton passes over a set at one level; two to four are usual."""
@@ -219,17 +221,18 @@ def register_tiles(
     poses: torch.Tensor,
     template: TileTemplate,
     motion: str,
-    passes: int = MAX_PASSES,
+    *,
+    moves: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each of a batch of new images alone to a given template: poses, and their standard errors in frame pixels.
 
-    passes: 0 leaves the poses as they are and only gives their errors.
+    moves: False leaves the poses as they are and only gives their errors.
     """
     solver, found, member = TileSolver(template, motion), poses.double(), torch.zeros(len(rows), dtype=torch.bool)
 
     def solve() -> TileSteps:
         return solver.solve(*level.on_tiles(rows, found, template.tiles), member)
 
-    for _ in range(passes):
+    for _ in range(MAX_PASSES if moves else 0):
         found = solver.newton.compose(found, solve().delta)
     return found, solve().error

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from congeal.geometry.decompose import decompose
-from congeal.geometry.matrix import invert
+from congeal.geometry.matrix import decompose, invert
 from congeal.geometry.orientation import MIRROR, mirrored, quarter_turns, upright_from_source
 from congeal.report.charts import lines
 

@@ -16,7 +16,7 @@ from congeal.filters import NEIGHBOURHOOD_SHARE, gaussian_blur, local_contrast, 
 from congeal.geometry import warp
 from congeal.geometry.frame_coverage import covered
 from congeal.geometry.matrix import invert, map_points
-from congeal.geometry.point_fit import transform_from_points
+from congeal.geometry.motion import transform_from_points
 from congeal.images import warp_pixels
 from congeal.images.canvas import place
 from congeal.pipeline.display import fit_within

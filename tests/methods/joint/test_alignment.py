@@ -98,7 +98,7 @@ def copies() -> np.ndarray:
 @pytest.fixture
 def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few images, so that there is something to save between them."""
-    monkeypatch.setattr("congeal.registration.batching.CHUNK_VALUES", 64 * 64 * 5)
+    monkeypatch.setattr("congeal.registration.batching.CHUNK_VALUES", 64 * 64)
 
 
 OPTIONS: dict[str, Any] = {"size": 32, "fit_sample": 8, "restarts": 0}
@@ -106,7 +106,7 @@ OPTIONS: dict[str, Any] = {"size": 32, "fit_sample": 8, "restarts": 0}
 
 @pytest.mark.usefixtures("short_batches")
 def test_a_fit_that_is_interrupted_anywhere_ends_with_the_same(copies: np.ndarray) -> None:
-    """Motion, finer levels, and images that are registered after the sample; from the middle of each stage."""
+    """Motion, finer levels, and images that are placed after the sample; from the middle of each stage."""
     alone = JointAlignment(**OPTIONS).fit(copies)
     assert alone.motion_ == "similarity"
     assert alone.levels_ == (32, 64)
@@ -117,8 +117,8 @@ def test_a_fit_that_is_interrupted_anywhere_ends_with_the_same(copies: np.ndarra
     stages: dict[str, bytes] = {}
     for state in kept.states:
         saved = Kept(state).load()["state"]  # type: ignore[index]
-        stages.setdefault("refined" if "refined" in saved else "registered", state)
-    assert list(stages) == ["registered", "refined"]
+        stages.setdefault("placed" if "placed" in saved else "sample", state)
+    assert list(stages) == ["sample", "placed"]
     for state in stages.values():
         resumed = JointAlignment(**OPTIONS).fit(copies, checkpoint=Kept(state))
         assert resumed.transforms_ == alone.transforms_

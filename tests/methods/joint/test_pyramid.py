@@ -20,8 +20,7 @@ from congeal.images import stack as stacks
 from congeal.methods.base import Method
 from congeal.registration.features import PhotoEdges
 from congeal.registration.tile_refinement import LevelImages, refine_tiles
-from congeal.registration.tile_solver import TileSolver, TileSums
-from congeal.registration.tiles import Tiles
+from congeal.registration.tiles import Tiles, TileSolver, TileSums
 
 SIDE = 96
 FRAME = (SIDE, SIDE)

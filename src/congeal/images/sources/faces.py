@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from congeal.errors import CongealError, require
 from congeal.execution.threads import map_ordered, usable_cores
-from congeal.geometry.boxes import Size, fit_boxes, grow_boxes
+from congeal.geometry.boxes import fit_boxes, grow_boxes
+from congeal.geometry.matrix import Size
 from congeal.images.intensity import intensity_range, select_channels
 from congeal.images.sources.base import ImageSource, Indices, UnreadableImage
 from congeal.images.sources.views import SourceView

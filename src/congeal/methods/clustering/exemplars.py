@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from congeal.evaluation.coherence import coherence
+from congeal.evaluation.likeness import coherence
 from congeal.geometry.matrix import Size
 from congeal.geometry.warping import one_at_centre, sample_in_units, to_units
 from congeal.images import Stack

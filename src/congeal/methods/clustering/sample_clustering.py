@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
-from congeal.evaluation.coherence import coherence, least_coherence
+from congeal.evaluation.likeness import coherence, least_coherence
 from congeal.execution.threads import map_ordered, single_torch_thread
 from congeal.images import Stack
 from congeal.methods.clustering.exemplars import BATCH_IMAGES, NEAREST_AVERAGED, NO_MATCH, Exemplars, GroupModel

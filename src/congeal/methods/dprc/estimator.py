@@ -26,9 +26,8 @@ from congeal.methods.dprc.training import Trainer
 from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.methods.joint.alignment import choose_sample
-from congeal.methods.joint.initialisation import initialise, reference_features
-from congeal.methods.joint.refinement import last_sound, register_jointly
 from congeal.methods.joint.state import Sample, State
+from congeal.methods.joint.template import initialise, last_sound, reference_features, register_jointly
 from congeal.registration.batching import chunks, start_poses
 from congeal.registration.features import ImageFeatures, robust_features
 from congeal.registration.template_registration import TemplateRegistration, Views

@@ -13,12 +13,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from congeal.filters import gaussian_blur
 from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, warp
 from congeal.geometry.matrix import Size
 from congeal.geometry.motion import IDENTITY
-from congeal.registration.filters import scaling
-from congeal.registration.template_registration import reduced
+from congeal.registration.template_registration import reduced, scaling
 
 SHRINK_STEP_PX = 1.5
 """Frame pixels per view pixel: from twice this on, images are shrunk before they are blurred, which costs less."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from congeal.filters import frame_unit
 from congeal.geometry import warp
 from congeal.methods.checks import find_device
 from congeal.methods.dprc.losses import (
@@ -34,9 +35,7 @@ from congeal.methods.dprc.networks import DeSTNet, SmallAutoEncoder, Softening
 from congeal.methods.fit_context import FitContext
 from congeal.methods.joint.state import Sample, State
 from congeal.registration.features import at_most
-from congeal.registration.filters import frame_unit
-from congeal.registration.pose_prior import PosePrior
-from congeal.registration.template_registration import Views, random_warps, reduced, to_reduced
+from congeal.registration.template_registration import PosePrior, Views, random_warps, reduced, to_reduced
 
 if TYPE_CHECKING:
     from congeal.methods.dprc.estimator import DPRC

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as functional
 
 from congeal.errors import CongealError
+from congeal.filters import frame_unit
 from congeal.images import Stack
 from congeal.methods.checks import CountOrZero, Factor, NotNegative, Positive, Range
 from congeal.methods.entropy.entropy import FunnelMethod
 from congeal.methods.entropy.entropy_search import Level
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
 from congeal.registration.reference import frames
 
 Units = Annotated[int, Range(least=4, every=2)]

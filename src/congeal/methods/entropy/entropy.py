@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
-from congeal.filters import gaussian_blur
+from congeal.filters import frame_unit, gaussian_blur
 from congeal.geometry import normalise
 from congeal.images import Stack
 from congeal.methods.base import Method
@@ -29,7 +29,6 @@ from congeal.methods.entropy.entropy_search import Level, Search
 from congeal.methods.fit_context import FitContext
 from congeal.methods.iterative import Iterations, place_each, why_still
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
 from congeal.registration.gauge import mean_motion
 
 SHORT_STEP = 2.0

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as functional
 
 from congeal.errors import CongealError
+from congeal.filters import frame_unit, gradient
 from congeal.images import Stack
 from congeal.methods.checks import CountOrZero, NotNegative, Positive, Range, Some
 from congeal.methods.entropy.entropy import FunnelMethod
 from congeal.methods.entropy.entropy_search import Level
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit, gradient
 
 SAMPLE_DESCRIPTORS = 20_000
 """Descriptors that k-means sees. Chosen by judgement: a thousand and more of each word."""

@@ -8,7 +8,7 @@
     pyramid           finer levels, up to the originals, while they move the poses by more than their error
 
 A set larger than `fit_sample` does this with a sample; every other image is then registered alone to its templates, as
-new images are (`place`). One mixture of the scores decides in every stage who is an inlier: `ScoreModel`.
+new images are (`place_each`). One mixture of the scores decides in every stage who is an inlier: `ScoreModel`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ from congeal.geometry import MOTIONS
 from congeal.images import Stack
 from congeal.images.plan import pyramid_sizes
 from congeal.methods.fit_context import FitContext
-from congeal.methods.joint.fitted_model import FittedModel
-from congeal.methods.joint.initialisation import initialise, reference_features
 from congeal.methods.joint.multistart import RESTART_PRIOR_WIDTH, register_each
-from congeal.methods.joint.pyramid import poses_at, refine_on_pyramid, register_on_pyramid
-from congeal.methods.joint.refinement import last_sound, register_jointly
-from congeal.methods.joint.state import Sample, State
+from congeal.methods.joint.pyramid import place_each, poses_at, refine_on_pyramid
+from congeal.methods.joint.state import FittedModel, Sample, State
+from congeal.methods.joint.template import initialise, last_sound, reference_features, register_jointly
 from congeal.registration.features import ImageFeatures
 from congeal.registration.motion_selection import MotionChoice, choose_motion, restricted
 from congeal.registration.tile_refinement import LevelImages
@@ -70,7 +68,8 @@ def align(stack: Stack, image_features: ImageFeatures, parameters: Any, context:
         context.save({"sample": _saved(fit)})
     if sample is stack:
         return fit
-    poses, error = place(stack, fit.model, parameters, context, {"sample": _saved(fit)})
+    restarts, seed = parameters.restarts, parameters.random_state
+    poses, error = place_each(stack, fit.model, restarts, seed, context, {"sample": _saved(fit)})
     poses[rows], error[rows] = fit.poses, fit.error
     return replace(fit, poses=poses, error=error)
 
@@ -88,41 +87,29 @@ def align_sample(stack: Stack, image_features: ImageFeatures, parameters: Any, c
         before = float((1 - state.scores).mean())
         model = _model(state, image_features, motion)
         seed = parameters.random_state + number
-        each = register_each(stack, model, state.poses, parameters.restarts, seed, quiet)
-        freed = torch.where(each.gain > 0, RESTART_PRIOR_WIDTH, 1.0)
-        width = freed if state.prior_width is None else torch.maximum(freed, state.prior_width)
-        state = replace(state, poses=each.poses, scores=each.scores, prior_width=width)
+        poses, scores, gain = register_each(stack, model, state.poses, parameters.restarts, seed, quiet)
+        width = torch.where(gain > 0, RESTART_PRIOR_WIDTH, 1.0)
+        width = width if state.prior_width is None else torch.maximum(width, state.prior_width)
+        state = replace(state, poses=poses, scores=scores, prior_width=width)
         state = _register_jointly(sample, state, model)
         if float((1 - state.scores).mean()) > (1 - MIN_IMPROVEMENT) * before:
             break
     decisions: dict[str, dict[str, Any]] = {}
-    images = None
     if parameters.motion == "auto":
-        choice, images = _choose_motion(sample, state, image_features)
+        choice = _choose_motion(sample, state, image_features)
         decisions["motion"] = {"sentence": choice.sentence(), "explained_variance": choice.explained_variance}
         if choice.motion != motion:
             motion = choice.motion
             sample = replace(sample, motion=motion)
             poses = restricted(state.poses, torch.as_tensor(stack.start), motion, stack.frame).float()
-            state = _register_jointly(
-                sample, replace(state, poses=poses), _model(state, image_features, motion), last=True
-            )
+            model = _model(state, image_features, motion)
+            state = _register_jointly(sample, replace(state, poses=poses), model, last=True)
     model = _model(state, image_features, motion)
     keep = model.scores.inliers(state.scores)
-    pyramid = refine_on_pyramid(stack, state.poses, image_features, motion, keep, parameters.finest, context, images)
+    pyramid = refine_on_pyramid(stack, state.poses, image_features, motion, keep, parameters.finest, context)
     decisions["resolution"] = {"sentence": pyramid.sentence}
-    model = replace(model, levels=pyramid.levels, last_level=pyramid.last)
+    model = replace(model, levels=pyramid.levels, refines=pyramid.refines)
     return JointFit(pyramid.poses, pyramid.error, model, decisions)
-
-
-def place(
-    stack: Stack, model: FittedModel, parameters: Any, context: FitContext, beside: Mapping[str, Any] | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Register images, each alone, to the templates of a model: poses (n, 3, 3), and errors (n,) in stack pixels."""
-    start, restarts, seed = torch.as_tensor(stack.start).float(), parameters.restarts, parameters.random_state
-    each = register_each(stack, model, start, restarts, seed, context, beside=beside)
-    saved = {**(beside or {}), "registered": (len(stack), [each.poses, each.scores, each.gain])}
-    return register_on_pyramid(stack, each.poses, model, context, saved)
 
 
 def choose_sample(n: int, most: int, random_state: int) -> np.ndarray:
@@ -146,11 +133,9 @@ def _register_jointly(sample: Sample, state: State, model: FittedModel, *, last:
         return refined.scored(sample)
 
 
-def _choose_motion(
-    sample: Sample, state: State, image_features: ImageFeatures
-) -> tuple[MotionChoice, LevelImages | None]:
+def _choose_motion(sample: Sample, state: State, image_features: ImageFeatures) -> MotionChoice:
     """The simplest sufficient motion, from inliers at the next pyramid level, whose pixels the poses were not fitted
-    to; and the images of that level, if they are all of the stack."""
+    to."""
     stack = sample.stack
     inliers = np.flatnonzero(ScoreModel.fit(state.scores).inliers(state.scores).numpy())
     for count in MOTION_SAMPLE:
@@ -163,7 +148,7 @@ def _choose_motion(
             choice = choose_motion(images, poses, start, torch.ones(len(rows), dtype=torch.bool))
         if choice.sure or len(rows) == len(inliers):
             break
-    return choice, images if some is stack else None
+    return choice
 
 
 # ---- a sample that is aligned, in a checkpoint

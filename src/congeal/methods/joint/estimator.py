@@ -15,8 +15,9 @@ from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, Range, Reference
 from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
-from congeal.methods.joint.alignment import align, place
-from congeal.methods.joint.fitted_model import FittedModel
+from congeal.methods.joint.alignment import align
+from congeal.methods.joint.pyramid import place_each
+from congeal.methods.joint.state import FittedModel
 from congeal.methods.semantic.extractors import PLAIN_FEATURES
 from congeal.registration.features import ImageFeatures, PhotoEdges, pixel_features, robust_features
 from congeal.registration.reference import check_one_image
@@ -78,14 +79,15 @@ class JointAlignment(Method):
         return self._found(stack, fit.poses, fit.error, fit.decisions)
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> FitResult:
-        return self._found(stack, *place(stack, self._model, self, context), {})
+        placed = place_each(stack, self._model, self.restarts, self.random_state_, context)
+        return self._found(stack, *placed, {})
 
     def _found(
         self, stack: Stack, poses: torch.Tensor, error: torch.Tensor, decisions: Mapping[str, Mapping[str, Any]]
     ) -> FitResult:
         model, base = self._model, max(stack.frame)
-        sizes = (base, *(max(level.frame) for level in model.levels if max(level.frame) > base))
-        return FitResult(poses, model.motion, sizes, False, error, decisions)
+        finer = [max(level.frame) for level in model.levels if model.refines and max(level.frame) > base]
+        return FitResult(poses, model.motion, (base, *finer), False, error, decisions)
 
     # ---- the model file
 

@@ -6,7 +6,6 @@ Every image is registered from the same perturbations, so a result does not depe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,13 +15,13 @@ import torch
 
 from congeal.execution import key_of
 from congeal.execution.threads import single_torch_thread
+from congeal.filters import frame_unit
 from congeal.images import Stack
 from congeal.memmap import allocate
 from congeal.methods.fit_context import FitContext
-from congeal.methods.joint.fitted_model import FittedModel
+from congeal.methods.joint.state import FittedModel
 from congeal.registration.batching import chunks, stack_values
 from congeal.registration.features import at_most
-from congeal.registration.filters import frame_unit
 from congeal.registration.moments import evenly_spaced_angles, moment_poses
 from congeal.registration.motion_selection import restricted
 from congeal.registration.template_registration import TemplateRegistration, Views, random_warps
@@ -51,52 +50,27 @@ IMAGES_PER_BATCH = 4
 """In usual batches: the few images that are registered again should still fill one."""
 
 
-@dataclass(frozen=True)
-class MultistartResult:
-    """Poses (n, 3, 3) of n images, their scores (n,), and by how much restarts raised these (n,)."""
-
-    poses: torch.Tensor
-    scores: torch.Tensor
-    gain: torch.Tensor
-
-
 @torch.no_grad()
 def register_each(
-    stack: Stack,
-    model: FittedModel,
-    poses: torch.Tensor,
-    restarts: int,
-    random_state: int,
-    context: FitContext,
-    *,
-    beside: Mapping[str, Any] | None = None,
-    name: str = "registered",
-) -> MultistartResult:
-    """Every image of a stack alone, from poses (n, 3, 3); continues where an interrupted context was saved."""
-    work, n = _RegisterBatch(stack, model, poses.numpy(), restarts, random_state), len(stack)
+    stack: Stack, model: FittedModel, poses: torch.Tensor, restarts: int, random_state: int, context: FitContext
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Every image of a stack alone, from poses (n, 3, 3): poses, scores (n,), and by how much restarts raised these."""
+    work, n = RegisterBatch(stack, model, poses.numpy(), restarts, random_state), len(stack)
     found, scores, gain = (torch.from_numpy(allocate((n, *shape), np.float32)) for shape in ((3, 3), (), ()))
-
-    # The same batches for any number of threads: sums over other batches differ in their last bits.
-    batches = chunks(stack, IMAGES_PER_BATCH, multiple=IMAGES_PER_BATCH)
     with single_torch_thread() as threads:
-        context.map_images(
-            work,
-            batches,
-            found,
-            scores,
-            gain,
-            state=beside,
-            name=name,
-            key=work.key,
-            values=stack_values(stack),
-            threads=threads,
-        )
-    return MultistartResult(found, scores, gain)
+        batches, values = register_batches(stack), stack_values(stack)
+        context.map_images(work, batches, found, scores, gain, key=work.key, values=values, threads=threads)
+    return found, scores, gain
+
+
+def register_batches(stack: Stack) -> list[np.ndarray]:
+    """Batches for any number of threads: sums over other batches differ in their last bits."""
+    return chunks(stack, IMAGES_PER_BATCH, multiple=IMAGES_PER_BATCH)
 
 
 @dataclass
-class _RegisterBatch:
-    """Registration of a batch of images, in this process or another."""
+class RegisterBatch:
+    """Registration of a batch of images to the template, in this process or another."""
 
     stack: Stack
     model: FittedModel
@@ -116,13 +90,12 @@ class _RegisterBatch:
         return self._multistart.register(views, start, torch.from_numpy(self.poses[part]).float())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("stack", "model", "poses", "restarts", "random_state")}
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def key(self) -> str:
         """What the answer depends on, besides the images."""
-        stack = self.stack
-        options = (self.restarts, self.random_state, self.poses)
-        return key_of("multistart", self.model.key(), options, stack.kept, stack.start, stack.size, stack.frame)
+        stack, options = self.stack, (self.restarts, self.random_state, self.poses)
+        return key_of(type(self).__name__, self.model.key(), options, stack.kept, stack.start, stack.size, stack.frame)
 
 
 class Multistart:

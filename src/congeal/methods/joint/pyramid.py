@@ -7,7 +7,7 @@ faces finer levels move poses by less than their error, and are not used: fine d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -16,20 +16,19 @@ import numpy as np
 import torch
 
 from congeal.evaluation import scales
-from congeal.execution import key_of
 from congeal.execution.threads import single_torch_thread
 from congeal.geometry.matrix import invert, normalise
 from congeal.images import Stack
 from congeal.images.plan import pyramid_sizes
 from congeal.memmap import allocate
 from congeal.methods.fit_context import FitContext
-from congeal.methods.joint.fitted_model import FittedModel
-from congeal.registration.batching import chunks, stack_values
+from congeal.methods.joint.multistart import RegisterBatch, register_batches
+from congeal.methods.joint.state import FittedModel
+from congeal.registration.batching import CHUNK_VALUES, stack_values
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import corner_motion
-from congeal.registration.tile_refinement import MAX_PASSES, LevelImages, TileRefinement, refine_tiles, register_tiles
-from congeal.registration.tile_solver import TileTemplate
-from congeal.rows import row_slices
+from congeal.registration.tile_refinement import LevelImages, TileRefinement, refine_tiles, register_tiles
+from congeal.registration.tiles import TileTemplate
 
 MIN_STEP_ERRORS = 5.0
 """A level is used if it moves the corners by this many standard errors in the median. Between 2, where faces of LFW get
@@ -54,9 +53,10 @@ class Pyramid:
     error : (n,) tensor
         Standard error of a corner's position, in pixels of that stack.
     levels : tuple of TileTemplate
-        Templates of the levels that moved the poses, coarse to fine.
-    last : TileTemplate
-        The template by which the errors are known; the last of `levels`, or of a level that was tried and not used.
+        Templates of the levels that moved the poses, coarse to fine; if none did, that of the level by which the errors
+        are known.
+    refines : bool
+        Whether any level moved the poses.
     sentence : str
         Which sizes were used, and why no finer one.
     """
@@ -64,7 +64,7 @@ class Pyramid:
     poses: torch.Tensor
     error: torch.Tensor
     levels: tuple[TileTemplate, ...]
-    last: TileTemplate
+    refines: bool
     sentence: str
 
 
@@ -77,42 +77,36 @@ def refine_on_pyramid(
     keep: torch.Tensor,
     finest: int | None,
     context: FitContext,
-    known: LevelImages | None = None,
 ) -> Pyramid:
     """Joint refinement at finer and finer levels, as long as they move the poses by more than their error.
 
-    keep (n,) bool: inliers. finest: the largest size, if not that of the originals. known: images of one of the levels,
-    if they are at hand.
+    keep (n,) bool: inliers. finest: the largest size, if not that of the originals.
     """
     native, base, poses = stack.native_size, max(stack.frame), poses.double()
     levels: list[TileTemplate] = []
-    error, last, why = None, None, "no finer level is available"
+    error, tried, why = None, None, "no finer level is available"
     for larger in _level_stacks(stack, image_features, finest):
-        size = max(larger.frame)
-        entry = poses_at(poses, stack, larger)
+        entry, report = poses_at(poses, stack, larger), partial(_report, context, max(larger.frame))
         with single_torch_thread():  # batches of images in parallel
-            images = known if known is not None and known.stack is larger else LevelImages(larger, image_features)
-            result = refine_tiles(images, entry, motion, keep, on_pass=partial(_report, context, size))
+            result = refine_tiles(LevelImages(larger, image_features), entry, motion, keep, on_pass=report)
         used = _improves(entry, result, larger, keep)
-        if used:
-            worse = result.after < result.before - MAX_CORRELATION_LOSS
-            poses = poses_at(torch.where(worse[:, None, None], entry, result.poses), larger, stack)
-            levels.append(result.template)
-        if used or error is None:
-            error, last = _errors(result, entry, larger, stack, keep), result.template
+        if used or tried is None:
+            error, tried = _errors(result, entry, larger, stack, keep), result.template
         if not used:
-            why = f"{size} pixels would move poses by less than their error"
+            why = f"{max(larger.frame)} pixels would move poses by less than their error"
             break
-    if error is None or last is None:  # no level at all: errors at working size
+        worse = result.after < result.before - MAX_CORRELATION_LOSS
+        poses = poses_at(torch.where(worse[:, None, None], entry, result.poses), larger, stack)
+        levels.append(result.template)
+    if error is None or tried is None:  # no level at all: errors at working size
         with single_torch_thread():
-            entry = poses
-            result = refine_tiles(LevelImages(stack, image_features), entry, motion, keep, passes=1)
-            context.note(size=base, likeness=float(result.after[keep].mean()))
-        error, last = _errors(result, entry, stack, stack, keep), result.template
-    sizes = ", ".join(str(max(level.frame)) for level in levels) if levels else str(base)
+            result = refine_tiles(LevelImages(stack, image_features), poses, motion, keep, passes=1)
+        context.note(size=base, likeness=float(result.after[keep].mean()))
+        error, tried = _errors(result, poses, stack, stack, keep), result.template
+    sizes = ", ".join(str(max(level.frame)) for level in levels) or str(base)
     precision = float(error[keep].nanmedian()) * native / max(stack.size)
     sentence = f"Refined at {sizes} pixels ({why}); poses are known to {precision:.2g} pixels of the originals."
-    return Pyramid(poses, error.float(), tuple(levels), last, sentence)
+    return Pyramid(poses, error.float(), tuple(levels) or (tried,), bool(levels), sentence)
 
 
 def _level_stacks(stack: Stack, image_features: ImageFeatures, finest: int | None) -> Iterator[Stack]:
@@ -150,61 +144,63 @@ def _report(context: FitContext, size: int, moved: float, correlation: float) ->
 
 
 @torch.no_grad()
-def register_on_pyramid(
-    stack: Stack, poses: torch.Tensor, model: FittedModel, context: FitContext, beside: Mapping[str, Any]
+def place_each(
+    stack: Stack,
+    model: FittedModel,
+    restarts: int,
+    random_state: int,
+    context: FitContext,
+    beside: dict[str, Any] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """New images, each alone, through the levels of a fitted model: poses, and errors as in `Pyramid`.
+    """Images of a stack, each alone, to the template and the levels of a model: poses, and errors as in `Pyramid`.
 
-    beside: what a checkpoint has to hold of earlier stages.
+    Continues where an interrupted context was saved. beside: what a checkpoint has to hold of earlier stages.
     """
-    last = model.last_level
-    steps = [(level, MAX_PASSES) for level in model.levels] or ([(last, 0)] if last is not None else [])
-    larger = [stack.at(max(level.frame), enlarge=True) for level, _ in steps]
-    found = torch.from_numpy(allocate(tuple(poses.shape), np.float64))
-    error = torch.from_numpy(allocate((len(poses),), np.float32, np.nan))
-    for part in row_slices(len(poses)):
-        found[part] = poses[part].double()
-    if not steps or any(one.frame != level.frame for one, (level, _) in zip(larger, steps, strict=True)):
-        return found, error  # larger images of so large a set do not fit
-    work = _RegisterBatch(stack, larger, steps, model.image_features, model.motion, poses.numpy())
-
-    with single_torch_thread():
-        batches, values = chunks(larger[-1]), stack_values(larger[-1])
-        context.map_images(work, batches, found, error, state=beside, name="refined", key=work.key, values=values)
-    return found, error
+    larger = [stack.at(max(level.frame), enlarge=True) for level in model.levels]
+    if any(one.frame != level.frame for one, level in zip(larger, model.levels, strict=True)):
+        larger = []  # larger images of so large a set do not fit
+    work = _PlaceBatch(stack, model, torch.as_tensor(stack.start).float().numpy(), restarts, random_state, larger)
+    poses = torch.from_numpy(allocate((len(stack), 3, 3), np.float64))
+    error = torch.from_numpy(allocate((len(stack),), np.float32, np.nan))
+    with single_torch_thread() as threads:
+        finest = larger[-1] if larger else stack
+        batches, values = register_batches(finest), stack_values(finest)
+        context.map_images(
+            work, batches, poses, error, state=beside, name="placed", key=work.key, values=values, threads=threads
+        )
+    return poses, error
 
 
 @dataclass
-class _RegisterBatch:
-    """Registration of a batch of new images on the pyramid, in this process or another."""
+class _PlaceBatch(RegisterBatch):
+    """Registration of a batch of images to the template and then on the levels of the pyramid."""
 
-    stack: Stack
     larger: list[Stack]
-    steps: list[tuple[TileTemplate, int]]
-    image_features: ImageFeatures
-    motion: str
-    poses: np.ndarray
 
     @cached_property
     def _levels(self) -> list[LevelImages]:
-        return [LevelImages(stack, self.image_features, cached=False) for stack in self.larger]
+        return [LevelImages(stack, self.model.image_features, cached=False) for stack in self.larger]
 
+    @torch.no_grad()
     def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:
-        poses, error = torch.from_numpy(self.poses[part]).double(), torch.empty(0)
-        for level, (template, passes) in zip(self._levels, self.steps, strict=True):
-            entry = poses_at(poses, self.stack, level.stack, part)
-            entry, error = register_tiles(level, part, entry, template, self.motion, passes)
-            error = error * _zoom(entry, level.stack) * max(self.stack.size) / max(level.stack.size)
-            poses = poses_at(entry, level.stack, self.stack, part)
-        return poses, error.float()
+        """Poses and errors of a batch of rows."""
+        poses, error = super().__call__(part)[0].double(), torch.full((len(part),), torch.nan)
+        if not self.larger:
+            return poses, error
+        count = -(-len(part) * stack_values(self.larger[-1]) // CHUNK_VALUES)
+        for rows in np.array_split(np.arange(len(part)), min(len(part), count)):
+            poses[rows], error[rows] = self._refine(part[rows], poses[rows])
+        return poses, error
 
-    def key(self) -> str:
-        """What the answer depends on, besides the images."""
-        levels = [
-            (one.frame, one.tiles.side, one.tiles.corner, one.mean, one.variance, one.count, one.sampling_error, passes)
-            for one, passes in self.steps
-        ]
-        return key_of("pyramid", levels, self.image_features.kind, self.motion, self.poses, self.stack.kept)
+    def _refine(self, rows: np.ndarray, poses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A few images through all levels."""
+        error = torch.empty(0)
+        for level, template in zip(self._levels, self.model.levels, strict=True):
+            entry = poses_at(poses, self.stack, level.stack, rows)
+            entry, error = register_tiles(level, rows, entry, template, self.model.motion, moves=self.model.refines)
+            error = error * _zoom(entry, level.stack) * max(self.stack.size) / max(level.stack.size)
+            poses = poses_at(entry, level.stack, self.stack, rows)
+        return poses, error.float()
 
 
 def poses_at(poses: torch.Tensor, stack: Stack, other: Stack, rows: np.ndarray | slice = slice(None)) -> torch.Tensor:

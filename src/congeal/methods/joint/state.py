@@ -1,15 +1,17 @@
-"""The images that are aligned together, and the state of their alignment."""
+"""The images that are aligned together, the state of their alignment, and what a fitted model keeps of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import torch
 
+from congeal.evaluation.inliers import ScoreModel
+from congeal.execution import key_of
 from congeal.execution.threads import map_ordered, single_torch_thread
 from congeal.geometry import warp
 from congeal.geometry.matrix import Size
@@ -17,8 +19,8 @@ from congeal.images import Stack
 from congeal.registration.batching import CHUNK_VALUES, start_poses
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import Gauge
-from congeal.registration.pose_prior import PosePrior
-from congeal.registration.template_registration import TemplateRegistration, Views
+from congeal.registration.template_registration import PosePrior, TemplateRegistration, Views
+from congeal.registration.tiles import Tiles, TileTemplate
 
 Work = Callable[[Views, torch.Tensor, torch.Tensor], torch.Tensor]
 MIN_INLIERS = 3
@@ -159,3 +161,77 @@ class State:
     def with_median_threshold(self, slack: float) -> State:
         """With the threshold a little below the median score of the inliers."""
         return replace(self, threshold=float(self.scores[self.inliers].median()) - slack)
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """What a fitted joint alignment keeps to place any image.
+
+    Attributes
+    ----------
+    motion : str
+        The motion of the poses.
+    template : (C, h, w) tensor
+        What images are registered to at working size.
+    image_features : ImageFeatures
+        What is compared.
+    scores : ScoreModel
+        Scores of inliers and outliers against the template.
+    prior : PosePrior or None
+    levels : tuple of TileTemplate
+        Templates of finer pyramid levels, coarse to fine; the last one tells the errors.
+    refines : bool
+        Whether images are moved on these levels; otherwise the only one just tells their errors.
+    """
+
+    motion: str
+    template: torch.Tensor
+    image_features: ImageFeatures
+    scores: ScoreModel
+    prior: PosePrior | None
+    levels: tuple[TileTemplate, ...] = ()
+    refines: bool = False
+
+    def key(self) -> str:
+        """Identifies what registration depends on."""
+        return key_of("model", self.motion, self.tensors(), self.image_features.kind)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of it by name, for a file."""
+        tensors = {"template": self.template, "scores": torch.tensor(astuple(self.scores), dtype=torch.float64)}
+        if self.prior is not None:
+            tensors["prior"] = self.prior.tensor()
+        for number, level in enumerate(self.levels):
+            about = [*level.frame, level.tiles.side, self.refines]
+            tensors |= {
+                f"level{number}.about": torch.tensor(about, dtype=torch.int64),
+                f"level{number}.corner": level.tiles.corner,
+                f"level{number}.mean": level.mean,
+                f"level{number}.variance": level.variance,
+                f"level{number}.count": level.count,
+                f"level{number}.sampling_error": torch.tensor(level.sampling_error, dtype=torch.float64),
+            }
+        return tensors
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, torch.Tensor], motion: str, image_features: ImageFeatures
+    ) -> FittedModel:
+        """The inverse of `tensors`."""
+        levels: list[TileTemplate] = []
+        refines = False
+        while (name := f"level{len(levels)}") + ".about" in tensors:
+            height, width, side, refines = tensors[f"{name}.about"].tolist()
+            tiles = Tiles((height, width), side, tensors[f"{name}.corner"])
+            mean, variance, count = (tensors[f"{name}.{part}"] for part in ("mean", "variance", "count"))
+            levels.append(TileTemplate(tiles, mean, variance, count, float(tensors[f"{name}.sampling_error"])))
+        prior = tensors.get("prior")
+        return cls(
+            motion,
+            tensors["template"],
+            image_features,
+            ScoreModel(*tensors["scores"].tolist()),
+            None if prior is None else PosePrior(*prior),
+            tuple(levels),
+            bool(refines),
+        )

@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from congeal.errors import CongealError
+from congeal.filters import frame_unit
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.base import Method
@@ -23,7 +24,6 @@ from congeal.methods.fit_context import FitContext
 from congeal.methods.iterative import Iterations
 from congeal.methods.lowrank.decomposition import Decomposition, Linear, Spectrum, decompose, linearise, move
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
 
 COARSE_TOLERANCE = 1e-3
 """Tolerance of the inner solver on blurred images: a third fewer steps, the same outcome."""

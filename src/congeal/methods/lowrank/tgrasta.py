@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
+from congeal.filters import frame_unit
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, NotNegative, PositiveOrEndless
@@ -23,10 +24,8 @@ from congeal.methods.fit_context import FitContext
 from congeal.methods.iterative import place_each
 from congeal.methods.lowrank.decomposition import Linear, linearise, move, soft
 from congeal.registration.batching import chunks
-from congeal.registration.best_iterate import BestIterate
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import frame_unit
-from congeal.registration.gauge import Gauge
+from congeal.registration.gauge import BestIterate, Gauge
 
 MODES = ("batch", "online", "frozen")
 WARM_UP_IMAGES = 20

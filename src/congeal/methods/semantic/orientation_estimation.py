@@ -25,6 +25,7 @@ from torch import fft
 from congeal.evaluation.thresholds import TOLD_APART, UNTOLD
 from congeal.execution.threads import single_torch_thread
 from congeal.files import replacing
+from congeal.filters import centre_window
 from congeal.geometry import warp
 from congeal.geometry.orientation import MIRROR
 from congeal.images import Stack
@@ -37,7 +38,6 @@ from congeal.methods.semantic.group_synchronisation import (
 )
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures
-from congeal.registration.filters import centre_window
 from congeal.rows import evenly_spaced_rows
 
 MAX_SAMPLE_IMAGES = 100

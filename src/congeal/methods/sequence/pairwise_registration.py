@@ -20,8 +20,7 @@ from congeal.geometry.kernels import spline_at, spline_coefficients
 from congeal.geometry.matrix import Size, corners
 from congeal.geometry.warping import sample_at
 from congeal.registration.gauss_newton import GaussNewton, point_motion
-from congeal.registration.tile_solver import DAMPING, MIN_TILES, RESIDUAL_FREEDOM
-from congeal.registration.tiles import BLOCKS, tile_side
+from congeal.registration.tiles import BLOCKS, DAMPING, MIN_TILES, RESIDUAL_FREEDOM, tile_side
 
 CELLS = 8
 """Cells along each side of a picture, of each of which the tile with the most structure is taken: 64 tiles determine a

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from congeal.evaluation.likeness import Pictures, visible_contrast
-from congeal.evaluation.null_model import fit_surrogates
+from congeal.evaluation.outliers import fit_surrogates
 from congeal.evaluation.thresholds import (
     BOTH_SEEN,
-    MAX_FINE_IMAGES,
+    MAX_SAMPLE_IMAGES,
     MAX_SURROGATES,
     MEASURED_SIDE_PX,
     NEIGHBOUR_SHARE,
@@ -49,7 +49,7 @@ class TemporalLikeness:
 def temporal_likeness(stack: Stack, stack_from_frame: np.ndarray, kind: str) -> TemporalLikeness:
     """Likeness of every image to those `TIME_NEIGHBOURS` before and after it, at the resolution of all likeness."""
     n, image_features = len(stack), pixel_features(kind)
-    larger = stack.at(MEASURED_SIDE_PX) if n <= MAX_FINE_IMAGES else stack
+    larger = stack.at(MEASURED_SIDE_PX) if n <= MAX_SAMPLE_IMAGES else stack
     left, right = larger.stack_from(stack), stack.frame_from(larger)
     start, found = (left @ poses.astype(np.float64) @ right for poses in (stack.start, stack_from_frame))
     surrogates = evenly_spaced_rows(n, MAX_SURROGATES)

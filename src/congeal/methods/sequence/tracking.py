@@ -28,8 +28,8 @@ from congeal.registration.cross_correlation import find_shifts, overlap, shifted
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import within_motion
 from congeal.registration.gauss_newton import point_motion
-from congeal.registration.motion_selection import ExplainedVariance, MotionChoice, simplest
-from congeal.registration.tile_solver import REDUCTION_ERROR_PX, SAMPLING_ERROR_PX
+from congeal.registration.motion_selection import MotionChoice, simplest
+from congeal.registration.tiles import REDUCTION_ERROR_PX, SAMPLING_ERROR_PX
 
 FIRST_MOTION = "similarity"
 """Motion of the registration before the motion is chosen."""
@@ -286,7 +286,7 @@ def choose_sequence_motion(
     some = longest[:: max(1, len(longest) // SAMPLE_VIEWS)].sort().values
     links = known.links.some(some)
     return simplest(
-        lambda motion: ExplainedVariance(register_links(pictures, links, motion).explained_variance),
+        lambda motion: register_links(pictures, links, motion).explained_variance,
         motions,
     )
 

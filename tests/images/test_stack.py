@@ -15,6 +15,7 @@ from congeal.errors import CongealError
 from congeal.geometry.warping import warp
 from congeal.images import Image, ImageSource, Layout, SkippedImage, decoding, prepare
 from congeal.images.canvas import place, put_on_canvas
+from congeal.images.store import SourceRows
 from congeal.opening import open_images
 from congeal.transforms import Transforms
 
@@ -71,7 +72,7 @@ class Generated(ImageSource):
 def test_small_uniform_arrays_are_used_in_place() -> None:
     stack = prepare(open_images(DIGITS))
     assert (stack.size, stack.frame, stack.aligned_size, len(stack)) == ((28, 28), (28, 28), (28, 28), 10)
-    assert stack._store is None
+    assert isinstance(stack._store.pixels, SourceRows)
     images = stack.images([3, 1])
     assert images.dtype == torch.float32
     np.testing.assert_allclose(images[:, 0].numpy(), DIGITS[[3, 1]] / 255, atol=1e-7)
@@ -94,7 +95,7 @@ def test_a_million_generated_images_are_not_read_to_prepare() -> None:
 def test_memory_map_is_read_in_place(tmp_path: Path) -> None:
     np.save(tmp_path / "d.npy", DIGITS)
     stack = prepare(open_images(tmp_path / "d.npy"))
-    assert stack._store is None
+    assert isinstance(stack._store.pixels, SourceRows)
     np.testing.assert_allclose(stack.images(range(10))[:, 0].numpy() * 255, DIGITS, atol=1e-4)
 
 
@@ -269,7 +270,7 @@ def test_only_deep_colour_without_the_extra_says_what_to_install(
 def test_start_from_perspective_noise_stays_in_place() -> None:
     noise = np.eye(3) + RNG.normal(0, 0.05, (10, 3, 3)) * [[1, 1, 20], [1, 1, 20], [0.01, 0.01, 0]]
     stack = prepare(open_images(DIGITS), init=noise)
-    assert stack._store is None
+    assert isinstance(stack._store.pixels, SourceRows)
     np.testing.assert_allclose(stack.to_transforms(stack.start).matrices, noise / noise[:, 2:, 2:], atol=1e-9)
     source = open_images(DIGITS)
     source.initial = noise
@@ -329,17 +330,16 @@ def test_a_finished_stack_is_found_again(tmp_path: Path, monkeypatch: pytest.Mon
     np.testing.assert_array_equal(again.stack_from_source, first.stack_from_source)
 
 
-def test_larger_pictures_are_the_same_kept_or_decoded_on_demand(tmp_path: Path) -> None:
+def test_larger_pictures_are_those_of_a_larger_stack(tmp_path: Path) -> None:
     folder = photos(tmp_path / "p", [(90, 120, 3), (90, 120, 3), (90, 120, 3)])
     (folder / "bad.png").write_text("words")
-    one, other = (prepare(open_images(folder), size=16, folder=tmp_path / name) for name in ("one", "other"))
-    larger, expected = one.at(120, once=True), other.at(120)
+    small, expected = (prepare(open_images(folder), size=size, folder=tmp_path / str(size)) for size in (16, 120))
+    larger = small.at(120)
     assert larger.frame == expected.frame
     assert torch.equal(larger.images(range(3)), expected.images(range(3)))
     assert torch.equal(larger.images([2, 0]), expected.images([2, 0]))
     assert larger.skipped == expected.skipped
-    assert larger.store_folder is None  # decoded when it is asked for
-    assert expected.store_folder == tmp_path / "other" / "at-120"
+    assert larger.store_folder == tmp_path / "16" / "at-120"
 
 
 def test_large_stacks_live_in_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

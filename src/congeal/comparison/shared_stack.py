@@ -47,9 +47,6 @@ class SharedStack(Stack):
         """The one of that size made before; this one, which says that there is nothing finer, if there is none."""
         return self._levels.get(size, self)
 
-    def _decode_on_demand(self, size: int, known: Store) -> Stack:
-        return self._build_at(size)
-
 
 class _NamedImages(ImageSource):
     """The names of a source and its images, without their pixels."""

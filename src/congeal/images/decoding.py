@@ -23,12 +23,22 @@ from congeal.execution import Result, RetryShard, StoredArray, divide_images, ha
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import create_npy, is_plain, make_folders
 from congeal.images.canvas import place, put_on_canvas
-from congeal.images.intensity import AlignOn, Ranges, range_name, select_channels
+from congeal.images.intensity import (
+    CHUNK_VALUES,
+    NOT_FINITE,
+    AlignOn,
+    finite,
+    intensity_range,
+    range_name,
+    select_channels,
+)
+from congeal.images.plan import Plan
 from congeal.images.sources.base import ImageSource
 from congeal.images.store import (
     PER_IMAGE,
     ShardedRows,
     Size,
+    SourceRows,
     Store,
     empty_store,
     find_store,
@@ -37,6 +47,7 @@ from congeal.images.store import (
 )
 from congeal.memmap import PageTracker
 from congeal.progress import Progress
+from congeal.rows import row_slices
 
 STAGE = "reading images"
 # The file that describes an interrupted pass.
@@ -54,33 +65,40 @@ class MixedImages(Exception):
         self.channels = channels
 
 
-@dataclass(frozen=True)
-class DecodeOptions:
-    """How and where images are stored.
+def open_in_place(source: ImageSource, shape: tuple[int, int, int], dtype: np.dtype, plan: Plan, quiet: bool) -> Store:
+    """The store of a source whose images have the size of the stack: its pixels stay in the source.
 
-    size: of the canvas. dtypes: those that occur in the source; 8-bit images are stored with 8 bits. ranges: black and
-    white of dtypes known from a fitted set; other dtypes get those of this set. image_values: pixel values of a typical
-    image. folder: None keeps the store in memory. fingerprint: of the source, if known.
+    All images are read once for the range of their values. Where the range is known in advance, the scan ends at the
+    first chunk with an image that is not blank.
     """
-
-    size: Size
-    align_on: AlignOn
-    dtypes: frozenset[np.dtype]
-    ranges: Ranges
-    image_values: float
-    folder: Path | None = None
-    fingerprint: str | None = None
-    quiet: bool = True
-
-    @property
-    def eight_bit(self) -> bool:
-        """Whether all images have 8 bits."""
-        return self.dtypes == {np.dtype(np.uint8)}
-
-    def key(self, source: ImageSource) -> str:
-        """Identifies the images and how they are stored."""
-        about = f"{self.fingerprint or source.fingerprint()} {self.size} {self.align_on} {sorted(self.ranges.items())}"
-        return hashlib.sha256(about.encode()).hexdigest()
+    select_channels(np.empty((0, *shape), dtype), plan.align_on)  # which refuses a channel that does not exist
+    align_on = None if plan.align_on == "grey" else plan.align_on
+    n, known = len(source), dtype in (np.dtype(np.uint8), np.dtype(bool))
+    reasons, low, high, blank = dict(source.unreadable), np.inf, -np.inf, True
+    with Progress(n, "measuring brightness", quiet=quiet) as progress:
+        for part in row_slices(n, max(1, CHUNK_VALUES // math.prod(shape))):
+            progress.update(part.stop - part.start)
+            rows = np.array([i for i in range(part.start, part.stop) if i not in reasons], dtype=np.int64)
+            values = source.batch(rows) if len(rows) else np.empty((0, *shape), dtype)
+            if not known and dtype.kind == "f":
+                usable = finite(values.reshape(len(rows), -1), axis=1)
+                reasons |= {int(i): NOT_FINITE for i in rows[~usable]}
+                values = values[usable]
+            if not len(values):
+                continue
+            values = select_channels(values, align_on).reshape(len(values), -1)
+            smallest, largest = values.min(1), values.max(1)
+            low, high = min(low, float(smallest.min())), max(high, float(largest.max()))
+            blank = blank and bool((smallest == largest).all())
+            if known and not blank:
+                break
+    name = range_name(dtype)
+    ends = plan.ranges.get(name) or intensity_range(dtype, low, high)
+    black, white = (np.broadcast_to(np.float64(end), n) for end in ends)
+    sizes, kinds = np.broadcast_to(np.array(shape[:2], np.int32), (n, 2)), np.empty(0, "U8")
+    masks = SourceRows(source, "masks") if source.has_masks else None
+    pixels = SourceRows(source, "pixels", plan.align_on)
+    return Store(pixels, masks, sizes, black, white, kinds, reasons, blank, {name: ends})
 
 
 class DecodedImage(NamedTuple):
@@ -94,42 +112,48 @@ class DecodedImage(NamedTuple):
     high: float
 
 
-def fill_store(source: ImageSource, options: DecodeOptions) -> tuple[Store, AlignOn]:
+def fill_store(
+    source: ImageSource, plan: Plan, folder: Path | None, fingerprint: str | None, *, quiet: bool
+) -> tuple[Store, Plan]:
     """Decode everything, or open the complete or interrupted store of the same images in the folder.
 
     If the sampled headers missed an image of another kind, the pass starts again with a store for every kind: grey for
     images with different numbers of channels, floats for different dtypes. Workers do not decode images that are
     reoriented, because they would open them in the orientation of their files.
     """
-    folder = options.folder
     by_workers = has_workers() and folder is not None and source.orientation is None
     while True:
-        key = "" if folder is None else options.key(source)
-        found = None if folder is None else find_store(folder, key)
-        if found is not None:
-            return found, options.align_on
+        key = ""
+        if folder is not None:
+            ranges = sorted(plan.ranges.items())
+            about = f"{fingerprint or source.fingerprint()} {plan.size} {plan.align_on} {ranges}"
+            key = hashlib.sha256(about.encode()).hexdigest()
+            found = find_store(folder, key)
+            if found is not None:
+                return found, plan
         try:
-            store = (_fill_by_shards if by_workers else _fill_here)(source, options, key)
-        except MixedImages as mixed:
-            if mixed.channels:
-                options = replace(options, align_on="grey" if options.align_on is None else options.align_on)
+            if by_workers:
+                make_folders(folder)
+                store = _fill_by_shards(source, plan, key)
             else:
-                options = replace(options, dtypes=frozenset())
+                store = _fill_here(source, plan, folder, key, quiet)
+        except MixedImages as mixed:
+            plan = replace(plan, align_on="grey") if mixed.channels else replace(plan, eight_bit=False)
             continue
-        store.set_ranges(options.ranges)
+        store.set_ranges(plan.ranges)
         if folder is not None and len(store.pixels):
             store.save(folder, key)
             (folder / UNFINISHED).unlink(missing_ok=True)
-        return store, options.align_on
+        return store, plan
 
 
-def _fill_here(source: ImageSource, options: DecodeOptions, key: str) -> Store:
+def _fill_here(source: ImageSource, plan: Plan, folder: Path | None, key: str, quiet: bool) -> Store:
     n = len(source)
-    filler = StoreFiller(n, options.size, options.eight_bit, options.folder, key)
+    filler = StoreFiller(n, plan.size, plan.eight_bit, folder, key)
     first = filler.resume()
-    decode = partial(decode_at, source, options.size, options.align_on)
+    decode = partial(decode_at, source, plan.size, plan.align_on)
     images = map_ordered(decode, range(first, n), usable_cores())
-    with Progress(n, STAGE, quiet=options.quiet, done=first) as progress, closing(images):
+    with Progress(n, STAGE, quiet=quiet, done=first) as progress, closing(images):
         for i, image in enumerate(images, start=first):
             filler.add(i, image)
             filler.save_position(i + 1)
@@ -222,26 +246,6 @@ def decode_at(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> Dec
     return DecodedImage(values, mask, own, image.pixels.dtype, float(pixels.min()), float(pixels.max()))
 
 
-@dataclass
-class PixelsOnDemand:
-    """Pixels (N, C, h, w) of a store that are decoded when they are indexed, and not kept."""
-
-    source: ImageSource
-    size: Size
-    align_on: AlignOn
-    dtype: np.dtype
-
-    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        positions = range(len(self.source))[rows] if isinstance(rows, slice) else rows.tolist()
-        return np.stack([self._row(i) for i in positions])
-
-    def _row(self, i: int) -> np.ndarray:
-        image = decode_at(self.source, self.size, self.align_on, i)
-        if isinstance(image, str):
-            raise CongealError(f"{self.source.id(i)} cannot be read any more ({image}): run the same command again")
-        return (np.rint(image.pixels) if self.dtype == np.uint8 else image.pixels).astype(self.dtype, copy=False)
-
-
 # ---- workers
 
 
@@ -278,14 +282,12 @@ class DecodeTask:
         return result
 
 
-def _fill_by_shards(source: ImageSource, options: DecodeOptions, key: str) -> Store:
+def _fill_by_shards(source: ImageSource, plan: Plan, key: str) -> Store:
     """The same rows decoded by workers, in one file per shard."""
-    assert options.folder is not None
-    make_folders(options.folder)
-    bounds = divide_images(len(source), options.image_values)
-    task = DecodeTask(source, options.size, options.align_on, options.eight_bit)
+    bounds = divide_images(len(source), plan.image_values)
+    task = DecodeTask(source, plan.size, plan.align_on, plan.eight_bit)
     counts = [stop - first for first, stop in bounds]
-    done = list(map_shards(task, bounds, counts, stage=STAGE, key=lambda: key_of(key, options.eight_bit)))
+    done = list(map_shards(task, bounds, counts, stage=STAGE, key=lambda: key_of(key, plan.eight_bit)))
     facts = [json.loads(str(one["facts"])) for one in done]
     shapes = {tuple(one["shape"]) for one in facts if one["shape"]}
     if len(shapes) > 1 or any(one["mixed"] for one in facts):
@@ -296,11 +298,11 @@ def _fill_by_shards(source: ImageSource, options: DecodeOptions, key: str) -> St
     sizes, black, white, kinds = (np.concatenate([one[part] for one in done]) for part in PER_IMAGE)
     edges = np.array([0, *(stop for _, stop in bounds)])
 
-    dtype = np.dtype(np.uint8 if options.eight_bit else np.float32)
+    dtype = np.dtype(np.uint8 if plan.eight_bit else np.float32)
     pixels = _sharded_rows(done, "pixels", edges, shapes.pop(), dtype)
     masks = None
     if any(one["masks"] for one in facts):
-        masks = _sharded_rows(done, "masks", edges, options.size, np.dtype(np.uint8), fill=255)
+        masks = _sharded_rows(done, "masks", edges, plan.size, np.dtype(np.uint8), fill=255)
     blank = all(one["blank"] for one in facts)
     return Store(pixels, masks, sizes, black, white, kinds, reasons, blank)
 

@@ -64,9 +64,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes are (height, width). `initial` (N,3,3) aligned_from_source or None; `channels` and `dtypes` that occur.
+    """Sizes (height, width) of a stack, and how its images are stored.
 
-    `image_values` is the median number of pixel values of an image.
+    `initial` are aligned_from_source (N,3,3) or None; `channels` the counts that occur; `image_values` the median
+    number of pixel values of an image; `eight_bit` whether images are stored with 8 bits; `ranges` the values that
+    mean 0 and 1 by dtype, as known from a fitted set: other dtypes get those of this set.
     """
 
     size: Size
@@ -74,8 +76,10 @@ class Plan:
     aligned: Size
     initial: np.ndarray | None
     channels: frozenset[int]
-    dtypes: frozenset[np.dtype]
+    eight_bit: bool
     image_values: float
+    align_on: AlignOn
+    ranges: Ranges
 
 
 def make_plan(
@@ -83,11 +87,13 @@ def make_plan(
     size: int,
     init: np.ndarray | Transforms | None,
     init_size: Size | None,
+    align_on: AlignOn,
     layout: Layout | None = None,
 ) -> Plan:
     """Choose sizes from the headers of up to a few thousand images, or take those of a given layout.
 
     New images with initial poses get a stack of the resolution that these need; the frame is that of the model.
+    Images with different numbers of channels meet in grey.
     """
     if size < 2:
         raise CongealError(f"size is the longer side of the working picture in pixels; {size} is too small")
@@ -116,7 +122,10 @@ def make_plan(
             stack = shrink(typical, longer)
     channels = frozenset(h.channels for h in headers.values())
     image_values = float(np.median([h.height * h.width * h.channels for h in headers.values()]))
-    return Plan(stack, frame, aligned, initial, channels, frozenset(h.dtype for h in headers.values()), image_values)
+    eight_bit = {h.dtype for h in headers.values()} == {np.dtype(np.uint8)}
+    align_on = "grey" if len(channels) > 1 and align_on is None else align_on
+    ranges = {} if layout is None else layout.ranges
+    return Plan(stack, frame, aligned, initial, channels, eight_bit, image_values, align_on, ranges)
 
 
 def largest_area(source: ImageSource, headers: dict[int, Header], typical: Size) -> float:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -18,26 +17,14 @@ from congeal.evaluation import looks_like_objects, scales
 from congeal.geometry.matrix import compose, invert, normalise
 from congeal.geometry.orientation import all_upright_from_source, orientation_of, upright_sizes
 from congeal.images.canvas import place, placements
-from congeal.images.decoding import DecodeOptions, PixelsOnDemand, fill_store
-from congeal.images.intensity import (
-    CHUNK_VALUES,
-    NOT_FINITE,
-    AlignOn,
-    Channel,
-    Ranges,
-    find_channels,
-    finite,
-    intensity_range,
-    range_name,
-    select_channels,
-)
+from congeal.images.decoding import fill_store, open_in_place
+from congeal.images.intensity import Channel, find_channels
 from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, resolve_initial_poses, shrink
 from congeal.images.sources.arrays import as_slice
 from congeal.images.sources.base import ImageSource, Indices, SkippedImage
 from congeal.images.sources.views import SourceView
 from congeal.images.store import Store
 from congeal.memmap import allocate
-from congeal.progress import Progress
 from congeal.rows import evenly_spaced_rows, row_slices
 from congeal.transforms.ids import Ids
 
@@ -64,34 +51,32 @@ class Stack:
     """
 
     _per_image: tuple[str, ...] = ("kept", "source_sizes", "stack_from_source", "start")
-    _fingerprint: str | None = None  # of the source, if it is known
     _part_of: tuple[Stack, np.ndarray] | None = None  # what `some` took it from, and which rows
 
-    def __init__(
-        self, source: ImageSource, plan: Plan, *, reasons: dict[int, str], sizes: np.ndarray, align_on: AlignOn
-    ) -> None:
+    def __init__(self, source: ImageSource, plan: Plan, store: Store, fingerprint: str | None) -> None:
         self.source, self.size, self.frame, self.aligned_size = source, plan.size, plan.frame, plan.aligned
-        self._plan = plan
-        reasons = dict(reasons)
+        self._plan, self._store, self._fingerprint = plan, store, fingerprint
+        reasons = dict(store.reasons)
         if plan.initial is not None:
             lost = np.flatnonzero(~np.isfinite(plan.initial).all(axis=(1, 2)))
             reasons = {int(i): NO_INITIAL_POSE for i in lost} | reasons
         if len(reasons) == len(source):
             raise nothing_readable(source, reasons)
+        if store.blank:
+            raise CongealError(
+                f"every image in {source.name} is blank (one value everywhere): there is nothing to align"
+            )
         self.skipped = [SkippedImage(source.id(i), reasons[i]) for i in sorted(reasons)]
         self.kept = np.setdiff1d(np.arange(len(source)), list(reasons)) if reasons else np.arange(len(source))
-        self.source_sizes = sizes[self.kept] if reasons else sizes
+        self.source_sizes = store.sizes[self.kept] if reasons else store.sizes
         self.stack_from_source = placements(self.source_sizes, self.size)
         if source.orientation is not None:  # sizes are of the upright images
             way = source.orientation[self.kept]
             self.source_sizes = upright_sizes(way, self.source_sizes)
             self.stack_from_source = self.stack_from_source @ all_upright_from_source(way, self.source_sizes)
         self.start = self._start(plan)
-        self.align_on = align_on
-        self.source_channels = plan.channels
-        self.intensity = (0.0, 1.0)
-        self._ranges: Ranges = {}
-        self._store: Store | None = None
+        self.align_on, self.source_channels = plan.align_on, plan.channels
+        self.intensity = float(store.black[self.kept[0]]), float(store.white[self.kept[0]])
         self._larger: dict[int, Stack] = {}
 
     def _start(self, plan: Plan) -> np.ndarray:
@@ -144,26 +129,23 @@ class Stack:
         """Whether the set in pictures of this size, see `at`, would not take too much of the disk."""
         return _fits(len(self), size) if self._part_of is None else self._part_of[0].has_room_at(size)
 
-    def at(self, size: int, *, enlarge: bool = False, once: bool = False) -> Stack:
+    def at(self, size: int, *, enlarge: bool = False) -> Stack:
         """The same images in larger pictures: the frame's longer side is `size`, or what the originals have if less.
 
         Made once and kept, beside the pixels of this stack if they are in a folder. This stack itself where there is
         nothing to win, where the set would take too much of the disk, or where an original can no longer be read.
-        enlarge: that size even where the originals have less. once: they are looked at one after the other and hardly
-        a second time, so that they are better decoded when they are asked for than kept.
+        enlarge: that size even where the originals have less.
         """
         size = size if enlarge else min(size, self.native_size)
         if size <= max(self.frame) or not _fits(len(self), size):
             return self
         if self._part_of is not None:
             whole, rows = self._part_of
-            larger = whole.at(size, enlarge=enlarge, once=once)
+            larger = whole.at(size, enlarge=enlarge)
             return self if larger is whole else larger.some(rows)
-        if size in self._larger:
-            return self._larger[size]
-        if once and self._store is not None and self._store.masks is None and self.source.shape is None:
-            return self._decode_on_demand(size, self._store)
-        return self._larger.setdefault(size, self._build_at(size))
+        if size not in self._larger:
+            self._larger[size] = self._build_at(size)
+        return self._larger[size]
 
     def _plan_at(self, size: int) -> Plan:
         frame = shrink(self.aligned_size, size)
@@ -174,23 +156,11 @@ class Stack:
                 shown = upright_sizes(self.source.orientation[self.kept], shown)
             typical = int(np.median(shown[:, 0])), int(np.median(shown[:, 1]))
             stack_size = shrink(typical, round(max(self.size) * max(frame) / max(self.frame)))
-        return replace(self._plan, size=stack_size, frame=frame)
-
-    def _decode_on_demand(self, size: int, known: Store) -> Stack:
-        plan = self._plan_at(size)
-        larger = Stack(self.source, plan, reasons=known.reasons, sizes=known.sizes, align_on=self.align_on)
-        pixels = PixelsOnDemand(self.source, plan.size, self.align_on, known.pixels.dtype)
-        larger._store = replace(known, pixels=cast("np.ndarray", pixels), folder=None)
-        larger.intensity, larger.kind = self.intensity, self.kind
-        return larger
+        return replace(self._plan, size=stack_size, frame=frame, align_on=self.align_on, ranges=self._store.ranges)
 
     def _build_at(self, size: int) -> Stack:
-        plan = self._plan_at(size)
         folder = None if self.store_folder is None else self.store_folder / f"at-{size}"
-        options = DecodeOptions(
-            plan.size, self.align_on, plan.dtypes, self.layout.ranges, plan.image_values, folder, self._fingerprint
-        )
-        larger = _build_stack(self.source, plan, options)
+        larger = _build_stack(self.source, self._plan_at(size), folder, self._fingerprint)
         if not np.array_equal(larger.kept, self.kept):
             log.warning("some images of %s cannot be read any more: poses stay as coarse as they are", self.source.name)
             return self
@@ -227,12 +197,12 @@ class Stack:
     def layout(self) -> Layout:
         """What a method fitted on this stack has to remember of it."""
         sizes = self.size, self.frame, self.aligned_size
-        return Layout(*sizes, self.channels, self.align_on, self._ranges, self.kind)
+        return Layout(*sizes, self.channels, self.align_on, self._store.ranges, self.kind)
 
     @property
     def store_folder(self) -> Path | None:
         """The folder with the pixels of the stack; None if they are in memory or still in the source."""
-        return None if self._store is None else self._store.folder
+        return self._store.folder
 
     def _rows(self, indices: Indices | slice) -> np.ndarray:
         """Positions in the source."""
@@ -247,38 +217,27 @@ class Stack:
 
     def unscaled(self, indices: Indices | slice) -> np.ndarray:
         """(B, C, H, W) the same images in the values and units of their source; perhaps a view, not to be changed."""
-        rows = self._rows(indices)
-        if self._store is not None:
-            values = self._store.pixels[as_slice(rows)]
-            self._store.pages.touched(values.nbytes)
-            return values
-        return np.moveaxis(select_channels(self.source.batch(rows), self.align_on), -1, 1)
+        values = self._store.pixels[as_slice(self._rows(indices))]
+        self._store.pages.touched(values.nbytes)
+        return values
 
     def black_and_white(self, indices: Indices | slice) -> tuple[np.ndarray, np.ndarray]:
         """(B,) each: the values of `unscaled` that mean 0 and 1."""
         rows = self._rows(indices)
-        if self._store is not None:
-            return self._store.black[rows], self._store.white[rows]
-        black, white = (np.full(len(rows), value) for value in self.intensity)
-        return black, white
+        return self._store.black[rows], self._store.white[rows]
 
     def masks(self, indices: Indices | slice) -> torch.Tensor | None:
         """(B, 1, H, W) float32, 1 where the image is; None if every image of the set fills its canvas."""
-        rows = self._rows(indices)
-        if self._store is not None:
-            if self._store.masks is None:
-                return None
-            masks = np.array(self._store.masks[as_slice(rows)], dtype=np.float32)
-            self._store.pages.touched(masks.size)
-            return torch.from_numpy(masks)[:, None].div_(255)
-        if not self.source.has_masks:
+        if self._store.masks is None:
             return None
-        return torch.from_numpy(np.array(self.source.masks(rows), dtype=np.float32))[:, None]
+        masks = np.array(self._store.masks[as_slice(self._rows(indices))], dtype=np.float32)
+        self._store.pages.touched(masks.size)
+        return torch.from_numpy(masks)[:, None].div_(255)
 
     @property
     def has_masks(self) -> bool:
         """Whether some images do not fill their canvas, or have alpha."""
-        return self._store.masks is not None if self._store is not None else self.source.has_masks
+        return self._store.masks is not None
 
     def source_pixels(self) -> np.ndarray:
         """(n,) how many pixels of its source lie along one pixel of each image of the stack."""
@@ -338,12 +297,8 @@ def prepare(
     if isinstance(source, SourceView) and source.orientation is not None:
         fingerprint = None if fingerprint is None else source.with_orientation(fingerprint)
     channels = find_channels(source, align_on) if layout is None else layout.align_on
-    ranges: Ranges = {} if layout is None else layout.ranges
-    plan = make_plan(source, size, init, init_size, layout)
-    folder = None if folder is None else Path(folder)
-    options = DecodeOptions(plan.size, channels, plan.dtypes, ranges, plan.image_values, folder, fingerprint, quiet)
-    stack = _build_stack(source, plan, options)
-    stack._fingerprint = fingerprint
+    plan = make_plan(source, size, init, init_size, channels, layout)
+    stack = _build_stack(source, plan, None if folder is None else Path(folder), fingerprint, quiet=quiet)
     if layout is not None and stack.channels != layout.channels:
         raise CongealError(
             f"{source.name} has {stack.channels} channel(s) to align on, the model was fitted on {layout.channels}: "
@@ -370,56 +325,12 @@ def _upright(source: ImageSource, init: np.ndarray | Transforms | None) -> Image
     return SourceView(source, orientation=way) if way.any() else source
 
 
-def _build_stack(source: ImageSource, plan: Plan, options: DecodeOptions) -> Stack:
+def _build_stack(
+    source: ImageSource, plan: Plan, folder: Path | None, fingerprint: str | None, *, quiet: bool = True
+) -> Stack:
     """The stack of a plan: over the source itself if its images have the right size, else over decoded images."""
-    dtype, align_on, store = source.dtype, options.align_on, None
-    ranges: Ranges
-    if source.shape is not None and dtype is not None and plan.size == source.shape[:2]:
-        sizes = np.broadcast_to(np.array(plan.size, dtype=np.int32), (len(source), 2))
-        reasons, low, high, blank = _scan_values(source, source.shape, dtype, options)
-        intensity = options.ranges.get(range_name(dtype)) or intensity_range(dtype, low, high)
-        ranges = {range_name(dtype): intensity}
+    if source.shape is not None and source.dtype is not None and plan.size == source.shape[:2]:
+        store = open_in_place(source, source.shape, source.dtype, plan, quiet)
     else:
-        if len(plan.channels) > 1 and align_on is None:
-            options = replace(options, align_on="grey")  # the common denominator of grey and colour images
-        store, align_on = fill_store(source, options)
-        sizes, reasons, blank, ranges = store.sizes, store.reasons, store.blank, store.ranges
-    stack = Stack(source, plan, reasons=reasons, sizes=sizes, align_on=align_on)
-    if blank:
-        raise CongealError(f"every image in {source.name} is blank (one value everywhere): there is nothing to align")
-    if store is not None:
-        first = stack.kept[0]
-        intensity = float(store.black[first]), float(store.white[first])
-    stack._store, stack._ranges, stack.intensity = store, ranges, intensity
-    return stack
-
-
-def _scan_values(
-    source: ImageSource, shape: tuple[int, int, int], dtype: np.dtype, options: DecodeOptions
-) -> tuple[dict[int, str], float, float, bool]:
-    """(reasons, smallest value, largest value, all blank) of a source of one shape, in the channels that are used.
-
-    Where the range is known in advance the scan ends at the first chunk with an image that is not blank.
-    """
-    select_channels(np.empty((0, *shape), dtype), options.align_on)  # which refuses a channel that does not exist
-    align_on = None if options.align_on == "grey" else options.align_on
-    known = dtype in (np.dtype(np.uint8), np.dtype(bool))
-    reasons, low, high, blank = dict(source.unreadable), np.inf, -np.inf, True
-    with Progress(len(source), "measuring brightness", quiet=options.quiet) as progress:
-        for part in row_slices(len(source), max(1, CHUNK_VALUES // math.prod(shape))):
-            progress.update(part.stop - part.start)
-            rows = np.array([i for i in range(part.start, part.stop) if i not in reasons], dtype=np.int64)
-            values = source.batch(rows) if len(rows) else np.empty((0, *shape), dtype)
-            if not known and dtype.kind == "f":
-                usable = finite(values.reshape(len(rows), -1), axis=1)
-                reasons |= {int(i): NOT_FINITE for i in rows[~usable]}
-                values = values[usable]
-            if not len(values):
-                continue
-            values = select_channels(values, align_on).reshape(len(values), -1)
-            smallest, largest = values.min(1), values.max(1)
-            low, high = min(low, float(smallest.min())), max(high, float(largest.max()))
-            blank = blank and bool((smallest == largest).all())
-            if known and not blank:
-                break
-    return reasons, low, high, blank
+        store, plan = fill_store(source, plan, folder, fingerprint, quiet=quiet)
+    return Stack(source, plan, store, fingerprint)

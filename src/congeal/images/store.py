@@ -6,16 +6,15 @@ import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from congeal.errors import CongealError
 from congeal.execution.shared_storage import SharedStorage, open_storage
 from congeal.files import DAMAGED, is_plain, replacing
-from congeal.images.intensity import Ranges, intensity_range
+from congeal.images.intensity import AlignOn, Ranges, intensity_range, select_channels
 from congeal.images.sources.arrays import as_slice
-from congeal.images.sources.base import Indices
+from congeal.images.sources.base import ImageSource, Indices
 from congeal.memmap import PageTracker
 
 Size = tuple[int, int]
@@ -79,6 +78,21 @@ class ShardedRows:
 
 
 @dataclass
+class SourceRows:
+    """Pixels (N, C, h, w) of a source in the channels that are aligned on, or its masks (N, h, w) as 0 to 255."""
+
+    source: ImageSource
+    what: Literal["pixels", "masks"]
+    align_on: AlignOn = None
+
+    def __getitem__(self, rows: Indices | slice) -> np.ndarray:
+        positions = np.arange(len(self.source))[rows] if isinstance(rows, slice) else rows
+        if self.what == "masks":
+            return np.rint(255 * self.source.masks(positions))
+        return np.moveaxis(select_channels(self.source.batch(positions), self.align_on), -1, 1)
+
+
+@dataclass
 class Store:
     """Rows are positions in the source: pixels (N, C, h, w) uint8 or float32, masks (N, h, w) uint8 or None.
 
@@ -87,8 +101,8 @@ class Store:
     where the store is kept, None if it ends with the process.
     """
 
-    pixels: np.ndarray | ShardedRows
-    masks: np.ndarray | ShardedRows | None
+    pixels: np.ndarray | ShardedRows | SourceRows
+    masks: np.ndarray | ShardedRows | SourceRows | None
     sizes: np.ndarray
     black: np.ndarray
     white: np.ndarray
@@ -158,7 +172,7 @@ def write_description(path: Path, store: Store, about: dict[str, Any]) -> None:
         np.savez(file, about=json.dumps({**facts, **about}), **arrays)
 
 
-def read_description(path: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
+def read_description(path: Path, key: str, mode: Any) -> tuple[Store, dict[str, Any]] | None:
     """The store that `path` describes, and the description; None if it is damaged or has another key."""
     try:
         return _read_store(path, key, mode)
@@ -166,10 +180,10 @@ def read_description(path: Path, key: str | None, mode: Any) -> tuple[Store, dic
         return None
 
 
-def _read_store(path: Path, key: str | None, mode: Any) -> tuple[Store, dict[str, Any]] | None:
+def _read_store(path: Path, key: str, mode: Any) -> tuple[Store, dict[str, Any]] | None:
     with np.load(path, allow_pickle=False) as saved:
         about = json.loads(str(saved["about"]))
-        if key not in (None, about["key"]):
+        if about["key"] != key:
             return None
         per_image = [saved[name] for name in PER_IMAGE]
     found: list[Any]
@@ -188,14 +202,6 @@ def _read_store(path: Path, key: str | None, mode: Any) -> tuple[Store, dict[str
     sizes, black, white, kinds = per_image
     store = Store(pixels, masks, sizes, black, white, kinds, reasons, about["blank"], ranges, path.parent)
     return store, about
-
-
-def open_store(folder: Path) -> Store:
-    """The complete store of a folder."""
-    found = read_description(folder / MARKER, None, mode="r")
-    if found is None:
-        raise CongealError(f"{folder} holds no images at working resolution")
-    return found[0]
 
 
 def find_store(folder: Path, key: str) -> Store | None:

@@ -191,7 +191,7 @@ class FeatureSampler:
         if size is None:
             self.stack = stack.at(round(extractor.side * max(stack.frame) / (2 * window.half)))
         else:
-            self.stack = stack.at(size, enlarge=True, once=True)
+            self.stack = stack.at(size, enlarge=True)
         larger_from_stack = self.stack.stack_from(stack)
         view = window.frame_from_view(extractor.side)
         self.matrices = normalise(larger_from_stack @ np.asarray(poses, dtype=np.float64) @ view)

@@ -145,7 +145,7 @@ class _SequenceFit:
                 self._choose_motion(ContrastPictures(self.stack, self.image_features), again=True)
             self._keep(1, total)
         for number, size in enumerate(sizes, start=1):
-            larger = self.stack.at(size, once=number == len(sizes) > 1)  # the last size is that of the originals
+            larger = self.stack.at(size)  # the last size is that of the originals
             if larger is self.stack:  # not to be had
                 break
             assert self.known is not None
@@ -201,7 +201,7 @@ class _SequenceFit:
         self.known = TrackedViews(state["views"], links, state["error"], state["ends"], state["lost"])
         self.motion, self.decisions, self.sizes = state["motion"], state["decisions"], state["sizes"]
         if state["size"] != max(self.stack.frame):
-            self.at = self.stack.at(state["size"], once=True)
+            self.at = self.stack.at(state["size"])
         return int(state["done"])
 
     # ---- the result

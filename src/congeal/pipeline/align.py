@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from congeal.images import ImageSource
-from congeal.images.sources.views import cache_decoded, exclude_images
+from congeal.images.sources.views import exclude_images
 from congeal.methods.base import Method
 from congeal.pipeline.groups import group_table_digest
 from congeal.pipeline.initial_poses import (
@@ -78,7 +78,7 @@ def align_with_options(
     check_conflicts(options)
     opened = open_source(executor, source, options.limit, options.z)
     selected = exclude_images(opened, options.exclude, strict=options.limit is None)
-    images = start_at_faces(start.select_source(cache_decoded(selected)), start.init, quiet=quiet)
+    images = start_at_faces(start.select_source(selected), start.init, quiet=quiet)
     check_limit(options.limit)
     check_formats(images, options.output_format, options.transforms_format)
     target = resolve_output(output, images, options, executor)

@@ -38,7 +38,7 @@ from everyday_bars import measure as measure_bars
 from everyday_sets import KnownSet, corner_error
 
 from congeal import LSC, JointAlignment, open_images
-from congeal.datasets.lfw import landmarks
+from congeal.datasets.photographs import landmarks
 from congeal.evaluation import landmark_error
 from congeal.geometry import MOTIONS, invert, map_points, rescale
 

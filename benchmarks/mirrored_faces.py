@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import avg_pool2d
 
 from congeal.datasets import open_named
-from congeal.datasets.lfw import landmarks
+from congeal.datasets.photographs import landmarks
 from congeal.images.resample import warp_pixels
 from congeal.methods.semantic.extractors import INPUT_SIDE_PX, open_extractor
 from congeal.registration.features import robust_features

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 from congeal import LSC, JointAlignment, open_images
-from congeal.datasets.lfw import landmarks
+from congeal.datasets.photographs import landmarks
 from congeal.evaluation import corner_error
 from congeal.geometry import from_normalised, invert, map_points, matrix_from_parameters, normalise
 from congeal.images import Stack, prepare

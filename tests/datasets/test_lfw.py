@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from congeal import CongealError, open_images
-from congeal.datasets import lfw
+from congeal.datasets import photographs as lfw
 from congeal.evaluation import landmark_error
 from congeal.geometry import map_points
 from congeal.images import prepare

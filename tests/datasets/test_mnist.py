@@ -66,7 +66,7 @@ def test_own_files_are_found(offline: Path, monkeypatch: pytest.MonkeyPatch, pla
 
 
 def test_the_cache_is_used_only_with_the_right_checksum(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = offline / "cache"
+    cache = offline / "cache" / "mnist"
     tiny_mnist(cache)
     right = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in cache.iterdir()}
     assert set(right) == set(module.SHA256)

@@ -230,7 +230,6 @@ def test_an_image_that_vanishes_before_writing_is_told(
         return render(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(congeal.pipeline.stages, "render_originals", lose_one)
-    monkeypatch.setattr("congeal.images.sources.views.MAX_CACHE_BYTES", 0)
     align(folder, tmp_path / "run", **OPTIONS)
     assert "3.png" in caplog.text
     assert "3.png" in (tmp_path / "run" / "skipped.csv").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from congeal.datasets.wild import Points
+from congeal.datasets.photographs import Points
 from congeal.experiments.wild import facing_right
 
 NAMES = ("back", "beak", "left eye", "nape", "right eye", "tail")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from congeal.errors import CongealError, did_you_mean
 from congeal.images.sources.base import ImageSource
@@ -19,10 +21,10 @@ _FAMILIES = {
     "infimnist": ("infimnist:7@1000000", "synthetic", "open_infimnist"),
     "affnist-original": ("affnist-original:2", "originals", "open_affnist_original"),
     "infimnist-original": ("infimnist-original:7@1000000", "originals", "open_infimnist_original"),
-    "lfw": ("lfw:Tony_Blair@0.3", "lfw", "open_lfw"),
-    "cub": ("cub:047.American_Goldfinch", "wild", "open_cub"),
-    "willow": ("willow:car(G)", "wild", "open_willow"),
-    "lfw-deepfunneled": ("lfw-deepfunneled:Tony_Blair", "lfw", "open_deepfunneled"),
+    "lfw": ("lfw:Tony_Blair@0.3", "photographs", "open_lfw"),
+    "cub": ("cub:047.American_Goldfinch", "photographs", "open_cub"),
+    "willow": ("willow:car(G)", "photographs", "open_willow"),
+    "lfw-deepfunneled": ("lfw-deepfunneled:Tony_Blair", "photographs", "open_deepfunneled"),
 }
 
 
@@ -48,6 +50,28 @@ def find_data(*places: str) -> Path | None:
     root = os.environ.get("CONGEAL_DATA")
     found = (Path(root) / place for place in places) if root else ()
     return next((path for path in found if path.exists()), None)
+
+
+def cache_folder() -> Path:
+    """Where downloaded files are kept: the user's cache."""
+    import pooch
+
+    return Path(pooch.os_cache("congeal"))
+
+
+def download(what: str, addresses: Sequence[str], sha256: str, path: Path, advice: str, **options: Any) -> Path:
+    """A file, if its checksum is right, or else fetched from the first address that answers."""
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    fetch, reason = pooch.HTTPDownloader(timeout=30, progressbar=False), ""
+    for address in addresses:
+        try:
+            pooch.retrieve(address, sha256, fname=path.name, path=path.parent, downloader=fetch, **options)
+            return path
+        except (OSError, ValueError) as error:  # not reachable, or not the file it should be: ask the next address
+            reason = type(error).__name__
+    raise CongealError(f"{what} is neither on this machine nor could it be downloaded ({reason}): {advice}")
 
 
 def parse_count(family: str, which: str, example: str, *, mixed: bool = False) -> tuple[str, int | None]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from congeal.datasets import find_data, not_a_data_set
+from congeal.datasets import cache_folder, download, find_data, not_a_data_set
 from congeal.errors import CongealError
 from congeal.images.formats.array_files import read_idx
 from congeal.images.sources.arrays import ArraySource
@@ -109,29 +109,9 @@ def _read(path: Path, changed: int) -> NDArray[np.uint8]:
 def find(name: str) -> Path:
     """Where the file is; it is downloaded to the cache if it is nowhere."""
     unpacked = name.removesuffix(".gz")
-    return find_data(name, unpacked, f"mnist/{name}", f"mnist/{unpacked}") or _download(name)
-
-
-def cache_folder() -> Path:
-    """Where downloaded files are kept, in the user's cache."""
-    import pooch
-
-    return Path(pooch.os_cache("congeal")) / "mnist"
-
-
-def _download(name: str) -> Path:
-    """The file in the cache, if its checksum is right, or else fetched from the first mirror that answers."""
-    import pooch
-
-    pooch.get_logger().setLevel("WARNING")
-    reason = "no mirror is known"
-    for mirror in MIRRORS:
-        fetch = pooch.HTTPDownloader(timeout=30, progressbar=False)
-        try:
-            return Path(pooch.retrieve(mirror + name, SHA256[name], fname=name, path=cache_folder(), downloader=fetch))
-        except (OSError, ValueError) as error:  # not reachable, or not the file it should be: ask the next mirror
-            reason = type(error).__name__
-    raise CongealError(
-        f"MNIST's {name} is neither on this machine nor could it be downloaded ({reason}): "
-        "put the four original files into a folder and set CONGEAL_DATA to it"
-    )
+    known = find_data(name, unpacked, f"mnist/{name}", f"mnist/{unpacked}")
+    if known is not None:
+        return known
+    advice = "put the four original files into a folder and set CONGEAL_DATA to it"
+    addresses = [mirror + name for mirror in MIRRORS]
+    return download(f"MNIST's {name}", addresses, SHA256[name], cache_folder() / "mnist" / name, advice)

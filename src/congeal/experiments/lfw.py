@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from congeal import __version__
-from congeal.datasets.lfw import LANDMARKS, landmarks
+from congeal.datasets.photographs import LANDMARKS, landmarks
 from congeal.evaluation import landmark_error
 from congeal.experiments import figures, printed
 from congeal.experiments import tables as table

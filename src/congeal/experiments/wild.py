@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from congeal.datasets.wild import (
+from congeal.datasets.photographs import (
     Points,
     cub_points,
     open_cub,

@@ -313,7 +313,7 @@ def digits(digit: int, n: int, sigma: float = 0.0) -> KnownSet:
 
 
 def faces(subject: str, limit: int | None = None) -> KnownSet:
-    """Photographs of one person of LFW, each started at its face box; `congeal.datasets.photographs.landmarks` measures."""
+    """Photographs of one person of LFW, started at its face box; `datasets.photographs.landmarks` measures."""
     source = open_images(f"lfw:{subject}", limit=limit)
     return KnownSet(f"{subject.replace('_', ' ')}, {len(source)}", source, None, "", (250, 250))
 

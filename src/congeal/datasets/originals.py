@@ -1,13 +1,7 @@
-"""affNIST and infiMNIST from their original files in `$CONGEAL_DATA`, which the user has to have.
+"""affNIST and infiMNIST from their original files in `$CONGEAL_DATA`; docs/formats.md says where they belong.
 
-`affnist-original:2@5000`: the batches 1.mat, 2.mat, … in the folder `affnist`, or its folders
-`training_and_validation_batches` or `training_batches`. The first N images of the digit are taken, in the order of the
-batches; 100,000 unless said.
-
-`infimnist-original:7@1000000`: `fields_float_1522x28x28.bin` and `tangVec_float_60000x28x28.bin`, also in the folder
-`infimnist` or there in `data`. Both are bare little-endian float32: 1522 fields of 28×28, and two tangents of 28×28 for
-each of the 60,000 training images, one after the other. The scheme is that of `synthetic`, with grey levels cut rather
-than rounded and the shifts in the program's own order.
+The scheme of infiMNIST is that of `synthetic`, with grey levels cut rather than rounded and the shifts in the program's
+own order.
 """
 
 from __future__ import annotations

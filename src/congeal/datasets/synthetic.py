@@ -2,10 +2,8 @@
 
 `perspective:3@0.2`: the corners (±1, ±1) of the frame each move by N(0, (2σ)²) per axis, and all four together by one
 more N(0, (2σ)²) per axis; σ is a fraction of the side, which is two units long. The homography through them is
-`source_from_frame`: the frame shows the digit as seen through the moved corners. Draws that mirror the frame or fold
-over inside it (projective denominator at a corner at most a tenth of that at the centre) are drawn again. Two
-variants, to be reported apart: *perspective* gives the untouched image and the warp as `initial`, so nothing is lost;
-*perspective-baked* gives the warped pixels only, and what left the frame is gone.
+`source_from_frame`. Draws that mirror the frame or fold over inside it are drawn again. *perspective* gives the
+untouched image and the warp as `initial`, so nothing is lost; *perspective-baked* gives the warped pixels only.
 
 `affnist:2@5000`: affNIST-*style* images, because the original files are rarely at hand. MNIST on 40×40, turned by up
 to ±20°, sheared by up to ±0.2, scaled by 0.8–1.2 along each axis, and put anywhere that keeps the ink inside. Image i
@@ -16,9 +14,7 @@ shows MNIST image i modulo the number of images of its digit. `affnist:all` show
     x − F[k1]·T0[a] + F[k2]·T1[a],    k1 = ((i·131071) mod 2³²) mod 1521,    k2 = (k1 + 1 + 2i) mod 1522,
 
 clamped to 0–255 and shifted by one pixel in one of eight directions or not at all (k1 mod 9). T0 and T1 are the image's
-derivatives down and across in grey levels per pixel, F are 1522 smooth random fields. The original files of both are
-not part of it: here F is smoothed noise of 1 px RMS from a fixed seed, and T are derivatives of a Gaussian. Images of
-one digit are numbered in order of i. There is no thickening and, the deformation being local, no `truth`.
+derivatives down and across, F are 1522 smooth random fields. There is no `truth`, the deformation being local.
 """
 
 from __future__ import annotations
@@ -113,12 +109,7 @@ class WarpedDigits(SyntheticSource):
     """
 
     def __init__(
-        self,
-        name: str,
-        digits: Digits,
-        digit_from_image: NDArray[np.float64],
-        ids: list[str],
-        side: int = SIDE,
+        self, name: str, digits: Digits, digit_from_image: NDArray[np.float64], ids: list[str], side: int = SIDE
     ) -> None:
         self.name, self.digits, self.digit_from_image, self.side = name, digits, digit_from_image, side
         self._ids, self._rows = Ids(ids), np.arange(len(ids)) % len(digits.images)
@@ -318,9 +309,7 @@ def fields() -> NDArray[np.float32]:
     noise = np.random.Generator(np.random.Philox(INFIMNIST_SEED)).standard_normal((FIELDS, SIDE + 24, SIDE + 24))
     smooth = _gaussian(SIDE + 24, 4.0)[12:-12]
     result = (smooth @ noise @ smooth.T).reshape(FIELDS, -1)
-    result = (result / np.sqrt((result**2).mean(1, keepdims=True))).astype(np.float32)
-    result.flags.writeable = False  # all callers get this one
-    return result
+    return (result / np.sqrt((result**2).mean(1, keepdims=True))).astype(np.float32)
 
 
 def tangents(images: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

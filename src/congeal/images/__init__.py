@@ -9,49 +9,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from congeal.images.formats.writers import Writer, open_writer
-    from congeal.images.packing import pack
-    from congeal.images.plan import Layout
-    from congeal.images.resample import warp_image, warp_pixel_batch, warp_pixels
-    from congeal.images.sources.base import Image, ImageSource, SkippedImage, UnreadableImage
-    from congeal.images.stack import Stack, prepare
+    from congeal.images.formats.writers import Writer as Writer
+    from congeal.images.formats.writers import open_writer as open_writer
+    from congeal.images.packing import pack as pack
+    from congeal.images.plan import Layout as Layout
+    from congeal.images.resample import warp_image as warp_image
+    from congeal.images.resample import warp_pixel_batch as warp_pixel_batch
+    from congeal.images.resample import warp_pixels as warp_pixels
+    from congeal.images.sources.base import Image as Image
+    from congeal.images.sources.base import ImageSource as ImageSource
+    from congeal.images.sources.base import SkippedImage as SkippedImage
+    from congeal.images.sources.base import UnreadableImage as UnreadableImage
+    from congeal.images.stack import Stack as Stack
+    from congeal.images.stack import prepare as prepare
 
-__all__ = [
-    "Image",
-    "ImageSource",
-    "Layout",
-    "SkippedImage",
-    "Stack",
-    "UnreadableImage",
-    "Writer",
-    "open_writer",
-    "pack",
-    "prepare",
-    "warp_image",
-    "warp_pixel_batch",
-    "warp_pixels",
-]
-
-_HOME = {
-    "Image": "sources.base",
-    "ImageSource": "sources.base",
-    "SkippedImage": "sources.base",
-    "UnreadableImage": "sources.base",
-    "Layout": "plan",
-    "Stack": "stack",
-    "prepare": "stack",
-    "Writer": "formats.writers",
-    "open_writer": "formats.writers",
-    "pack": "packing",
-    "warp_image": "resample",
-    "warp_pixel_batch": "resample",
-    "warp_pixels": "resample",
+_MODULES = {
+    "sources.base": ("Image", "ImageSource", "SkippedImage", "UnreadableImage"),
+    "plan": ("Layout",),
+    "stack": ("Stack", "prepare"),
+    "formats.writers": ("Writer", "open_writer"),
+    "packing": ("pack",),
+    "resample": ("warp_image", "warp_pixel_batch", "warp_pixels"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'congeal.images' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"congeal.images.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    for module, names in _MODULES.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(f"congeal.images.{module}"), name)
+            return value
+    raise AttributeError(f"module 'congeal.images' has no attribute {name!r}")

@@ -21,7 +21,7 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.execution import Result, RetryShard, StoredArray, divide_images, has_workers, key_of, map_shards
 from congeal.execution.threads import map_ordered, usable_cores
-from congeal.files import create_npy, is_plain, make_folders
+from congeal.files import create_npy, make_folders
 from congeal.images.canvas import place, put_on_canvas
 from congeal.images.intensity import (
     CHUNK_VALUES,
@@ -173,9 +173,7 @@ class StoreFiller:
 
     def resume(self) -> int:
         """Continue an interrupted pass over the same images; returns its position."""
-        if self.unfinished is None or not is_plain(self.unfinished):
-            return 0
-        found = read_description(self.unfinished, self.key, mode="r+")
+        found = None if self.unfinished is None else read_description(self.unfinished, self.key, mode="r+")
         if found is None or len(found[0].sizes) != self.n:
             return 0
         self.store, about = found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -129,16 +130,16 @@ def make_plan(
 
 
 def largest_area(source: ImageSource, headers: dict[int, Header], typical: Size) -> float:
-    """Area of the largest image that can be decoded (headers may be wrong), at most MAX_AREA_RATIO times the median."""
-    least, most = typical[0] * typical[1] * MIN_SIDE_RATIO**2, MAX_AREA_RATIO * typical[0] * typical[1]
-    larger = {i: h.height * h.width for i, h in headers.items() if h.height * h.width > least}
-    for i in sorted(larger, key=lambda i: (-larger[i], i))[:MAX_DECODE_ATTEMPTS]:
-        try:
+    """Area of the largest image, at most MAX_AREA_RATIO times the median; headers that are larger may be wrong."""
+    median, most = typical[0] * typical[1], MAX_AREA_RATIO * typical[0] * typical[1]
+    for i in sorted(headers, key=lambda i: -headers[i].height * headers[i].width)[:MAX_DECODE_ATTEMPTS]:
+        area = headers[i].height * headers[i].width
+        if area <= median * MIN_SIDE_RATIO**2:
+            break
+        with suppress(UnreadableImage):
             source.read(i)
-        except UnreadableImage:
-            continue
-        return min(float(larger[i]), most)
-    return float(typical[0] * typical[1])
+            return float(min(area, most))
+    return float(median)
 
 
 def enlarge_to_area(typical: Size, area: float, longer: int) -> Size:

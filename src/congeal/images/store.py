@@ -173,9 +173,9 @@ def write_description(path: Path, store: Store, about: dict[str, Any]) -> None:
 
 
 def read_description(path: Path, key: str, mode: Any) -> tuple[Store, dict[str, Any]] | None:
-    """The store that `path` describes, and the description; None if it is damaged or has another key."""
+    """The store that `path` describes, and the description; None if there is none, or a damaged or another one."""
     try:
-        return _read_store(path, key, mode)
+        return _read_store(path, key, mode) if is_plain(path) else None
     except DAMAGED:
         return None
 
@@ -183,34 +183,29 @@ def read_description(path: Path, key: str, mode: Any) -> tuple[Store, dict[str, 
 def _read_store(path: Path, key: str, mode: Any) -> tuple[Store, dict[str, Any]] | None:
     with np.load(path, allow_pickle=False) as saved:
         about = json.loads(str(saved["about"]))
-        if about["key"] != key:
+        sizes, black, white, kinds = per_image = [saved[name] for name in PER_IMAGE]
+    names, found = ("pixels", "masks")[: 1 + about["masks"]], list[Any]()
+    for name in names:
+        if "sharded" in about:
+            found.append(ShardedRows.from_dict(about["sharded"][name]))
+            complete = found[-1].exists()
+        else:
+            file = path.parent / {"pixels": "stack.npy", "masks": "masks.npy"}[name]
+            complete = is_plain(file)
+            found += [np.load(file, mmap_mode=mode)] if complete else []
+        if not complete or about["key"] != key or any(len(array) != len(found[0]) for array in per_image):
             return None
-        per_image = [saved[name] for name in PER_IMAGE]
-    found: list[Any]
-    if "sharded" in about:
-        found = [ShardedRows.from_dict(about["sharded"][name]) for name in ("pixels", "masks")[: 1 + about["masks"]]]
-        complete = all(rows.exists() for rows in found)
-    else:
-        files = [path.parent / name for name in ("stack.npy", "masks.npy")[: 1 + about["masks"]]]
-        complete = all(map(is_plain, files))
-        found = [np.load(file, mmap_mode=mode) for file in files] if complete else []
-    if not complete or any(len(array) != len(found[0]) for array in per_image):
-        return None
     pixels, masks = [*found, None][:2]
     reasons = {int(i): reason for i, reason in about["reasons"].items()}
     ranges = {name: (low, high) for name, (low, high) in about.get("ranges", {}).items()}
-    sizes, black, white, kinds = per_image
     store = Store(pixels, masks, sizes, black, white, kinds, reasons, about["blank"], ranges, path.parent)
     return store, about
 
 
 def find_store(folder: Path, key: str) -> Store | None:
     """The complete store of a folder if it has this key; the marker of another one is removed."""
-    marker = folder / MARKER
-    if not is_plain(marker):
-        return None
-    found = read_description(marker, key, mode="r")
+    found = read_description(folder / MARKER, key, mode="r")
     if found is None:
-        marker.unlink()
+        (folder / MARKER).unlink(missing_ok=True)
         return None
     return found[0]

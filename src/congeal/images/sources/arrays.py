@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 PACKED = "congeal-pack-1"
 # Bytes of a compressed file that are unpacked in memory: more would not fit on a common machine.
 MOST_UNPACKED = 8 << 30
-# Images of a memory map that are read together where they do not follow one another.
-SCATTERED_ROWS = 128
 
 
 class ArraySource(ImageSource):
@@ -79,25 +77,15 @@ class ArraySource(ImageSource):
         return Image(self.id(i), pixels, mask)
 
     def batch(self, indices: Indices) -> np.ndarray:
-        pixels = self._rows(as_slice(indices))
+        rows = as_slice(indices)
+        pixels = np.asarray(self.array[rows])
+        # Of scattered images the system maps more than is read.
+        self._pages.touched(
+            pixels.nbytes if isinstance(rows, slice) else max(pixels.nbytes, len(rows) * READAHEAD_BYTES)
+        )
         if not pixels.dtype.isnative:
             pixels = pixels.astype(self.dtype)
         return pixels[..., None] if self.grey else pixels
-
-    def _rows(self, rows: slice | Indices) -> np.ndarray:
-        if isinstance(rows, slice) or not self._pages:
-            pixels = np.asarray(self.array[rows])
-            self._pages.touched(pixels.nbytes)
-            return pixels
-        wanted = np.asarray(rows, dtype=np.int64)
-        pixels = np.empty((len(wanted), *self.array.shape[1:]), self.array.dtype)
-        for first in range(
-            0, len(wanted), SCATTERED_ROWS
-        ):  # a sample of a large file would bring all of it into memory
-            few = wanted[first : first + SCATTERED_ROWS]
-            pixels[first : first + len(few)] = self.array[few]
-            self._pages.touched(len(few) * max(READAHEAD_BYTES, pixels[0].nbytes))
-        return pixels
 
     def masks(self, indices: Indices) -> np.ndarray:
         if self.mask_array is None:

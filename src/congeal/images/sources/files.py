@@ -52,7 +52,7 @@ class FileSource(ImageSource):
         return (os.path.join(self.base, self.relative[i]) for i in rows.tolist())
 
     def header_of(self, i: int) -> str:
-        if os.path.splitext(self.relative[i])[1].lower() not in FITS:
+        if _suffix(self.relative[i]) not in FITS:
             return ""
         from congeal.images.formats.fits import header_text
 
@@ -62,7 +62,7 @@ class FileSource(ImageSource):
         return decode(self._bytes(i), self.id(i))
 
     def probe(self, i: int) -> Header:
-        if self.relative[i].lower().endswith((".tif", ".tiff")):
+        if _suffix(self.relative[i]) in (".tif", ".tiff"):
             from congeal.images.formats.tiff import probe_tiff
 
             self._bytes(i, 0)
@@ -72,7 +72,7 @@ class FileSource(ImageSource):
     def _bytes(self, i: int, count: int = -1) -> bytes:
         if i in self._links:
             raise UnreadableImage("is a link to a folder, which is not followed: give that folder by itself")
-        if _is_video(self.relative[i]):
+        if _suffix(self.relative[i]) in VIDEO:
             raise UnreadableImage("is a video, not an image: align it by itself")
         return read_regular(self.path(i), count)
 
@@ -81,8 +81,8 @@ def open_folder(folder: Path) -> FileSource:
     """All image files below a folder, hidden ones left out, in natural order."""
     links: list[str] = []
     found = [*list_files(folder, EXTENSIONS | VIDEO, links)]
-    videos = sorted(filter(_is_video, found), key=natural_key)
-    relative = sorted([*(path for path in found if not _is_video(path)), *links], key=natural_key)
+    videos = sorted((path for path in found if _suffix(path) in VIDEO), key=natural_key)
+    relative = sorted([*(path for path in found if _suffix(path) not in VIDEO), *links], key=natural_key)
     if videos and not relative:
         first = folder / videos[0]
         raise CongealError(f"the folder {folder} has {len(videos)} videos: align one at a time, such as {first}")
@@ -112,10 +112,6 @@ def _glob_that_works(folder: Path) -> str | None:
     return None
 
 
-def _is_video(path: str) -> bool:
-    return os.path.splitext(path)[1].lower() in VIDEO
-
-
 def open_paths(paths: Sequence[Path], *, name: str) -> FileSource:
     """Given files in the given order; ids are relative to the deepest folder that holds them all."""
     absolute = [os.path.abspath(path) for path in paths]
@@ -132,13 +128,9 @@ def open_list(path: Path) -> FileSource:
     entries = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not entries:
         raise CongealError(f"the list {path} names no images: write one path per line")
-    return open_paths([_listed(path.parent, entry) for entry in entries], name=path.name)
-
-
-def _listed(folder: Path, line: str) -> Path:
-    """The file a line of a list means: blanks around a path do not matter, unless they are part of its name."""
-    stripped = line.strip()
-    return folder / (line if line != stripped and os.path.lexists(folder / line) else stripped)
+    # Blanks around a path do not matter, unless they are part of its name.
+    files = [line if os.path.lexists(path.parent / line) else line.strip() for line in entries]
+    return open_paths([path.parent / file for file in files], name=path.name)
 
 
 def matches(pattern: str) -> list[Path]:
@@ -198,7 +190,7 @@ def list_files(folder: Path, extensions: frozenset[str], links: list[str] | None
                     if entry.is_dir(follow_symlinks=False):
                         if not is_run_folder(entry.path):
                             pending.append(path)
-                    elif os.path.splitext(entry.name)[1].lower() in extensions:
+                    elif _suffix(entry.name) in extensions:
                         yield path
                     elif links is not None and entry.is_symlink() and entry.is_dir():
                         links.append(path)
@@ -272,24 +264,26 @@ def open_url(url: str, open_path: Callable[[Path], ImageSource]) -> ImageSource:
         system, path = core.url_to_fs(url)
         if isinstance(system, LocalFileSystem):
             return open_path(Path(path))
+        names, base = [path], os.path.dirname(path)
         if any(character in path for character in "*?["):
-            found = [name for name in system.glob(path) if not _hidden(name)]
-            base = os.path.commonpath([os.path.dirname(p) for p in found] or ["/"])
-            if found and all(name.lower().endswith(".tar") for name in found):
-                return open_remote_shards(system, found, name=shown)
-            return _files(system, found, base=base, name=shown)
-        if system.isdir(path):
+            names = [name for name in system.glob(path) if not _hidden(name)]
+            base = os.path.commonpath([os.path.dirname(name) for name in names] or ["/"])
+        elif system.isdir(path):
             below = [name for name in system.find(path) if not _hidden(name[len(path) :])]
-            images = [name for name in below if _is_image(name)]
-            tars = [name for name in below if name.lower().endswith(".tar")]
-            if tars and not images:
-                return open_remote_shards(system, tars, name=shown)
-            return _files(system, images, base=path, name=shown)
-        if not system.exists(path):
+            images = [name for name in below if _suffix(name) in EXTENSIONS]
+            names, base = images or [name for name in below if _suffix(name) == ".tar"], path
+        elif not system.exists(path):
             raise CongealError(f"no such file or folder: {shown}")
-        if _is_image(path) and not path.lower().endswith((".tif", ".tiff", ".gif", ".webp")):
-            return _files(system, [path], base=os.path.dirname(path), name=shown)
-        return _fetched(system, path, open_path)
+        elif _suffix(path) not in EXTENSIONS - {".tif", ".tiff", ".gif", ".webp"}:
+            return _fetched(system, path, open_path)
+        if not names:
+            raise CongealError(f"{shown} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
+        names = sorted(names, key=natural_key)
+        if {_suffix(name) for name in names} == {".tar"}:
+            return RemoteShardSource(system, names, name=shown)
+        return RemoteSource(system, names, base=base, name=shown)
+    except UnreadableImage as error:
+        raise CongealError(str(error)) from error
     except CongealError:
         raise
     except ImportError as error:
@@ -297,12 +291,6 @@ def open_url(url: str, open_path: Callable[[Path], ImageSource]) -> ImageSource:
     except Exception as error:
         reason = without_credentials(str(error))
         raise CongealError(f"{shown} cannot be opened ({type(error).__name__}: {reason})") from error
-
-
-def _files(system: Any, paths: Sequence[str], *, base: str, name: str) -> RemoteSource:
-    if not paths:
-        raise CongealError(f"{name} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
-    return RemoteSource(system, sorted(paths, key=natural_key), base=base, name=name)
 
 
 def _fetched(system: Any, path: str, open_path: Callable[[Path], ImageSource]) -> ImageSource:
@@ -315,8 +303,8 @@ def _fetched(system: Any, path: str, open_path: Callable[[Path], ImageSource]) -
     return source
 
 
-def _is_image(path: str) -> bool:
-    return os.path.splitext(path)[1].lower() in EXTENSIONS
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
 
 
 def _hidden(path: str) -> bool:
@@ -368,11 +356,3 @@ class RemoteShardSource(ShardSource):
         """Changes when the other system says that a shard did."""
         about = repr((self._remote, self._versions, len(self)))
         return hashlib.blake2b(about.encode()).hexdigest()[:64]
-
-
-def open_remote_shards(system: Any, paths: Sequence[str], *, name: str) -> RemoteShardSource:
-    """Tar files behind an address, in the order of their names."""
-    try:
-        return RemoteShardSource(system, sorted(paths, key=natural_key), name=name)
-    except UnreadableImage as error:
-        raise CongealError(str(error)) from error

@@ -151,12 +151,12 @@ def test_decoding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
     source = open_images([rng.integers(0, 256, (30 + i % 3, 40, 1), dtype=np.uint8) for i in range(200)])
     decode, decoded, stopping = decoding.decode_at, [], ["once"]
 
-    def stops(source: ImageSource, size: tuple[int, int], align_on: None, i: int) -> object:
+    def stops(source: ImageSource, plan: object, i: int) -> object:
         if i == 150 and stopping:
             stopping.clear()
             raise KeyboardInterrupt
         decoded.append(i)
-        return decode(source, size, align_on, i)
+        return decode(source, plan, i)
 
     monkeypatch.setattr(decoding, "decode_at", stops)
     with pytest.raises(KeyboardInterrupt):

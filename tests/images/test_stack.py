@@ -197,8 +197,10 @@ def test_an_odd_image_the_sample_missed(tmp_path: Path, monkeypatch: pytest.Monk
     folder = photos(tmp_path / "p", [(20, 20, 3), (20, 20), (20, 20, 3), (20, 20, 3)])
     Pillow.fromarray(RNG.integers(0, 60000, (20, 20), dtype=np.uint16)).save(folder / "1b.png")
     stack = prepare(open_images(folder))
-    assert stack.images(range(5)).shape == (5, 1, 20, 20)
-    assert stack.images(range(5)).max() <= 1
+    images = stack.images(range(5))
+    assert images.shape == (5, 3, 20, 20), "brought to the kind of the others"
+    assert 0.9 < images[2].max() <= 1
+    assert torch.equal(images[1, 0], images[1, 2])
 
 
 def test_align_on() -> None:

@@ -70,12 +70,12 @@ def put_on_canvas(
     if (height, width) == canvas and placement == (1, 1, 0, 0):
         out = np.ascontiguousarray(np.moveaxis(pixels, -1, 0), dtype=np.float32)
         return out, None if mask is None or (mask >= 1).all() else mask.astype(np.float32)
-    out = _across(_down(pixels, rows), columns)
+    out = _resample(pixels, rows, columns)
     cover = np.outer(cover_y, cover_x)
     if (cover >= 1 - MAX_SHORTER_PX / 2).all():  # its outermost pixels go on to the edge of the canvas
         cover = np.ones_like(cover)
     if mask is not None:
-        cover = cover * _across(_down(mask[..., None], rows), columns)[0]
+        cover = cover * _resample(mask[..., None], rows, columns)[0]
     return out, None if (cover > 0.999).all() else cover.astype(np.float32)
 
 
@@ -84,31 +84,20 @@ def put_on_canvas(
 Band = tuple[slice, slice, np.ndarray]
 
 
-def _down(pixels: np.ndarray, bands: list[Band]) -> np.ndarray:
-    """Weighted sums of rows: (H, W, C) → (h, W, C) float32."""
-    flat = pixels.reshape(len(pixels), -1)
-    out = np.empty((bands[-1][0].stop, flat.shape[1]), np.float32)
-    for sums, needed, weights in bands:
-        out[sums] = _product(weights, flat[needed].astype(np.float32))
-    return out.reshape(-1, *pixels.shape[1:])
-
-
-def _across(pixels: np.ndarray, bands: list[Band]) -> np.ndarray:
-    """Weighted sums of columns: (H, W, C) float32 → (C, H, w)."""
-    planes = np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
-    out = np.empty((*planes.shape[:2], bands[-1][0].stop), np.float32)
-    for plane, result in zip(planes, out, strict=True):
-        for sums, needed, weights in bands:
-            result[:, sums] = _product(plane[:, needed], weights.T)
-    return out
-
-
-def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """By torch, which can be asked for one thread where each of several prepares an image; NumPy's products take all
-    cores each, and wait for one another."""
+def _resample(pixels: np.ndarray, rows: list[Band], columns: list[Band]) -> np.ndarray:
+    """Weighted sums of rows, then of columns: (H, W, C) → (C, h, w) float32."""
     import torch  # here, so that opening images does not load it
 
-    return torch.mm(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+    for bands in (rows, columns):
+        flat = pixels.reshape(len(pixels), -1)
+        out = np.empty((bands[-1][0].stop, flat.shape[1]), np.float32)
+        for sums, needed, weights in bands:
+            # By torch, which can be asked for one thread where each of several prepares an image; NumPy's products
+            # take all cores each, and wait for one another.
+            values = torch.from_numpy(flat[needed].astype(np.float32))
+            torch.mm(torch.from_numpy(weights), values, out=torch.from_numpy(out[sums]))
+        pixels = out.reshape(-1, *pixels.shape[1:]).swapaxes(0, 1)
+    return np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
 
 
 @lru_cache(maxsize=128)
@@ -121,7 +110,10 @@ def _axis(
     centre = np.clip((left + 0.5) / scale - 0.5, 0, n_source - 1)
     reach = max(1.0, 1 / scale)
     distance = np.abs(np.arange(n_source) - centre[:, None]) / reach
-    weights = _cubic(distance) if sharp else np.maximum(0, 1 - distance)
+    weights = np.maximum(0, 1 - distance)
+    if sharp:  # the cubic through four points (Catmull and Rom)
+        near, far = (1.5 * distance - 2.5) * distance**2 + 1, ((2.5 - 0.5 * distance) * distance - 4) * distance + 2
+        weights = np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
     weights *= (cover > 0)[:, None] / weights.sum(1, keepdims=True)
     bands: list[Band] = []
     for first in range(0, n_canvas, BAND_PIXELS):
@@ -131,9 +123,3 @@ def _axis(
         own = np.ascontiguousarray(own[:, needed], dtype=np.float32)
         bands.append((slice(first, first + len(own)), needed, own))
     return bands, cover
-
-
-def _cubic(x: np.ndarray) -> np.ndarray:
-    """The cubic through four points (Catmull and Rom), for distances x ≥ 0."""
-    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
-    return np.where(x < 1, near, np.where(x < 2, far, 0.0))

@@ -26,7 +26,6 @@ from congeal.images.canvas import place, put_on_canvas
 from congeal.images.intensity import (
     CHUNK_VALUES,
     NOT_FINITE,
-    AlignOn,
     finite,
     intensity_range,
     range_name,
@@ -40,7 +39,6 @@ from congeal.images.store import (
     Size,
     SourceRows,
     Store,
-    empty_store,
     find_store,
     read_description,
     write_description,
@@ -52,17 +50,11 @@ from congeal.rows import row_slices
 STAGE = "reading images"
 # The file that describes an interrupted pass.
 UNFINISHED = "unfinished.npz"
-# Size up to which pixels without a folder are kept in memory; beyond that in a temporary file.
+# Size up to which pixels without a folder are kept in memory; beyond that in a temporary file. Chosen by judgement: a
+# small part of the memory of a common machine.
 MAX_IN_MEMORY_BYTES = 256 << 20
-# Seconds between two saved positions of a pass.
+# Seconds between two saved positions of a pass, which an interrupted pass loses at most. Chosen by judgement.
 SAVE_INTERVAL_S = 20.0
-
-
-class MixedImages(Exception):
-    """An image differs from the sampled headers: in its number of channels, or else in its dtype."""
-
-    def __init__(self, channels: bool) -> None:
-        self.channels = channels
 
 
 def open_in_place(source: ImageSource, shape: tuple[int, int, int], dtype: np.dtype, plan: Plan, quiet: bool) -> Store:
@@ -102,146 +94,125 @@ def open_in_place(source: ImageSource, shape: tuple[int, int, int], dtype: np.dt
 
 
 class DecodedImage(NamedTuple):
-    """Pixels (C, h, w) and mask (h, w) on the canvas; size, dtype and extreme values of the original."""
+    """Pixels (C, h, w) and mask (h, w) on the canvas; size, name of the range and extreme values of the original."""
 
     pixels: np.ndarray
     mask: np.ndarray | None
     size: Size
-    dtype: np.dtype
+    kind: str
     low: float
     high: float
 
 
-def fill_store(
-    source: ImageSource, plan: Plan, folder: Path | None, fingerprint: str | None, *, quiet: bool
-) -> tuple[Store, Plan]:
-    """Decode everything, or open the complete or interrupted store of the same images in the folder.
+def decode_at(source: ImageSource, plan: Plan, i: int) -> DecodedImage | str:
+    """Image i on a canvas, or the reason why it cannot be used: unreadable, or without a channel that others have.
 
-    If the sampled headers missed an image of another kind, the pass starts again with a store for every kind: grey for
-    images with different numbers of channels, floats for different dtypes. Workers do not decode images that are
-    reoriented, because they would open them in the orientation of their files.
+    An image of another kind than the sampled headers is brought to theirs: grey is repeated in all channels, and of
+    other dtypes among 8-bit images black becomes 0 and white 255.
     """
-    by_workers = has_workers() and folder is not None and source.orientation is None
-    while True:
-        key = ""
-        if folder is not None:
-            ranges = sorted(plan.ranges.items())
-            about = f"{fingerprint or source.fingerprint()} {plan.size} {plan.align_on} {ranges}"
-            key = hashlib.sha256(about.encode()).hexdigest()
-            found = find_store(folder, key)
-            if found is not None:
-                return found, plan
-        try:
-            if by_workers:
-                make_folders(folder)
-                store = _fill_by_shards(source, plan, key)
-            else:
-                store = _fill_here(source, plan, folder, key, quiet)
-        except MixedImages as mixed:
-            plan = replace(plan, align_on="grey") if mixed.channels else replace(plan, eight_bit=False)
-            continue
-        store.set_ranges(plan.ranges)
-        if folder is not None and len(store.pixels):
-            store.save(folder, key)
-            (folder / UNFINISHED).unlink(missing_ok=True)
-        return store, plan
-
-
-def _fill_here(source: ImageSource, plan: Plan, folder: Path | None, key: str, quiet: bool) -> Store:
-    n = len(source)
-    filler = StoreFiller(n, plan.size, plan.eight_bit, folder, key)
-    first = filler.resume()
-    decode = partial(decode_at, source, plan.size, plan.align_on)
-    images = map_ordered(decode, range(first, n), usable_cores())
-    with Progress(n, STAGE, quiet=quiet, done=first) as progress, closing(images):
-        for i, image in enumerate(images, start=first):
-            filler.add(i, image)
-            filler.save_position(i + 1)
-            progress.update()
-    return filler.store or empty_store(n, filler.reasons)
-
-
-class StoreFiller:
-    """Collects n decoded images in a store: in memory, or in a folder where an interrupted pass can be resumed."""
-
-    def __init__(self, n: int, size: Size, eight_bit: bool, folder: Path | None = None, key: str = "") -> None:
-        self.n, self.size, self.eight_bit, self.folder, self.key = n, size, eight_bit, folder, key
-        self.store: Store | None = None
-        self.reasons: dict[int, str] = {}
-        self.unfinished = None if folder is None else folder / UNFINISHED
-        self._saved = time.monotonic()
-
-    def resume(self) -> int:
-        """Continue an interrupted pass over the same images; returns its position."""
-        found = None if self.unfinished is None else read_description(self.unfinished, self.key, mode="r+")
-        if found is None or len(found[0].sizes) != self.n:
-            return 0
-        self.store, about = found
-        self.reasons, self.eight_bit = self.store.reasons, self.store.pixels.dtype == np.uint8
-        return int(about["position"])
-
-    def save_position(self, position: int) -> None:
-        """Note from time to time, in the folder, that the images before this position are stored."""
-        if self.unfinished is None or self.store is None or time.monotonic() - self._saved < SAVE_INTERVAL_S:
-            return
-        self.store.flush()
-        write_description(self.unfinished, self.store, {"key": self.key, "position": position})
-        self._saved = time.monotonic()
-
-    def add(self, i: int, image: DecodedImage | str) -> None:
-        """Store image i, or the reason why it cannot be read."""
-        if isinstance(image, str):
-            self.reasons[i] = image
-            return
-        store = self.store = self.store or self._new_store(image)
-        if image.pixels.shape != store.pixels.shape[1:] or (self.eight_bit and image.dtype != np.uint8):
-            if self.unfinished is not None:
-                self.unfinished.unlink(missing_ok=True)
-            raise MixedImages(channels=image.pixels.shape != store.pixels.shape[1:])
-        assert isinstance(store.pixels, np.ndarray)
-        store.pixels[i] = np.rint(image.pixels) if self.eight_bit else image.pixels
-        store.pages.touched(store.pixels[i].nbytes)
-        if image.mask is not None:
-            if store.masks is None:
-                store.masks = self._new_masks()
-                store.pages.add(store.masks)
-            assert isinstance(store.masks, np.ndarray)
-            store.masks[i] = np.rint(image.mask * 255)
-        store.sizes[i], store.black[i], store.white[i] = image.size, image.low, image.high
-        store.kinds[i] = range_name(image.dtype)
-        store.blank = store.blank and image.high <= image.low
-
-    def _new_store(self, image: DecodedImage) -> Store:
-        shape, dtype = (self.n, *image.pixels.shape), np.dtype(np.uint8 if self.eight_bit else np.float32)
-        temporary = None
-        if self.folder is None and math.prod(shape) * dtype.itemsize > MAX_IN_MEMORY_BYTES:
-            temporary = tempfile.TemporaryDirectory(prefix="congeal-")
-            self.folder = Path(temporary.name)
-        pixels = np.zeros(shape, dtype) if self.folder is None else create_npy(self.folder / "stack.npy", shape, dtype)
-        return replace(empty_store(self.n), pixels=pixels, reasons=self.reasons, temporary=temporary)
-
-    def _new_masks(self) -> np.ndarray:
-        shape = (self.n, *self.size)
-        if self.folder is None:
-            return np.full(shape, 255, np.uint8)
-        masks = create_npy(self.folder / "masks.npy", shape, np.dtype(np.uint8))
-        pages, step = PageTracker(masks), max(1, (1 << 22) // math.prod(self.size))
-        for start in range(0, self.n, step):
-            masks[start : start + step] = 255
-            pages.touched(masks[start : start + step].nbytes)
-        return masks
-
-
-def decode_at(source: ImageSource, size: Size, align_on: AlignOn, i: int) -> DecodedImage | str:
-    """Image i on a canvas, or the reason why it cannot be used: unreadable, or without a channel that others have."""
     try:
         image = source.read(i)
-        pixels = select_channels(image.pixels, align_on)
+        pixels = select_channels(image.pixels, plan.align_on)
     except CongealError as error:
         return str(error)
     own = (pixels.shape[0], pixels.shape[1])
-    values, mask = put_on_canvas(pixels, size, place(own, size), image.mask)
-    return DecodedImage(values, mask, own, image.pixels.dtype, float(pixels.min()), float(pixels.max()))
+    low, high, dtype = float(pixels.min()), float(pixels.max()), image.pixels.dtype
+    values, mask = put_on_canvas(pixels, plan.size, place(own, plan.size), image.mask)
+    if len(values) != plan.stored_channels:
+        grey = select_channels(np.moveaxis(values, 0, -1), "grey")[..., 0]
+        values = np.broadcast_to(grey, (plan.stored_channels, *plan.size))
+    if plan.eight_bit and dtype != np.uint8:
+        black, white = intensity_range(dtype, low, high)
+        values = np.clip((values - black) * (255 / (white - black)), 0, 255)
+        low, high, dtype = 0.0, 255.0 * (low < high), np.dtype(np.uint8)
+    return DecodedImage(values, mask, own, range_name(dtype), low, high)
+
+
+def fill_store(source: ImageSource, plan: Plan, folder: Path | None, fingerprint: str | None, *, quiet: bool) -> Store:
+    """Decode everything, or open the complete or interrupted store of the same images in the folder.
+
+    Workers do not decode images that are reoriented, because they would open them in the orientation of their files.
+    """
+    if folder is None:
+        store = _fill_here(source, plan, None, "", quiet)
+        store.set_ranges(plan.ranges)
+        return store
+    ranges = sorted(plan.ranges.items())
+    about = f"{fingerprint or source.fingerprint()} {plan.size} {plan.align_on} {plan.eight_bit} {ranges}"
+    key = hashlib.sha256(about.encode()).hexdigest()
+    found = find_store(folder, key)
+    if found is not None:
+        return found
+    make_folders(folder)
+    by_workers = has_workers() and source.orientation is None
+    store = _fill_by_shards(source, plan, key) if by_workers else _fill_here(source, plan, folder, key, quiet)
+    store.set_ranges(plan.ranges)
+    if len(store.reasons) < len(source):
+        store.save(folder, key)
+        (folder / UNFINISHED).unlink(missing_ok=True)
+    return store
+
+
+def _fill_here(source: ImageSource, plan: Plan, folder: Path | None, key: str, quiet: bool) -> Store:
+    n, unfinished, saved = len(source), None if folder is None else folder / UNFINISHED, time.monotonic()
+    found = None if unfinished is None else read_description(unfinished, key, mode="r+")
+    store, first = new_store(n, plan, folder), 0
+    if found is not None and len(found[0].sizes) == n:
+        store, first = found[0], int(found[1]["position"])
+    images = map_ordered(partial(decode_at, source, plan), range(first, n), usable_cores())
+    with Progress(n, STAGE, quiet=quiet, done=first) as progress, closing(images):
+        for i, image in enumerate(images, start=first):
+            add_image(store, i, image)
+            if unfinished is not None and time.monotonic() - saved >= SAVE_INTERVAL_S:
+                store.flush()
+                write_description(unfinished, store, {"key": key, "position": i + 1})
+                saved = time.monotonic()
+            progress.update()
+    return store
+
+
+def new_store(n: int, plan: Plan, folder: Path | None = None) -> Store:
+    """The store of n images before any is decoded: in memory, or in files of a folder."""
+    shape, dtype = (n, plan.stored_channels, *plan.size), np.dtype(np.uint8 if plan.eight_bit else np.float32)
+    temporary = None
+    if folder is None and math.prod(shape) * dtype.itemsize > MAX_IN_MEMORY_BYTES:
+        temporary = tempfile.TemporaryDirectory(prefix="congeal-")
+        folder = Path(temporary.name)
+    pixels = np.zeros(shape, dtype) if folder is None else create_npy(folder / "stack.npy", shape, dtype)
+    black, white, kinds = np.zeros(n, np.float32), np.ones(n, np.float32), np.zeros(n, "U8")
+    sizes = np.zeros((n, 2), np.int32)
+    return Store(pixels, None, sizes, black, white, kinds, temporary=temporary)
+
+
+def add_image(store: Store, i: int, image: DecodedImage | str) -> None:
+    """Store image i, or the reason why it cannot be read."""
+    if isinstance(image, str):
+        store.reasons[i] = image
+        return
+    assert isinstance(store.pixels, np.ndarray)
+    store.pixels[i] = np.rint(image.pixels) if store.pixels.dtype == np.uint8 else image.pixels
+    store.pages.touched(store.pixels[i].nbytes)
+    if image.mask is not None:
+        if store.masks is None:
+            store.masks = _new_masks(store.pixels)
+            store.pages.add(store.masks)
+        assert isinstance(store.masks, np.ndarray)
+        store.masks[i] = np.rint(image.mask * 255)
+    store.sizes[i], store.black[i], store.white[i] = image.size, image.low, image.high
+    store.kinds[i] = image.kind
+
+
+def _new_masks(images: np.ndarray) -> np.ndarray:
+    """Masks that are 255 everywhere, in a file beside that of the images if they are in one."""
+    n, _, *size = images.shape
+    if not isinstance(images, np.memmap):
+        return np.full((n, *size), 255, np.uint8)
+    masks = create_npy(Path(str(images.filename)).with_name("masks.npy"), (n, *size), np.dtype(np.uint8))
+    pages = PageTracker(masks)
+    for part in row_slices(n, max(1, CHUNK_VALUES // math.prod(size))):
+        masks[part] = 255
+        pages.touched(masks[part].nbytes)
+    return masks
 
 
 # ---- workers
@@ -252,57 +223,39 @@ class DecodeTask:
     """The work of a task: decode a shard of a source and return its store."""
 
     source: ImageSource
-    size: Size
-    align_on: AlignOn
-    eight_bit: bool
+    plan: Plan
 
     large: ClassVar[tuple[str, ...]] = ("pixels", "masks")
 
     def __call__(self, rows: tuple[int, int]) -> dict[str, np.ndarray]:
         first, stop = rows
-        filler, mixed = StoreFiller(stop - first, self.size, self.eight_bit), ""
-        try:
-            for k in range(stop - first):
-                filler.add(k, decode_at(self.source, self.size, self.align_on, first + k))
-        except MixedImages as error:
-            mixed = "channels" if error.channels else "dtype"
-        reasons = {first + k: reason for k, reason in filler.reasons.items()}
-        store = filler.store or empty_store(stop - first)
-        facts = {"reasons": reasons, "mixed": mixed, "blank": store.blank}
-        facts |= {"shape": store.pixels.shape[1:] or None, "masks": store.masks is not None}
-        result = {"facts": np.array(json.dumps(facts)), **{name: getattr(store, name) for name in PER_IMAGE}}
-        if filler.store is None:
-            raise RetryShard(f"not one image could be read: {reasons[first]}", result)
-        if not mixed:
-            result["pixels"] = np.asarray(store.pixels)
-            if store.masks is not None:
-                result["masks"] = np.asarray(store.masks)
+        store = new_store(stop - first, self.plan)
+        for i in range(first, stop):
+            add_image(store, i - first, decode_at(self.source, self.plan, i))
+        result = {name: np.asarray(getattr(store, name)) for name in ("pixels", *PER_IMAGE)}
+        result["reasons"] = np.array(json.dumps({first + k: reason for k, reason in store.reasons.items()}))
+        if store.masks is not None:
+            result["masks"] = np.asarray(store.masks)
+        if len(store.reasons) == stop - first:
+            raise RetryShard(f"not one image could be read: {store.reasons[0]}", result)
         return result
 
 
 def _fill_by_shards(source: ImageSource, plan: Plan, key: str) -> Store:
     """The same rows decoded by workers, in one file per shard."""
     bounds = divide_images(len(source), plan.image_values)
-    task = DecodeTask(source, plan.size, plan.align_on, plan.eight_bit)
+    task = DecodeTask(source, replace(plan, initial=None))
     counts = [stop - first for first, stop in bounds]
-    done = list(map_shards(task, bounds, counts, stage=STAGE, key=lambda: key_of(key, plan.eight_bit)))
-    facts = [json.loads(str(one["facts"])) for one in done]
-    shapes = {tuple(one["shape"]) for one in facts if one["shape"]}
-    if len(shapes) > 1 or any(one["mixed"] for one in facts):
-        raise MixedImages(channels=len(shapes) > 1 or any(one["mixed"] == "channels" for one in facts))
-    reasons = {int(i): reason for about in facts for i, reason in about["reasons"].items()}
-    if not shapes:
-        return empty_store(len(source), reasons)
+    done = list(map_shards(task, bounds, counts, stage=STAGE, key=lambda: key_of(key)))
+    reasons = {int(i): reason for one in done for i, reason in json.loads(str(one["reasons"])).items()}
     sizes, black, white, kinds = (np.concatenate([one[part] for one in done]) for part in PER_IMAGE)
     edges = np.array([0, *(stop for _, stop in bounds)])
-
     dtype = np.dtype(np.uint8 if plan.eight_bit else np.float32)
-    pixels = _sharded_rows(done, "pixels", edges, shapes.pop(), dtype)
+    pixels = _sharded_rows(done, "pixels", edges, (plan.stored_channels, *plan.size), dtype)
     masks = None
-    if any(one["masks"] for one in facts):
+    if any("masks" in one for one in done):
         masks = _sharded_rows(done, "masks", edges, plan.size, np.dtype(np.uint8), fill=255)
-    blank = all(one["blank"] for one in facts)
-    return Store(pixels, masks, sizes, black, white, kinds, reasons, blank)
+    return Store(pixels, masks, sizes, black, white, kinds, reasons)
 
 
 def _sharded_rows(

@@ -80,7 +80,10 @@ def find_channels(source: ImageSource, channel: Channel) -> AlignOn:
     """
     if channel is None or (isinstance(channel, str) and channel in ("grey", "gray")):
         return None if channel is None else "grey"
-    names, count = source.channel_names, _channel_count(source)
+    names, count = source.channel_names, 1
+    for i in evenly_spaced_rows(len(source), PROBED_IMAGES if source.shape is None else 1):
+        with suppress(UnreadableImage):
+            count = max(count, source.probe(int(i)).channels)
     parts = [channel] if isinstance(channel, str | int | np.integer) else list(channel)
     found = [_number(part, names, count) for part in parts]
     if isinstance(channel, str) and found == [None]:
@@ -105,12 +108,3 @@ def _number(wanted: int | str, names: tuple[str, ...], count: int) -> int | None
     elif isinstance(wanted, bool) or not isinstance(wanted, int | np.integer):
         return None
     return int(wanted) if 0 <= int(wanted) < count else None
-
-
-def _channel_count(source: ImageSource) -> int:
-    """The most channels that a few of the images have."""
-    counts = [1]
-    for i in evenly_spaced_rows(len(source), PROBED_IMAGES if source.shape is None else 1):
-        with suppress(UnreadableImage):
-            counts.append(source.probe(int(i)).channels)
-    return max(counts)

@@ -105,7 +105,13 @@ def _decode(source: ImageSource, partial: Path, partial_masks: Path, quiet: bool
         int(np.median([header.height for header in headers.values()])),
         int(np.median([header.width for header in headers.values()])),
     )
-    dtype, channels = _common_dtype(headers), _common_channels(headers)
+    counts = {header.channels for header in headers.values()}
+    if len(counts) > 1 and counts != {1, 3}:
+        raise CongealError(f"images with {sorted(counts)} channels cannot share one array: pack them apart")
+    dtypes, channels = {header.dtype for header in headers.values()}, max(counts)
+    dtype = np.dtype(np.uint16 if dtypes == {np.dtype(np.uint8), np.dtype(np.uint16)} else np.float32)
+    if len(dtypes) == 1:
+        (dtype,) = dtypes
     array = create_npy(partial, (len(source), *canvas, *((channels,) if channels > 1 else ())), dtype)
     packed = PackedImages(array, reasons)
     with Progress(len(source), "packing", quiet=quiet) as progress:
@@ -186,20 +192,6 @@ def _headers(source: ImageSource, quiet: bool) -> tuple[dict[int, Header], dict[
     if not headers:
         raise nothing_readable(source, reasons)
     return headers, reasons
-
-
-def _common_dtype(headers: dict[int, Header]) -> np.dtype:
-    dtypes = {header.dtype for header in headers.values()}
-    if len(dtypes) == 1:
-        return dtypes.pop()
-    return np.dtype(np.uint16 if dtypes == {np.dtype(np.uint8), np.dtype(np.uint16)} else np.float32)
-
-
-def _common_channels(headers: dict[int, Header]) -> int:
-    counts = {header.channels for header in headers.values()}
-    if len(counts) > 1 and counts != {1, 3}:
-        raise CongealError(f"images with {sorted(counts)} channels cannot share one array: pack them apart")
-    return max(counts)
 
 
 def _convert(image: Image, dtype: np.dtype, channels: int) -> np.ndarray:

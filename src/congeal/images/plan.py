@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -81,6 +82,13 @@ class Plan:
     image_values: float
     align_on: AlignOn
     ranges: Ranges
+
+    @property
+    def stored_channels(self) -> int:
+        """Number of channels that are aligned on."""
+        if self.align_on is None:
+            return max(self.channels)
+        return len(self.align_on) if isinstance(self.align_on, Sequence) and self.align_on != "grey" else 1
 
 
 def make_plan(

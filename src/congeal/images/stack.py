@@ -332,5 +332,5 @@ def _build_stack(
     if source.shape is not None and source.dtype is not None and plan.size == source.shape[:2]:
         store = open_in_place(source, source.shape, source.dtype, plan, quiet)
     else:
-        store, plan = fill_store(source, plan, folder, fingerprint, quiet=quiet)
+        store = fill_store(source, plan, folder, fingerprint, quiet=quiet)
     return Stack(source, plan, store, fingerprint)

@@ -139,7 +139,11 @@ class Store:
                 array.flush()
 
     def set_ranges(self, known: Ranges) -> None:
-        """Replace the smallest and largest value of each image by black and white of all images of its dtype."""
+        """Replace the smallest and largest value of each image by black and white of all images of its dtype.
+
+        `blank` says whether no image has two values.
+        """
+        self.blank = not (self.white > self.black)[self.kinds != ""].any()
         ranges: dict[str, tuple[float, float]] = {}
         for name in filter(None, np.unique(self.kinds).tolist()):
             rows = self.kinds == name
@@ -153,12 +157,6 @@ class Store:
         self.flush()
         write_description(folder / MARKER, self, {"key": key, "ranges": self.ranges})
         self.folder = folder
-
-
-def empty_store(n: int, reasons: dict[int, str] | None = None) -> Store:
-    """The store of n images before any is decoded, or of which none can be read."""
-    black, white, kinds = np.zeros(n, np.float32), np.ones(n, np.float32), np.zeros(n, "U8")
-    return Store(np.empty(0), None, np.zeros((n, 2), np.int32), black, white, kinds, reasons=reasons or {})
 
 
 def write_description(path: Path, store: Store, about: dict[str, Any]) -> None:

@@ -102,7 +102,11 @@ def find_faces(source: ImageSource, search: Search = ANYBODY, *, quiet: bool = T
             f"no face was found in any of the {len(source)} images of {source.name}: the cascade knows upright frontal "
             "faces only; give boxes in a file (columns id,x,y,width,height) instead"
         )
-    return Faces(np.where(found[:, None], boxes, _centre_boxes(boxes, sizes)), found)
+    # In the others: a square in the middle, as large a part of the image as faces usually are.
+    shorter, (height, width) = sizes.min(1), sizes.T
+    side = np.nanmedian(boxes[:, 2] / shorter) * shorter
+    middle = np.stack([(width - side) / 2, (height - side) / 2, side, side], axis=1)
+    return Faces(np.where(found[:, None], boxes, middle), found)
 
 
 def cascade() -> Any:
@@ -174,14 +178,6 @@ def _grey8(pixels: np.ndarray) -> NDArray[np.uint8]:
     black, white = intensity_range(pixels.dtype, float(grey.min()), float(grey.max()))
     levels = (grey.astype(np.float32) - black) * (255 / (white - black))
     return np.clip(np.rint(levels), 0, 255).astype(np.uint8)
-
-
-def _centre_boxes(boxes: NDArray[np.float64], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(N,4) a square in the middle of every image (N,2 height, width), as large a part of it as faces usually are."""
-    shorter = sizes.min(1)
-    side = np.nanmedian(boxes[:, 2] / shorter) * shorter
-    height, width = sizes.T
-    return np.stack([(width - side) / 2, (height - side) / 2, side, side], axis=1)
 
 
 class FaceSource(SourceView):

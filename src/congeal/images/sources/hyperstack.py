@@ -181,15 +181,10 @@ def open_lazy(array: Any) -> ImageSource:
     if not all(isinstance(n, int) or n == n for n in shape):
         raise CongealError(f"the {kind} does not know its own shape {shape}: call compute_chunk_sizes() first")
     stack = Hyperstack("IYXC"[: len(shape)], tuple(map(int, shape)))
-    reader = IndexedReader(array, stack.axes, chunk=_first_chunk(array))
+    chunks = getattr(array, "chunks", None) or (1,)  # dask says the size of every chunk, others once for all
+    first = max(map(int, chunks[0])) if isinstance(chunks[0], tuple) else int(chunks[0])
+    reader = IndexedReader(array, stack.axes, chunk=first)
     ids = [str(i) for i in range(stack.n_images)]
     source = HyperstackSource(stack, reader, name=kind, layout="array", ids=ids)
     source.hyperstack = None  # an array comes back as an array
     return source
-
-
-def _first_chunk(array: Any) -> int:
-    """How many images one chunk of the array holds: dask says it for every chunk, others once for all."""
-    chunks = getattr(array, "chunks", None)
-    first = chunks[0] if chunks else 1
-    return max(map(int, first)) if isinstance(first, tuple) else int(first)

@@ -144,8 +144,12 @@ def fill_store(source: ImageSource, plan: Plan, folder: Path | None, fingerprint
     if found is not None:
         return found
     make_folders(folder)
-    by_workers = has_workers() and source.orientation is None
-    store = _fill_by_shards(source, plan, key) if by_workers else _fill_here(source, plan, folder, key, quiet)
+    if has_workers() and source.orientation is None:
+        store = _fill_by_shards(source, plan, key)  # whose results are found again by their key
+        store.set_ranges(plan.ranges)
+        store.folder = folder
+        return store
+    store = _fill_here(source, plan, folder, key, quiet)
     store.set_ranges(plan.ranges)
     if len(store.reasons) < len(source):
         store.save(folder, key)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from congeal.execution.shared_storage import SharedStorage, open_storage
+from congeal.execution.shared_storage import SharedStorage
 from congeal.files import DAMAGED, is_plain, replacing
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, select_channels
 from congeal.images.sources.arrays import as_slice
@@ -42,24 +42,6 @@ class ShardedRows:
     ) -> None:
         self.storage, self.names, self.edges = storage, names, edges
         self.shape, self.dtype, self.fill = (int(edges[-1]), *shape), np.dtype(dtype), fill
-
-    def as_dict(self) -> dict[str, Any]:
-        """The parameters, for JSON."""
-        about = {"storage": str(self.storage), "names": self.names, "edges": self.edges.tolist()}
-        return about | {"shape": self.shape[1:], "dtype": self.dtype.str, "fill": self.fill}
-
-    @classmethod
-    def from_dict(cls, about: dict[str, Any]) -> ShardedRows:
-        """The inverse of `as_dict`."""
-        storage, shape = open_storage(about["storage"]), tuple(about["shape"])
-        edges, dtype = np.array(about["edges"]), np.dtype(about["dtype"])
-        return cls(storage, about["names"], edges, shape, dtype, about["fill"])
-
-    def exists(self) -> bool:
-        """Whether all files exist."""
-        files = [name.rpartition("/") for name in self.names if name is not None]
-        present = {folder: self.storage.names(folder) for folder in {folder for folder, _, _ in files}}
-        return all(file in present[folder] for folder, _, file in files)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -162,9 +144,6 @@ class Store:
 def write_description(path: Path, store: Store, about: dict[str, Any]) -> None:
     """The small file beside the large arrays: sizes, ranges and reasons; written when the arrays are on the disk."""
     facts = {"reasons": store.reasons, "blank": store.blank, "masks": store.masks is not None}
-    if isinstance(store.pixels, ShardedRows):
-        sharded = {"pixels": store.pixels, "masks": store.masks}
-        facts["sharded"] = {name: rows.as_dict() for name, rows in sharded.items() if isinstance(rows, ShardedRows)}
     arrays: dict[str, Any] = {name: getattr(store, name) for name in PER_IMAGE}
     with replacing(path) as file:
         np.savez(file, about=json.dumps({**facts, **about}), **arrays)
@@ -182,17 +161,12 @@ def _read_store(path: Path, key: str, mode: Any) -> tuple[Store, dict[str, Any]]
     with np.load(path, allow_pickle=False) as saved:
         about = json.loads(str(saved["about"]))
         sizes, black, white, kinds = per_image = [saved[name] for name in PER_IMAGE]
-    names, found = ("pixels", "masks")[: 1 + about["masks"]], list[Any]()
-    for name in names:
-        if "sharded" in about:
-            found.append(ShardedRows.from_dict(about["sharded"][name]))
-            complete = found[-1].exists()
-        else:
-            file = path.parent / {"pixels": "stack.npy", "masks": "masks.npy"}[name]
-            complete = is_plain(file)
-            found += [np.load(file, mmap_mode=mode)] if complete else []
-        if not complete or about["key"] != key or any(len(array) != len(found[0]) for array in per_image):
-            return None
+    files = [path.parent / name for name in ("stack.npy", "masks.npy")[: 1 + about["masks"]]]
+    if about["key"] != key or not all(map(is_plain, files)):
+        return None
+    found = [np.load(file, mmap_mode=mode) for file in files]
+    if any(len(array) != len(found[0]) for array in per_image):
+        return None
     pixels, masks = [*found, None][:2]
     reasons = {int(i): reason for i, reason in about["reasons"].items()}
     ranges = {name: (low, high) for name, (low, high) in about.get("ranges", {}).items()}

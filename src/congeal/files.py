@@ -65,29 +65,21 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], *, lasting: bool = True) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` when it is whole: a temporary file beside it, then a rename.
-
-    lasting: wait for the disk, so that the file is whole even if the machine loses its power now.
-    """
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write that takes the place of `path` when it is whole, even if the machine loses its power then."""
     path = Path(path)
-    temporary = temporary_beside(path)
+    # A name that no other writer has, be it another process or another thread of this one.
+    temporary = path.with_name(f".{shortened(path.name, 200)}.{os.getpid()}-{secrets.token_hex(6)}{TEMPORARY}")
     with writing(path):
         try:
             with open(temporary, "x+b") as file:  # never through a link
                 yield file
                 file.flush()
-                if lasting:
-                    os.fsync(file.fileno())
+                os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-
-def temporary_beside(path: Path) -> Path:
-    """A name that no other writer has, be it another process or another thread of this one."""
-    return path.with_name(f".{shortened(path.name, 200)}.{os.getpid()}-{secrets.token_hex(6)}{TEMPORARY}")
 
 
 def shortened(name: str, longest: int = LONGEST_NAME) -> str:
@@ -226,9 +218,9 @@ class OutputFolders:
         return self._made[parent]
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes, *, lasting: bool = True) -> None:
-    """Write the whole file or nothing. lasting: see `replacing`."""
-    with replacing(path, lasting=lasting) as file:
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write the whole file or nothing."""
+    with replacing(path) as file:
         file.write(data)
 
 

@@ -27,51 +27,31 @@ READAHEAD_BYTES = 64 << 10
 MAX_IN_MEMORY_BYTES = 4 << 20
 
 _DIRECTORY: ContextVar[Path | None] = ContextVar("directory of memory-mapped arrays", default=None)
-_ALLOCATED: list[weakref.ref[mmap.mmap]] = []
+_MAPS: list[weakref.ref[mmap.mmap]] = []  # those of all tracked arrays
+_touched_bytes = 0  # since pages were released
 
 
-class PageTracker:
-    """Counts the bytes read from or written to some arrays and releases their pages; does nothing for plain arrays.
+def track_pages(*arrays: np.ndarray | None) -> None:
+    """Let `touch_pages` and `release_pages` release the pages of these arrays, if they are memory-mapped.
 
     Released pages stay in the kernel's file cache, and modified ones reach the disk as usual. A view that is still in
     use maps them again.
     """
-
-    def __init__(self, *arrays: np.ndarray | None) -> None:
-        self._maps: list[mmap.mmap] = []
-        self._touched = 0
-        for array in arrays:
-            self.add(array)
-
-    def add(self, array: np.ndarray | None) -> None:
-        """Track this array too, if it is memory-mapped."""
-        found = _map_of(array)
+    for array in arrays:
+        found: Any = array
+        while found is not None and not isinstance(found, mmap.mmap):  # of a view, look at the array behind it
+            inner = getattr(found, "_mmap", None)
+            found = inner if inner is not None else getattr(found, "base", None)
         if found is not None:
-            self._maps.append(found)
-
-    def __bool__(self) -> bool:
-        return bool(self._maps)
-
-    def touched(self, size: int) -> None:
-        """Note `size` bytes about to be used."""
-        self._touched += size
-        if self._touched > MAX_RESIDENT_BYTES:
-            self.release()
-
-    def release(self) -> None:
-        """Release all pages now."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            for one in self._maps:
-                one.madvise(mmap.MADV_DONTNEED)
-        self._touched = 0
+            _MAPS.append(weakref.ref(found))
 
 
-def _map_of(array: Any) -> mmap.mmap | None:
-    """The memory map behind an array or behind the array it is a view of."""
-    while array is not None and not isinstance(array, mmap.mmap):
-        found = getattr(array, "_mmap", None)
-        array = found if found is not None else getattr(array, "base", None)
-    return array
+def touch_pages(size: int) -> None:
+    """Note `size` bytes that were read from or written to tracked arrays; releases all pages from time to time."""
+    global _touched_bytes
+    _touched_bytes += size
+    if _touched_bytes > MAX_RESIDENT_BYTES:
+        release_pages()
 
 
 @contextmanager
@@ -91,10 +71,10 @@ def allocate(shape: tuple[int, ...], dtype: Any, fill: Any = None) -> np.ndarray
     if array is None:
         array = np.empty(shape, dtype)
     if fill is not None:
-        pages, rows = PageTracker(array), max(1, MAX_RESIDENT_BYTES * max(1, len(array)) // max(1, size))
+        rows = max(1, MAX_RESIDENT_BYTES * max(1, len(array)) // max(1, size))
         for first in range(0, len(array), rows):
             array[first : first + rows] = fill
-            pages.touched(MAX_RESIDENT_BYTES)
+            touch_pages(MAX_RESIDENT_BYTES)
     return array
 
 
@@ -108,14 +88,16 @@ def _map_file(folder: Path, shape: tuple[int, ...], dtype: Any, size: int) -> np
             space = mmap.mmap(file.fileno(), size)
     except OSError:
         return None
-    _ALLOCATED[:] = [one for one in _ALLOCATED if one() is not None]
-    _ALLOCATED.append(weakref.ref(space))
+    _MAPS.append(weakref.ref(space))
     return np.frombuffer(space, dtype).reshape(shape)
 
 
 def release_pages() -> None:
-    """Release the resident pages of all arrays of `allocate` (madvise DONTNEED); their values stay in the files."""
-    for one in _ALLOCATED:
+    """Release the resident pages of all tracked arrays (madvise DONTNEED); their values stay in the files."""
+    global _touched_bytes
+    _touched_bytes = 0
+    _MAPS[:] = [one for one in dict.fromkeys(_MAPS) if one() is not None]
+    for one in _MAPS:
         space = one()
-        if space is not None:
+        if space is not None and hasattr(mmap, "MADV_DONTNEED"):
             space.madvise(mmap.MADV_DONTNEED)

@@ -18,6 +18,7 @@ from congeal.images import Image, ImageSource, Stack
 from congeal.images.intensity import CHUNK_VALUES
 from congeal.images.plan import pyramid_sizes
 from congeal.images.store import Store
+from congeal.memmap import touch_pages
 
 
 class SharedStack(Stack):
@@ -88,7 +89,7 @@ def _write_pixels(stack: Stack, folder: Path) -> Store:
         shown = stack.masks(part)
         if masks is not None and shown is not None:
             masks[rows] = np.rint(shown[:, 0].numpy() * 255)
-        store.pages.touched(pixels[rows[:1]].nbytes * len(part))
+        touch_pages(pixels[rows[:1]].nbytes * len(part))
     store.ranges = stack.layout.ranges
     store.save(folder)
     return store

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -303,7 +302,6 @@ def _shifted(images: NDArray[np.uint8], direction: NDArray[np.int64]) -> NDArray
     return moved
 
 
-@lru_cache(maxsize=1)
 def fields() -> NDArray[np.float32]:
     """(1522, 784) smooth random scalar fields in pixels, RMS 1 each."""
     noise = np.random.Generator(np.random.Philox(INFIMNIST_SEED)).standard_normal((FIELDS, SIDE + 24, SIDE + 24))

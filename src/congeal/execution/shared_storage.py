@@ -124,7 +124,7 @@ class RemoteStorage(SharedStorage):
         if not kept.is_file():
             with (
                 storage_errors(self.folder, "read"),
-                replacing(kept, lasting=False) as copy,
+                replacing(kept) as copy,
                 self._system.open(f"{self._root}/{name}", "rb", block_size=BLOCK_BYTES) as file,
             ):
                 shutil.copyfileobj(file, copy, BLOCK_BYTES)

@@ -43,7 +43,7 @@ from congeal.images.store import (
     read_description,
     write_description,
 )
-from congeal.memmap import PageTracker
+from congeal.memmap import touch_pages, track_pages
 from congeal.progress import Progress
 from congeal.rows import row_slices
 
@@ -195,11 +195,10 @@ def add_image(store: Store, i: int, image: DecodedImage | str) -> None:
         return
     assert isinstance(store.pixels, np.ndarray)
     store.pixels[i] = np.rint(image.pixels) if store.pixels.dtype == np.uint8 else image.pixels
-    store.pages.touched(store.pixels[i].nbytes)
+    touch_pages(store.pixels[i].nbytes)
     if image.mask is not None:
         if store.masks is None:
             store.masks = _new_masks(store.pixels)
-            store.pages.add(store.masks)
         assert isinstance(store.masks, np.ndarray)
         store.masks[i] = np.rint(image.mask * 255)
     store.sizes[i], store.black[i], store.white[i] = image.size, image.low, image.high
@@ -212,10 +211,10 @@ def _new_masks(images: np.ndarray) -> np.ndarray:
     if not isinstance(images, np.memmap):
         return np.full((n, *size), 255, np.uint8)
     masks = create_npy(Path(str(images.filename)).with_name("masks.npy"), (n, *size), np.dtype(np.uint8))
-    pages = PageTracker(masks)
+    track_pages(masks)
     for part in row_slices(n, max(1, CHUNK_VALUES // math.prod(size))):
         masks[part] = 255
-        pages.touched(masks[part].nbytes)
+        touch_pages(masks[part].nbytes)
     return masks
 
 

@@ -24,7 +24,7 @@ from congeal.images.sources.arrays import as_slice
 from congeal.images.sources.base import ImageSource, Indices, SkippedImage
 from congeal.images.sources.views import SourceView
 from congeal.images.store import Store
-from congeal.memmap import allocate
+from congeal.memmap import allocate, touch_pages
 from congeal.rows import evenly_spaced_rows, row_slices
 from congeal.transforms.ids import Ids
 
@@ -218,7 +218,7 @@ class Stack:
     def unscaled(self, indices: Indices | slice) -> np.ndarray:
         """(B, C, H, W) the same images in the values and units of their source; perhaps a view, not to be changed."""
         values = self._store.pixels[as_slice(self._rows(indices))]
-        self._store.pages.touched(values.nbytes)
+        touch_pages(values.nbytes)
         return values
 
     def black_and_white(self, indices: Indices | slice) -> tuple[np.ndarray, np.ndarray]:
@@ -231,7 +231,7 @@ class Stack:
         if self._store.masks is None:
             return None
         masks = np.array(self._store.masks[as_slice(self._rows(indices))], dtype=np.float32)
-        self._store.pages.touched(masks.size)
+        touch_pages(masks.size)
         return torch.from_numpy(masks)[:, None].div_(255)
 
     @property

@@ -15,7 +15,7 @@ from congeal.files import DAMAGED, is_plain, replacing
 from congeal.images.intensity import AlignOn, Ranges, intensity_range, select_channels
 from congeal.images.sources.arrays import as_slice
 from congeal.images.sources.base import ImageSource, Indices
-from congeal.memmap import PageTracker
+from congeal.memmap import track_pages
 
 Size = tuple[int, int]
 # The file that marks a store as complete.
@@ -96,12 +96,12 @@ class Store:
     temporary: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.pages = PageTracker(*(array for array in (self.pixels, self.masks) if isinstance(array, np.ndarray)))
+        track_pages(*(array for array in (self.pixels, self.masks) if isinstance(array, np.ndarray)))
 
     # Other processes receive the names of memory-mapped files, not their contents.
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "pages": None, "temporary": None}
+        state = {**self.__dict__, "temporary": None}
         for name in ("pixels", "masks"):
             if isinstance(state[name], np.memmap):
                 state[name] = Path(str(state[name].filename)).resolve()

@@ -179,7 +179,7 @@ class Drawing:
         for index, image in zip(rows.tolist(), pixels, strict=True):
             data = png(own.levels(image), longest=THUMBNAIL_SIDE_PX)
             # Whether it is whole is looked at before it is used: it is not worth waiting for the disk.
-            write_bytes(self.run / SAMPLES / f"{index}_{side}.png", data, lasting=False)
+            write_bytes(self.run / SAMPLES / f"{index}_{side}.png", data)
 
 
 def begin_writing(

@@ -25,6 +25,7 @@ from congeal.images.formats.hyperstack import Hyperstack, ReaderChain
 from congeal.images.formats.writers import NpyWriter
 from congeal.images.sources.base import Image, ImageSource, UnreadableImage
 from congeal.images.sources.hyperstack import open_stack
+from congeal.memmap import touch_pages
 
 log = logging.getLogger("congeal")
 
@@ -165,7 +166,7 @@ class FitsWriter(NpyWriter):
         """The planes of a cube, slowest axis first."""
         for at in stack.places(letters):
             plane = stack.plane(array, at)
-            self._pages.touched(plane.nbytes)
+            touch_pages(plane.nbytes)
             yield plane
 
 

@@ -35,6 +35,7 @@ from congeal.images.formats.writers import NpyWriter
 from congeal.images.sources.arrays import MOST_UNPACKED
 from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage
 from congeal.images.sources.hyperstack import HyperstackSource, IndexedReader, Reader, open_stack
+from congeal.memmap import touch_pages
 
 log = logging.getLogger("congeal")
 # tifffile would write to stderr; problems of a file that matter are reported by this module.
@@ -419,7 +420,7 @@ class TiffWriter(NpyWriter):
         """Pages in the order of the file: (H, W), or with colour samples (H, W, S) or (S, H, W)."""
         for at in stack.places(_outer(stack)):
             image = array[stack.number(at)]
-            self._pages.touched(image.nbytes)
+            touch_pages(image.nbytes)
             if "S" in stack.axes:
                 start = stack.channel(at)  # S is the last of the channel axes
                 page = image[..., start : start + stack.length("S")]

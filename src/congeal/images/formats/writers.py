@@ -19,7 +19,7 @@ from congeal.files import DAMAGED, create_npy, is_plain, make_folders, put_in_pl
 from congeal.images.formats.hyperstack import Hyperstack
 from congeal.images.sources.arrays import as_slice
 from congeal.images.sources.base import ImageSource
-from congeal.memmap import PageTracker
+from congeal.memmap import touch_pages, track_pages
 
 Size = tuple[int, int]
 # Folder of the images that are in no group.
@@ -173,7 +173,7 @@ class NpyWriter(Writer):
         self._complete = self._is_whole()
         if not self._complete and is_plain(self._partial) and is_plain(self._marks):
             self._resume()
-        self._pages = PageTracker(self._array)
+        track_pages(self._array)
 
     def _arranged(self, stack: Hyperstack) -> Hyperstack:
         """The stack with its axes in the order of the format."""
@@ -203,7 +203,7 @@ class NpyWriter(Writer):
         channels = () if self.source.grey and pixels.shape[-1] == 1 else (pixels.shape[-1],)
         self._array = create_npy(self._partial, (len(self.source), *self.size, *channels), pixels.dtype)
         self._done = create_npy(self._marks, (len(self.source),), np.dtype(bool))
-        self._pages = PageTracker(self._array)
+        track_pages(self._array)
         self._complete = False
 
     def _put(self, index: int, encoded: np.ndarray) -> None:
@@ -226,7 +226,7 @@ class NpyWriter(Writer):
             _check_kind(self.source.id(int(indices[0])), pixels, row)
             self._array[as_slice(indices)] = pixels.reshape(-1, *row.shape)
             self._done[indices] = True
-            self._pages.touched(pixels.nbytes)
+            touch_pages(pixels.nbytes)
 
     @property
     def has_room(self) -> bool:

@@ -20,6 +20,7 @@ from congeal.images.formats.hyperstack import Hyperstack, Step
 from congeal.images.formats.writers import NpyWriter
 from congeal.images.sources.base import ImageSource, UnreadableImage
 from congeal.images.sources.hyperstack import IndexedReader, open_stack
+from congeal.memmap import touch_pages
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
 _DEFAULT_AXES = {2: "YX", 3: "IYX", 4: "IYXC", 5: "TCZYX"}
@@ -254,7 +255,7 @@ class ZarrWriter(NpyWriter):
             for index in np.ndindex(*(len(block[letter]) for letter in letters)):
                 place = dict(zip(letters, index, strict=True))
                 plane = stack.plane(array, {letter: block[letter][k] for letter, k in place.items()})
-                self._pages.touched(plane.nbytes)
+                touch_pages(plane.nbytes)
                 values[tuple(place.get(letter, slice(None)) for letter in stack.axes)] = plane if upright else plane.T
             out[tuple(slice(block[letter].start, block[letter].stop) for letter in stack.axes)] = values
 

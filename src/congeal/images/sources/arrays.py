@@ -13,7 +13,7 @@ import numpy as np
 from congeal.errors import CongealError, first_line
 from congeal.images.intensity import NOT_FINITE, finite
 from congeal.images.sources.base import Image, ImageSource, Indices, UnreadableImage
-from congeal.memmap import READAHEAD_BYTES, PageTracker
+from congeal.memmap import READAHEAD_BYTES, touch_pages, track_pages
 from congeal.transforms.ids import Ids
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ArraySource(ImageSource):
         self.array, self.name, self.layout, self.grey = array, name, layout, array.ndim == 3
         self.mask_array, self.has_masks = mask_array, mask_array is not None
         self._ids, self._bad = None if ids is None else Ids(ids), bad or {}
-        self._pages = PageTracker(array, mask_array)
+        track_pages(array, mask_array)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -80,9 +80,7 @@ class ArraySource(ImageSource):
         rows = as_slice(indices)
         pixels = np.asarray(self.array[rows])
         # Of scattered images the system maps more than is read.
-        self._pages.touched(
-            pixels.nbytes if isinstance(rows, slice) else max(pixels.nbytes, len(rows) * READAHEAD_BYTES)
-        )
+        touch_pages(pixels.nbytes if isinstance(rows, slice) else max(pixels.nbytes, len(rows) * READAHEAD_BYTES))
         if not pixels.dtype.isnative:
             pixels = pixels.astype(self.dtype)
         return pixels[..., None] if self.grey else pixels
@@ -91,7 +89,7 @@ class ArraySource(ImageSource):
         if self.mask_array is None:
             raise CongealError(f"{self.name} has no masks")
         masks = np.asarray(self.mask_array[as_slice(indices)], dtype=np.float32) / np.float32(255)
-        self._pages.touched(masks.size)
+        touch_pages(masks.size)
         return masks
 
 

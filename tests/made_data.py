@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from congeal.datasets import open_named
-from congeal.datasets.originals import FIELD_FILE, TANGENT_FILE
+from congeal.datasets.synthetic import FIELD_FILE, TANGENT_FILE
 from portraits import Shot, take
 
 N_TRAIN, N_TEST = 1500, 500

@@ -15,7 +15,7 @@ import pytest
 import congeal.pipeline.output_options
 from congeal import Transforms, align, apply
 from congeal.export import export
-from congeal.images import ImageSource, decoding, prepare
+from congeal.images import ImageSource, prepare, store
 from congeal.opening import open_images
 from congeal.pipeline.draw import Batch
 from congeal.propagate import propagate_points
@@ -148,10 +148,10 @@ def contents(run: Path) -> dict[str, bytes]:
 
 
 def test_decoding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "SAVE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(store, "SAVE_INTERVAL_S", 0.0)
     rng = np.random.default_rng(0)
     source = open_images([rng.integers(0, 256, (30 + i % 3, 40, 1), dtype=np.uint8) for i in range(200)])
-    decode, decoded, stopping = decoding.decode_at, [], ["once"]
+    decode, decoded, stopping = store.decode_at, [], ["once"]
 
     def stops(source: ImageSource, plan: object, i: int) -> object:
         if i == 150 and stopping:
@@ -160,7 +160,7 @@ def test_decoding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
         decoded.append(i)
         return decode(source, plan, i)
 
-    monkeypatch.setattr(decoding, "decode_at", stops)
+    monkeypatch.setattr(store, "decode_at", stops)
     with pytest.raises(KeyboardInterrupt):
         prepare(source, size=16, folder=tmp_path / "stack")
     decoded.clear()

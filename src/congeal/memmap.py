@@ -27,7 +27,7 @@ READAHEAD_BYTES = 64 << 10
 MAX_IN_MEMORY_BYTES = 4 << 20
 
 _DIRECTORY: ContextVar[Path | None] = ContextVar("directory of memory-mapped arrays", default=None)
-_MAPS: list[weakref.ref[mmap.mmap]] = []  # those of all tracked arrays
+_MAPS: dict[int, weakref.ref[mmap.mmap]] = {}  # those of all tracked arrays, by identity
 _touched_bytes = 0  # since pages were released
 
 
@@ -43,7 +43,7 @@ def track_pages(*arrays: np.ndarray | None) -> None:
             inner = getattr(found, "_mmap", None)
             found = inner if inner is not None else getattr(found, "base", None)
         if found is not None:
-            _MAPS.append(weakref.ref(found))
+            _MAPS[id(found)] = weakref.ref(found)
 
 
 def touch_pages(size: int) -> None:
@@ -88,7 +88,7 @@ def _map_file(folder: Path, shape: tuple[int, ...], dtype: Any, size: int) -> np
             space = mmap.mmap(file.fileno(), size)
     except OSError:
         return None
-    _MAPS.append(weakref.ref(space))
+    _MAPS[id(space)] = weakref.ref(space)
     return np.frombuffer(space, dtype).reshape(shape)
 
 
@@ -96,8 +96,9 @@ def release_pages() -> None:
     """Release the resident pages of all tracked arrays (madvise DONTNEED); their values stay in the files."""
     global _touched_bytes
     _touched_bytes = 0
-    _MAPS[:] = [one for one in dict.fromkeys(_MAPS) if one() is not None]
-    for one in _MAPS:
+    for identity, one in list(_MAPS.items()):
         space = one()
-        if space is not None and hasattr(mmap, "MADV_DONTNEED"):
+        if space is None:
+            _MAPS.pop(identity, None)
+        elif hasattr(mmap, "MADV_DONTNEED"):
             space.madvise(mmap.MADV_DONTNEED)

@@ -21,7 +21,7 @@ from congeal.images.formats.decode import EXTENSIONS, FITS
 from congeal.images.formats.video import ANIMATION, VIDEO, open_animation, open_video
 from congeal.images.formats.zarr import is_zarr, open_zarr
 from congeal.images.packing import packed_files
-from congeal.images.sources.arrays import ArraySource, ListSource, from_tensor, open_npy, open_npz
+from congeal.images.sources.arrays import ArraySource, ListSource, from_tensor, open_lazy, open_npy, open_npz
 from congeal.images.sources.base import PROBED_IMAGES, ImageSource
 from congeal.images.sources.files import (
     RemoteShardSource,
@@ -34,7 +34,6 @@ from congeal.images.sources.files import (
     open_url,
     without_credentials,
 )
-from congeal.images.sources.hyperstack import open_lazy
 from congeal.images.sources.views import SourceView, parse_selection, select_images
 from congeal.rows import evenly_spaced_rows
 

@@ -10,7 +10,7 @@ import pytest
 from congeal import CongealError, open_images
 from congeal.datasets import open_named
 from congeal.datasets.mnist import load
-from congeal.datasets.originals import TANGENT_FILE, moved_by_one
+from congeal.datasets.synthetic import TANGENT_FILE, moved_by_one
 from congeal.images.formats.array_files import CLASSES, read_variable
 from made_data import write_infimnist
 

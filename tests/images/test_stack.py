@@ -13,7 +13,7 @@ from PIL import Image as Pillow
 
 from congeal.errors import CongealError
 from congeal.geometry.warping import warp
-from congeal.images import Image, ImageSource, Layout, SkippedImage, decoding, prepare
+from congeal.images import Image, ImageSource, Layout, SkippedImage, prepare, store
 from congeal.images.canvas import place, put_on_canvas
 from congeal.images.store import SourceRows
 from congeal.opening import open_images
@@ -322,7 +322,7 @@ def test_a_finished_stack_is_found_again(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError("decoded again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoding, "decode_at", never)
+        patch.setattr(store, "decode_at", never)
         again = prepare(open_images(folder), size=32, folder=tmp_path / "work")
         with pytest.raises(AssertionError):
             prepare(open_images(folder), size=16, folder=tmp_path / "work")
@@ -345,7 +345,7 @@ def test_larger_pictures_are_those_of_a_larger_stack(tmp_path: Path) -> None:
 
 
 def test_large_stacks_live_in_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "MAX_IN_MEMORY_BYTES", 1000)
+    monkeypatch.setattr(store, "MAX_IN_MEMORY_BYTES", 1000)
     stack = prepare(open_images(photos(tmp_path / "p", [(50, 40, 3)] * 3)))
     assert isinstance(stack._store.pixels, np.memmap)  # type: ignore[union-attr]
     place_on_disk = Path(stack._store.temporary.name)  # type: ignore[union-attr]

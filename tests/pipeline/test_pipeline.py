@@ -539,7 +539,7 @@ def test_a_damaged_stack_is_made_again(
     expected = align(photos, tmp_path / "expected", **options)
     with monkeypatch.context() as patch:
         if name == "unfinished.npz":
-            patch.setattr("congeal.images.decoding.SAVE_INTERVAL_S", 0.0)
+            patch.setattr("congeal.images.store.SAVE_INTERVAL_S", 0.0)
             patch.setattr("congeal.images.store.Store.save", stopped)
         patch.setattr(congeal.pipeline.align, "fit_model", stopped)
         with pytest.raises(KeyboardInterrupt):

@@ -17,13 +17,12 @@ from congeal.evaluation import looks_like_objects, scales
 from congeal.geometry.matrix import compose, invert, normalise
 from congeal.geometry.orientation import all_upright_from_source, orientation_of, upright_sizes
 from congeal.images.canvas import place, placements
-from congeal.images.decoding import fill_store, open_in_place
 from congeal.images.intensity import Channel, find_channels
 from congeal.images.plan import Layout, Plan, make_plan, nothing_readable, resolve_initial_poses, shrink
 from congeal.images.sources.arrays import as_slice
 from congeal.images.sources.base import ImageSource, Indices, SkippedImage
 from congeal.images.sources.views import SourceView
-from congeal.images.store import Store
+from congeal.images.store import Store, fill_store, open_in_place
 from congeal.memmap import allocate, touch_pages
 from congeal.rows import evenly_spaced_rows, row_slices
 from congeal.transforms.ids import Ids

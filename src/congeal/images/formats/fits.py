@@ -23,8 +23,8 @@ from congeal.files import is_plain, replacing
 from congeal.images.formats.decode import as_unopenable, check_size, make_image
 from congeal.images.formats.hyperstack import Hyperstack, ReaderChain
 from congeal.images.formats.writers import NpyWriter
+from congeal.images.sources.arrays import open_stack
 from congeal.images.sources.base import Image, ImageSource, UnreadableImage
-from congeal.images.sources.hyperstack import open_stack
 from congeal.memmap import touch_pages
 
 log = logging.getLogger("congeal")

@@ -32,9 +32,8 @@ from congeal.images.formats.decode import (
 from congeal.images.formats.hyperstack import Hyperstack, ReaderChain, Step
 from congeal.images.formats.output_files import tiff_options
 from congeal.images.formats.writers import NpyWriter
-from congeal.images.sources.arrays import MOST_UNPACKED
+from congeal.images.sources.arrays import MOST_UNPACKED, HyperstackSource, IndexedReader, Reader, open_stack
 from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage
-from congeal.images.sources.hyperstack import HyperstackSource, IndexedReader, Reader, open_stack
 from congeal.memmap import touch_pages
 
 log = logging.getLogger("congeal")

@@ -18,8 +18,8 @@ from congeal.files import put_in_place, writing
 from congeal.images.formats.decode import as_unopenable, as_unreadable
 from congeal.images.formats.hyperstack import Hyperstack, Step
 from congeal.images.formats.writers import NpyWriter
+from congeal.images.sources.arrays import IndexedReader, open_stack
 from congeal.images.sources.base import ImageSource, UnreadableImage
-from congeal.images.sources.hyperstack import IndexedReader, open_stack
 from congeal.memmap import touch_pages
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")

@@ -20,8 +20,6 @@ PRESMOOTHING_PX = 0.8
 """Standard deviation of a blur before local contrast: samples between pixels are softer than samples on them."""
 MIN_REDUCED_SIGMA_PX = 3
 """Standard deviation of a blur that is computed on a reduced image; less would alias."""
-MIN_WEIGHT = 1e-3
-"""Weight of a neighbourhood that has any image in it; less is divided by as this."""
 WINDOW_DEVIATION = 0.45
 """Standard deviation of the window in half frames: a face fills it (LFW, boxes of three sizes)."""
 EDGE_REACH = 1 / 32
@@ -62,21 +60,14 @@ def _blur_replicated(images: torch.Tensor, sigma: float) -> torch.Tensor:
     """Sums of shifted images, which for few weights are several times as fast as a convolution."""
     reach = max(1, min(round(3 * sigma), min(images.shape[-2:]) - 1))
     weights = torch.exp(-0.5 * (torch.arange(reach + 1, dtype=torch.float32) / sigma) ** 2)
-    weights = weights / (2 * weights.sum() - weights[0])
-    height, width = images.shape[-2:]
-    wide = pad(images, (reach, reach, 0, 0), mode="replicate")
-    across = _weighted_sum([wide[..., k : k + width] for k in range(2 * reach + 1)], weights)
-    high = pad(across, (0, 0, reach, reach), mode="replicate")
-    return _weighted_sum([high[..., k : k + height, :] for k in range(2 * reach + 1)], weights)
-
-
-def _weighted_sum(shifted: list[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-    """Sum of the middle image and of pairs at equal distance from it, by the weights of the distances."""
-    middle = len(shifted) // 2
-    total = shifted[middle] * float(weights[0])
-    for distance in range(1, middle + 1):
-        total.add_(shifted[middle - distance] + shifted[middle + distance], alpha=float(weights[distance]))
-    return total
+    shares = (weights / (2 * weights.sum() - weights[0])).tolist()
+    for axis, margins in ((-1, (reach, reach, 0, 0)), (-2, (0, 0, reach, reach))):
+        size, wide = images.shape[axis], pad(images, margins, mode="replicate")
+        images = images * shares[0]
+        for distance in range(1, reach + 1):
+            before, after = (wide.narrow(axis, reach + shift, size) for shift in (-distance, distance))
+            images.add_(before + after, alpha=shares[distance])
+    return images
 
 
 def local_contrast(images: torch.Tensor, scale: float = 1.0, weights: torch.Tensor | None = None) -> torch.Tensor:
@@ -110,7 +101,7 @@ def _weighted_blur(images: torch.Tensor, weights: torch.Tensor | None, sigma: fl
     """Gaussian mean around each pixel of the pixels that have weight."""
     if weights is None:
         return _reduced_blur(images, sigma, reduction)
-    present = _reduced_blur(weights, sigma, reduction).clamp(min=MIN_WEIGHT)
+    present = _reduced_blur(weights, sigma, reduction).clamp(min=1e-3)  # where hardly any image is
     return _reduced_blur(weights * images, sigma, reduction) / present
 
 

@@ -13,7 +13,6 @@ set, grouped by digit.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -28,10 +27,7 @@ from congeal.images.sources.arrays import ArraySource
 
 PER_DIGIT = 6000
 TRAIN_IMAGES = 60000
-MIRRORS = [
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-]
+MIRRORS = ["https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"]
 SHA256 = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -94,16 +90,10 @@ def load_digits(digit: str, part: str = "") -> Digits:
 def load(part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images (N,28,28) and labels (N,) of "train" or "t10k"."""
     image_file, label_file = find(f"{part}-images-idx3-ubyte.gz"), find(f"{part}-labels-idx1-ubyte.gz")
-    images, labels = (_read(path, path.stat().st_mtime_ns) for path in (image_file, label_file))
+    images, labels = (read_idx(path) for path in (image_file, label_file))
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise CongealError(f"'{image_file}' {images.shape} and '{label_file}' {labels.shape} do not belong together")
     return images, labels
-
-
-@lru_cache(maxsize=4)
-def _read(path: Path, changed: int) -> NDArray[np.uint8]:
-    """Unpacking takes a while and ten digits are often opened in a row; `changed` is the file's time."""
-    return read_idx(path)
 
 
 def find(name: str) -> Path:

@@ -221,7 +221,10 @@ class StartOptions:
 
     def select_source(self, images: ImageSource) -> ImageSource:
         """The images, without the initial poses of the source if these are to be ignored."""
-        return SourceView(images, initial_poses=False) if self.ignore_source_poses else images
+        if self.ignore_source_poses:
+            images = SourceView(images)
+            images.initial = images.initial_size = None
+        return images
 
     @property
     def estimates_poses(self) -> bool:

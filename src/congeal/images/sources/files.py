@@ -29,8 +29,6 @@ log = logging.getLogger("congeal")
 
 # Bytes of a file in which a header is looked for: those of photographs hold a thumbnail of up to 64 KB.
 HEADER_BYTES = 1 << 16
-# Files without a known extension that are tried in a folder, to tell the user how to name images among them.
-MAX_TRIED_FILES = 100
 
 
 class FileSource(ImageSource):
@@ -101,7 +99,7 @@ def open_folder(folder: Path) -> FileSource:
 
 def _glob_that_works(folder: Path) -> str | None:
     """For a folder whose files are images under other names: how to say which ones are meant. None if none is."""
-    named = sorted(islice((path for path in folder.rglob("[!.]*") if path.is_file()), MAX_TRIED_FILES))
+    named = sorted(islice((path for path in folder.rglob("[!.]*") if path.is_file()), 100))
     for path in named:
         try:
             decode(read_regular(path), path.name)

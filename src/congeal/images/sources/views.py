@@ -38,8 +38,6 @@ class SourceView(ImageSource):
         determinant instead.
     excluded : set of str
         Ids of images that count as unreadable.
-    initial_poses : bool
-        Whether images start at the initial poses of the source.
     address : optional
         How another process opens the same images, see `congeal.opening.SourceAddress`.
     """
@@ -51,12 +49,11 @@ class SourceView(ImageSource):
         *,
         orientation: np.ndarray | None = None,
         excluded: frozenset[str] = frozenset(),
-        initial_poses: bool = True,
         address: Any = None,
     ) -> None:
         self._whole = rows is None
         rows = np.arange(len(source)) if rows is None else rows
-        self.source, self.rows, self._initial_poses, self.address = source, rows, initial_poses, address
+        self.source, self.rows, self.address = source, rows, address
         self.orientation = None if orientation is None else np.asarray(orientation, dtype=np.int64)
         self._excluded = {i for i, id in enumerate(source.ids()) if id in excluded} if excluded else set[int]()
         self.excluded = tuple(source.id(i) for i in sorted(self._excluded)) or source.excluded
@@ -72,13 +69,13 @@ class SourceView(ImageSource):
     @cached_property
     def initial(self) -> np.ndarray | None:  # type: ignore[override]
         """Initial poses (n,3,3) of these images."""
-        poses = self.source.initial if self._initial_poses else None
+        poses = self.source.initial
         return None if poses is None else poses[self.rows]
 
     @cached_property
     def initial_size(self) -> tuple[int, int] | None:  # type: ignore[override]
         """(height, width) of the frame of the initial poses."""
-        return self.source.initial_size if self._initial_poses else None
+        return self.source.initial_size
 
     @property
     def fingerprint_name(self) -> str:
@@ -86,7 +83,6 @@ class SourceView(ImageSource):
         changes = [type(self).__name__] if type(self) is not SourceView else []
         changes += ["subset"] if not self._whole else []
         changes += ["excluding"] if self._excluded else []
-        changes += [] if self._initial_poses else ["without initial poses"]
         return " ".join([*changes, self.source.fingerprint_name])
 
     def fingerprint(self) -> str:
@@ -174,11 +170,9 @@ class SourceView(ImageSource):
     def subset(self, indices: Indices) -> ImageSource:
         """The images at these positions of the view, in this order."""
         rows = np.asarray(indices, dtype=np.int64)
-        if self.orientation is None and self._initial_poses:
+        if self.orientation is None:
             return super().subset(rows)
-        orientation = None if self.orientation is None else self.orientation[rows]
-        few = self.source.subset(self.rows[rows])
-        return SourceView(few, orientation=orientation, initial_poses=self._initial_poses)
+        return SourceView(self.source.subset(self.rows[rows]), orientation=self.orientation[rows])
 
 
 def exclude_images(source: ImageSource, listed: IdList | None, *, strict: bool = True) -> ImageSource:

@@ -118,8 +118,7 @@ def _some_ids(source: ImageSource) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def _open_address(address: SourceAddress) -> ImageSource:
-    given = address.given if isinstance(address.given, str) else list(address.given)
-    source = open_images(given, address.limit, z=address.z)
+    source = open_images(address.given, address.limit, z=address.z)
     if len(source) != address.count or _some_ids(source) != address.some:
         raise CongealError(
             f"a worker sees other images in {source.name} than the driver ({len(source)} instead of {address.count}): "

@@ -89,7 +89,7 @@ def test_a_million_generated_images_are_not_read_to_prepare() -> None:
     assert source.asked <= 2_000
     assert len(stack) == 1_000_000
     assert stack.images([999_999]).shape == (1, 1, 28, 28)
-    assert len(prepare(source, limit=500)) == 500
+    assert len(prepare(source.limit(500))) == 500
 
 
 def test_memory_map_is_read_in_place(tmp_path: Path) -> None:

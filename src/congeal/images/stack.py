@@ -34,9 +34,11 @@ log = logging.getLogger("congeal")
 
 Size = tuple[int, int]
 NO_INITIAL_POSE = "no starting transform was given for it"
-# A larger copy of the set beyond this many pixel values (8 GB at 8 bits) would take too much of the disk.
+# A larger copy of the set beyond this many pixel values (8 GB at 8 bits) would take too much of the disk. Chosen by
+# judgement: as much as a large set of photographs takes itself.
 MAX_COPY_VALUES = 8 << 30
-# Images from which objects are told from photographs, and the resolution of the originals is estimated.
+# Images from which objects are told from photographs, and the resolution of the originals is estimated: a median and
+# a share of so many are known to a few percent.
 SAMPLED_IMAGES = 500
 
 
@@ -126,7 +128,8 @@ class Stack:
 
     def has_room_at(self, size: int) -> bool:
         """Whether the set in pictures of this size, see `at`, would not take too much of the disk."""
-        return _fits(len(self), size) if self._part_of is None else self._part_of[0].has_room_at(size)
+        whole = self if self._part_of is None else self._part_of[0]
+        return len(whole) * size**2 <= MAX_COPY_VALUES
 
     def at(self, size: int, *, enlarge: bool = False) -> Stack:
         """The same images in larger pictures: the frame's longer side is `size`, or what the originals have if less.
@@ -136,7 +139,7 @@ class Stack:
         enlarge: that size even where the originals have less.
         """
         size = size if enlarge else min(size, self.native_size)
-        if size <= max(self.frame) or not _fits(len(self), size):
+        if size <= max(self.frame) or not self.has_room_at(size):
             return self
         if self._part_of is not None:
             whole, rows = self._part_of
@@ -279,7 +282,6 @@ def prepare(
     init_size: Size | None = None,
     folder: Path | None = None,
     align_on: Channel = None,
-    limit: int | None = None,
     layout: Layout | None = None,
     fingerprint: str | None = None,
     quiet: bool = True,
@@ -292,7 +294,7 @@ def prepare(
     layout: that of the stack a model was fitted on, for new images. fingerprint: that of the source, if the caller
     knows it.
     """
-    source = _upright(source.limit(limit), init)
+    source = _upright(source, init)
     if isinstance(source, SourceView) and source.orientation is not None:
         fingerprint = None if fingerprint is None else source.with_orientation(fingerprint)
     channels = find_channels(source, align_on) if layout is None else layout.align_on
@@ -306,11 +308,6 @@ def prepare(
     if layout is not None and layout.kind is not None:
         stack.kind = layout.kind
     return stack
-
-
-def _fits(n: int, side: int) -> bool:
-    """Whether n pictures of this size do not take too much of the disk."""
-    return n * side**2 <= MAX_COPY_VALUES
 
 
 def _upright(source: ImageSource, init: np.ndarray | Transforms | None) -> ImageSource:

@@ -309,7 +309,8 @@ def _hidden(path: str) -> bool:
     return any(part.startswith(".") for part in path.split("/"))
 
 
-# Shards that a process keeps on this machine.
+# Shards that a process keeps on this machine. Chosen by judgement: images are read in order, so that one is in use, and
+# threads that read ahead need the next.
 MAX_COPIED_SHARDS = 3
 
 

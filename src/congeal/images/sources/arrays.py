@@ -31,8 +31,8 @@ from congeal.images.sources.base import Header
 
 # Marks the JSON file beside an array as written by `pack`.
 PACKED = "congeal-pack-1"
-# Size up to which one chunk is kept of an array that is computed or decoded in chunks. Chosen by judgement: a small part
-# of the memory that a run takes.
+# Size up to which one chunk is kept of an array that is computed or decoded in chunks. Chosen by judgement: a small
+# part of the memory that a run takes.
 MAX_KEPT_CHUNK_BYTES = 64 << 20
 # Bytes of a compressed file that are unpacked in memory: more would not fit on a common machine.
 MOST_UNPACKED = 8 << 30

@@ -119,7 +119,6 @@ def with_congeal(images: ImageSource, matrices: np.ndarray, folder: Path, kernel
             write_aligned=True,
             output_format="auto",
             sampling=Sampling(interpolation=kernel),
-            start_pictures=None,
             quiet=True,
         )
 

@@ -158,10 +158,10 @@ def test_report_stands_alone(tmp_path: Path) -> None:
 
 def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_folder(tmp_path / "photos", blob())
-    from congeal.images.formats.writers import FileWriter
+    from congeal.images.formats.output_files import FileWriter
 
     written: list[int] = []
-    write = FileWriter.write
+    write = FileWriter._put
 
     def stop_at_the_sixth(self: FileWriter, index: int, *pixels: np.ndarray) -> None:
         if len(written) == 5:
@@ -170,7 +170,7 @@ def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
         write(self, index, *pixels)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FileWriter, "write", stop_at_the_sixth)
+        patch.setattr(FileWriter, "_put", stop_at_the_sixth)
         with pytest.raises(KeyboardInterrupt):
             align(folder, tmp_path / "run", **OPTIONS)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "aligned").iterdir()}
@@ -192,7 +192,7 @@ def test_results_do_not_depend_on_how_many_threads_there_are(
         picture[:, :3] = noise
         Image.fromarray(picture).save(folder / f"{k}.png")
     (folder / "4.png").write_bytes(b"no image")
-    monkeypatch.setattr("congeal.pipeline.draw.MAX_BATCH_IMAGES", 3)
+    monkeypatch.setattr("congeal.execution.mapping.MIN_IMAGES_PER_SHARD", 3)
     found = []
     for threads in (1, 5):
         monkeypatch.setattr("congeal.pipeline.draw.usable_cores", lambda threads=threads: threads)
@@ -619,18 +619,18 @@ def test_a_lost_state_does_not_leave_old_pixels(photos: Path, tmp_path: Path) ->
 def test_damage_between_a_stop_and_going_on_leaves_no_trace(
     photos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: float
 ) -> None:
-    from congeal.images.formats.writers import FileWriter
+    from congeal.images.formats.output_files import FileWriter
 
     def stop_at_the_sixth(writer: FileWriter, index: int, *pixels: np.ndarray) -> None:
         if index == 5:
             raise KeyboardInterrupt
         write(writer, index, *pixels)
 
-    write = FileWriter.write
+    write = FileWriter._put
     with monkeypatch.context() as patch:
-        patch.setattr(FileWriter, "write", stop_at_the_sixth)
+        patch.setattr(FileWriter, "_put", stop_at_the_sixth)
         patch.setattr("congeal.pipeline.render.SAVE_INTERVAL_S", 0.0)
-        patch.setattr("congeal.pipeline.draw.MAX_BATCH_IMAGES", 1)
+        patch.setattr("congeal.execution.mapping.MIN_IMAGES_PER_SHARD", 1)
         patch.setattr("congeal.pipeline.render.time.monotonic", lambda: 0.0)  # so that every image is noted
         with pytest.raises(KeyboardInterrupt):
             align(photos, tmp_path / "run", motion="translation", **OPTIONS)

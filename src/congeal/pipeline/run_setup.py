@@ -31,15 +31,14 @@ from congeal.methods.base import Method
 from congeal.opening import open_images, shared_images
 from congeal.pipeline.initial_poses import StartOptions
 from congeal.pipeline.options import AlignOptions, ApplyOptions, OutputOptions
-from congeal.pipeline.stages import RESULTS, verify_stages
+from congeal.pipeline.render import upload_files
+from congeal.pipeline.stages import RESULTS, SPREAD_FORMATS, verify_stages
 from congeal.runs.folder import RunFolder
 
 log = logging.getLogger("congeal")
 
 TIMINGS = "shards.csv"
-# What of a run into object storage stays on this machine, and the formats that workers can write there.
-KEPT_HERE = (".work", ".lock", "checkpoint.pt")
-SPREAD_FORMATS = ("files", "shards")
+KEPT_HERE = (".work", ".lock", "checkpoint.pt")  # what of a run into object storage stays on this machine
 MARK = ".congeal"  # shows that the address can be written
 
 
@@ -181,12 +180,9 @@ def copying_to_remote(place: Output) -> Iterator[None]:
     yield
     if place.url is None:
         return
+    upload_files(place.folder, place.url, without=KEPT_HERE)
     system, root = open_filesystem(place.url)
     with storage_errors(without_credentials(place.url), "written"):
-        for path in sorted(place.folder.rglob("*")):
-            name = path.relative_to(place.folder).as_posix()
-            if path.is_file() and name.split("/")[0] not in KEPT_HERE:
-                system.put_file(str(path), f"{root}/{name}")
         system.invalidate_cache()
         for name in (".work", MARK):
             if system.exists(f"{root}/{name}"):

@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from congeal.execution import has_workers
 from congeal.files import plain
 from congeal.geometry.orientation import mirrored, quarter_turns
 from congeal.images import ImageSource, SkippedImage, Stack, prepare
-from congeal.images.formats.writers import VIDEO_FORMATS, chosen_format
+from congeal.images.formats.writers import chosen_format
 from congeal.methods.base import Method
 from congeal.pipeline.display import choose_display_range, display_range_of
 from congeal.pipeline.draw import find_missing_rows, rewrite_images
@@ -52,6 +51,7 @@ from congeal.transforms.files import load_array
 log = logging.getLogger("congeal")
 
 RESULTS = "shards"  # folder under .work for results of workers
+SPREAD_FORMATS = ("files", "shards")  # which many can write at once
 # What a fit leaves besides the table of transforms.
 FITTED = (
     "model.safetensors",
@@ -196,19 +196,8 @@ def versions() -> dict[str, str]:
 # ---- rendered and reported
 
 
-def finish(
-    run: RunFolder,
-    images: ImageSource,
-    answer: FitResult | None = None,
-    *,
-    quiet: bool,
-    start_pictures: Path | None = None,
-) -> Result:
-    """From the method's answer to the report; without anything left to do, only read the result.
-
-    answer: None for the one in the folder. start_pictures: a folder with pictures of the same images at the same start,
-    if they have been drawn already.
-    """
+def finish(run: RunFolder, images: ImageSource, answer: FitResult | None = None, *, quiet: bool) -> Result:
+    """From the method's answer, None for the one in the folder, to the report; of a finished run, only read it."""
     if run.reached("reported"):
         run.checkpoint.delete()  # of a run that ended right here
         return Result(run.read_json("metrics.json"), Transforms.load(run.work / "found.npz"), run.path)
@@ -226,7 +215,6 @@ def finish(
             write_aligned=config["write_aligned"],
             output_format=config["output_format"],
             sampling=sampling_from_config(config),
-            start_pictures=start_pictures,
             quiet=quiet,
             by_workers=is_rendered_by_workers(run, images),
         )
@@ -251,11 +239,11 @@ def finish(
 
 
 def is_rendered_by_workers(run: RunFolder, images: ImageSource) -> bool:
-    """Whether workers render the images; not videos, which need them in order, images with several parts, or groups."""
+    """Whether workers render the images; not into one file, not images with several parts, and not groups."""
     if not has_workers() or run.state.get("groups"):
         return False
-    in_order = images.parts is not None or chosen_format(images, run.config["output_format"]) in VIDEO_FORMATS
-    return not (run.config["write_aligned"] and in_order)
+    spread = images.parts is None and chosen_format(images, run.config["output_format"]) in SPREAD_FORMATS
+    return spread or not run.config["write_aligned"]
 
 
 # ---- what an earlier call finished and is gone or damaged by now is done again; the rest is left alone

@@ -416,7 +416,7 @@ def test_a_set_beyond_the_budget_is_decoded_once_for_each_use_and_not_kept(
         remembered.read(i)
     assert isinstance(remembered, SourceView)
     assert remembered._cache is not None
-    assert remembered._cache._images is None, "a set that does not fit is not held in part"
+    assert not remembered._cache._images, "a set that does not fit is not held in part"
 
 
 def test_remembering_does_not_make_another_set() -> None:

@@ -60,12 +60,10 @@ class Align(DebugFlag, QuietFlag, WorkFlags, AlignOptions):  # help lists inheri
 
     def run(self, command: str) -> int:
         """Align and print the outcome; gives the exit code."""
-        from congeal.pipeline.align import align_with_options
+        from congeal.pipeline.align import align
 
         options = replace(self, params=parse_settings(self.params))  # type: ignore[arg-type]
-        result = align_with_options(
-            self.source, self.output, options, executor=self.on, quiet=self.quiet, command=command
-        )
+        result = align(self.source, self.output, options=options, executor=self.on, quiet=self.quiet, command=command)
         return print_outcome(result, quiet=self.quiet, strict=self.strict)
 
 
@@ -82,11 +80,10 @@ class Apply(DebugFlag, QuietFlag, WorkFlags, ApplyOptions):
 
     def run(self, command: str) -> int:
         """Align the new images and print the outcome; gives the exit code."""
-        from congeal.pipeline.apply import apply_with_options
+        from congeal.pipeline.apply import apply
 
-        result = apply_with_options(
-            self.run_folder, self.source, self.output, self, executor=self.on, quiet=self.quiet, command=command
-        )
+        asked = {"options": self, "executor": self.on, "quiet": self.quiet, "command": command}
+        result = apply(self.run_folder, self.source, self.output, **asked)
         return print_outcome(result, quiet=self.quiet, strict=self.strict)
 
 

@@ -18,7 +18,7 @@ from congeal.pipeline.initial_poses import (
     start_at_faces,
 )
 from congeal.pipeline.model import check_conflicts, check_limit, make_model, use_stack_position
-from congeal.pipeline.options import AlignOptions, make_options, with_options
+from congeal.pipeline.options import AlignOptions, with_options
 from congeal.pipeline.output_options import check_formats, parse_canvas_size, parse_sampling
 from congeal.pipeline.result import Result
 from congeal.pipeline.run_setup import exclusion_digest, make_config, open_run, open_source, resolve_output
@@ -34,7 +34,7 @@ def align(
     executor: Any = None,
     quiet: bool = False,
     command: str | None = None,
-    **options: Any,
+    options: AlignOptions,
 ) -> Result:
     """Align a set of images and write a run folder. The same call again resumes a run that was stopped.
 
@@ -59,21 +59,6 @@ def align(
     Result
         Numbers, transforms and folder of the run.
     """
-    return align_with_options(
-        source, output, make_options(AlignOptions, options), executor=executor, quiet=quiet, command=command
-    )
-
-
-def align_with_options(
-    source: Any,
-    output: str | os.PathLike[str],
-    options: AlignOptions,
-    *,
-    executor: Any = None,
-    quiet: bool = False,
-    command: str | None = None,
-) -> Result:
-    """`align` with its options as one object."""
     start = parse_start_options(options)
     check_conflicts(options)
     opened = open_source(executor, source, options.limit, options.z)

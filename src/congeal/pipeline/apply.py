@@ -22,7 +22,7 @@ from congeal.pipeline.initial_poses import (
     read_initial_poses,
     start_at_faces,
 )
-from congeal.pipeline.options import ApplyOptions, make_options, with_options
+from congeal.pipeline.options import ApplyOptions, with_options
 from congeal.pipeline.output_options import check_formats, parse_sampling
 from congeal.pipeline.result import Result
 from congeal.pipeline.run_setup import make_config, open_run, open_source, resolve_output
@@ -39,7 +39,7 @@ def apply(
     executor: Any = None,
     quiet: bool = False,
     command: str | None = None,
-    **options: Any,
+    options: ApplyOptions,
 ) -> Result:
     """Align new images with the model of a finished run into a new folder. The same call again resumes it.
 
@@ -63,22 +63,6 @@ def apply(
     Result
         Numbers, transforms and folder of the new images.
     """
-    return apply_with_options(
-        run, source, output, make_options(ApplyOptions, options), executor=executor, quiet=quiet, command=command
-    )
-
-
-def apply_with_options(
-    run: str | os.PathLike[str],
-    source: Any,
-    output: str | os.PathLike[str],
-    options: ApplyOptions,
-    *,
-    executor: Any = None,
-    quiet: bool = False,
-    command: str | None = None,
-) -> Result:
-    """`apply` with its options as one object."""
     if options.device not in (None, "auto", "cpu"):
         raise CongealError(f"new images are aligned on the CPU, not on '{options.device}': leave --device out")
     trained = RunFolder.existing(run)

@@ -8,9 +8,10 @@ that `congeal --help` answers at once.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, TypeVar
+from functools import wraps
+from typing import Annotated, Any
 
 import tyro
 
@@ -140,29 +141,28 @@ class ApplyOptions(OutputOptions):
     """auto or cpu: new images are aligned on the CPU."""
 
 
-Options = TypeVar("Options", AlignOptions, ApplyOptions)
-Function = TypeVar("Function", bound=Callable[..., Any])
+def with_options(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a function with the argument `options` take their fields as keyword arguments in its place.
 
-
-def make_options(kind: type[Options], given: Mapping[str, Any]) -> Options:
-    """The options from keyword arguments; a name that does not exist is a TypeError, as for any function."""
+    A name that does not exist is a TypeError, as for any function.
+    """
     known = [one.name for one in fields(kind)]
-    for name in given:
-        if name == "train":
-            raise TypeError(f"there is no option train any more: {DEEP_IS_GONE}")
-        if name not in known:
-            raise TypeError(f"unexpected keyword argument {name!r}{did_you_mean(name, known)}")
-    return kind(**given)
 
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(function).parameters.values()
 
-def with_options(kind: type[Any]) -> Callable[[Function], Function]:
-    """Show the fields of `kind` in the signature of a function that takes them as `**options`."""
+        @wraps(function)
+        def call(*arguments: Any, options: Any = None, **given: Any) -> Any:
+            ours = {one.name: given.pop(one.name) for one in own if one.name in given}
+            for name in given:
+                if name == "train":
+                    raise TypeError(f"there is no option train any more: {DEEP_IS_GONE}")
+                if name not in known or options is not None:
+                    raise TypeError(f"unexpected keyword argument {name!r}{did_you_mean(name, known)}")
+            return function(*arguments, options=kind(**given) if options is None else options, **ours)
 
-    def show(function: Function) -> Function:
-        own = inspect.signature(function)
-        kept = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        listed = inspect.signature(kind).parameters.values()
-        function.__signature__ = own.replace(parameters=[*kept, *listed])  # type: ignore[attr-defined]
-        return function
+        shown = [one for one in own if one.name != "options"] + list(inspect.signature(kind).parameters.values())
+        call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        return call
 
-    return show
+    return decorate

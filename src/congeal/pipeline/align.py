@@ -22,7 +22,7 @@ from congeal.pipeline.options import AlignOptions, with_options
 from congeal.pipeline.output_options import check_formats, parse_canvas_size, parse_sampling
 from congeal.pipeline.result import Result
 from congeal.pipeline.run_setup import exclusion_digest, make_config, open_run, open_source, resolve_output
-from congeal.pipeline.stages import FitResult, finish_and_repair, fit_model, log, prepare_stack, save_fit
+from congeal.pipeline.stages import finish, fit_model, log, prepare_stack, save_fit
 from congeal.runs.folder import RunFolder
 
 
@@ -80,11 +80,10 @@ def align(
         groups=group_table_digest(model),
     )
     with open_run(config, images, target, executor=executor, quiet=quiet) as (run, fingerprint):
-        fitted = None
         if not run.reached("fitted"):
-            fitted = fit_images(run, images, model, start, initial, fingerprint, quiet=quiet)
+            fit_images(run, images, model, start, initial, fingerprint, quiet=quiet)
         del model, initial  # the poses of a million images, which are on the disk now
-        return finish_and_repair(run, images, fitted, quiet=quiet)
+        return finish(run, images, quiet=quiet)
 
 
 def fit_images(
@@ -96,11 +95,11 @@ def fit_images(
     fingerprint: str,
     *,
     quiet: bool,
-) -> FitResult:
+) -> None:
     """Prepare the images and fit the method; everything is on the disk when this ends."""
     images, initial = initialise(run, images, model, start, initial, quiet=quiet)
     settings = {"size": model.size, "align_on": model.align_on, "quiet": quiet}
     stack = prepare_stack(run, images, fingerprint, initial, **settings)
     use_stack_position(model, stack)
     log.info("aligning %d images with %s", len(stack), model.name)
-    return save_fit(run, stack, model, fit_model(run, stack, model, quiet=quiet))
+    save_fit(run, stack, model, fit_model(run, stack, model, quiet=quiet))

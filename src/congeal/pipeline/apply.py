@@ -26,7 +26,7 @@ from congeal.pipeline.options import ApplyOptions, with_options
 from congeal.pipeline.output_options import check_formats, parse_sampling
 from congeal.pipeline.result import Result
 from congeal.pipeline.run_setup import make_config, open_run, open_source, resolve_output
-from congeal.pipeline.stages import DECIDED, FitResult, finish_and_repair, log, prepare_stack, save_result
+from congeal.pipeline.stages import DECIDED, finish, log, prepare_stack, save_result
 from congeal.runs.folder import RunFolder
 
 
@@ -93,11 +93,10 @@ def apply(
         group_names=names,
     )
     with open_run(config, images, target, executor=executor, quiet=quiet) as (folder, fingerprint):
-        placed = None
         if not folder.reached("fitted"):
-            placed = align_new_images(trained, folder, images, model, initial, fingerprint, quiet=quiet)
+            align_new_images(trained, folder, images, model, initial, fingerprint, quiet=quiet)
         del model, initial
-        return finish_and_repair(folder, images, placed, quiet=quiet)
+        return finish(folder, images, quiet=quiet)
 
 
 def load_model(trained: RunFolder) -> Method:
@@ -135,7 +134,7 @@ def align_new_images(
     fingerprint: str,
     *,
     quiet: bool,
-) -> FitResult:
+) -> None:
     """Prepare new images and align them with a fitted model; everything is on the disk when this ends."""
     start = StartOptions.from_config(trained.config)
     images, initial = initialise(run, images, model, start, initial, quiet=quiet, trained=trained)
@@ -146,4 +145,4 @@ def align_new_images(
     aligned = model.align_new(stack, checkpoint=checkpoint, verbose=not quiet)
     seconds = checkpoint.seconds
     decided = {name: getattr(aligned.found, name) for name in DECIDED}
-    return save_result(run, stack, model, aligned.transforms, aligned.quality, decided, seconds, fitted=False)
+    save_result(run, stack, model, aligned.transforms, aligned.quality, decided, seconds, fitted=False)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -141,18 +141,21 @@ class ApplyOptions(OutputOptions):
     """auto or cpu: new images are aligned on the CPU."""
 
 
-def with_options(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+Answer = TypeVar("Answer")
+
+
+def with_options(kind: type[Any]) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
     """Let a function with the argument `options` take their fields as keyword arguments in its place.
 
     A name that does not exist is a TypeError, as for any function.
     """
     known = [one.name for one in fields(kind)]
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
         own = inspect.signature(function).parameters.values()
 
         @wraps(function)
-        def call(*arguments: Any, options: Any = None, **given: Any) -> Any:
+        def call(*arguments: Any, options: Any = None, **given: Any) -> Answer:
             ours = {one.name: given.pop(one.name) for one in own if one.name in given}
             for name in given:
                 if name == "train":

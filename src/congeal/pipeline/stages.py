@@ -17,7 +17,6 @@ import logging
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
@@ -27,7 +26,6 @@ import numpy as np
 from congeal import __version__
 from congeal.evaluation import Quality
 from congeal.execution import has_workers
-from congeal.files import plain
 from congeal.geometry.orientation import mirrored, quarter_turns
 from congeal.images import ImageSource, SkippedImage, Stack, prepare
 from congeal.images.formats.writers import chosen_format
@@ -50,6 +48,7 @@ from congeal.transforms.files import load_array
 
 log = logging.getLogger("congeal")
 
+SKIPPED_COLUMNS = ("id", "reason")
 RESULTS = "shards"  # folder under .work for results of workers
 SPREAD_FORMATS = ("files", "shards")  # which many can write at once
 # What a fit leaves besides the table of transforms.
@@ -67,14 +66,6 @@ DECIDED = ("motion", "levels", "trained", "decisions")
 NEEDED = ("quality", "fit_seconds", "motion", "n_skipped")  # facts of a fitted run
 GROUP_FACTS = ("groups", "group_cost", "group_labels")  # of a pile that was sorted
 LIKENESS = ("likeness_before", "likeness_after", "improved_share")  # first among the numbers of metrics.json
-
-
-@dataclass
-class FitResult:
-    """What a method found, and where it started: (N, 3, 3) aligned_from_source, one row per image of the source."""
-
-    found: Transforms
-    start: np.ndarray
 
 
 # ---- prepared
@@ -98,28 +89,23 @@ def prepare_stack(
 
 def record_prepared(run: RunFolder, stack: Stack) -> None:
     """skipped.csv and boxes.csv, and that the stage is done."""
-    run.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
-    run.state["n_skipped"] = len(stack.skipped)
-    warn_of_skipped(run, stack.skipped)
+    run.write_rows("skipped.csv", [], columns=SKIPPED_COLUMNS)
+    add_skipped(run, stack.skipped)
     write_face_boxes(run, stack.source.original)
     run.finish("prepared", highest_memory_mb=highest_memory_mb(run))
 
 
 def add_skipped(run: RunFolder, skipped: Sequence[SkippedImage]) -> None:
-    """Put images that could not be used later on into skipped.csv as well."""
-    if not skipped:
-        return
+    """Put images that cannot be used into skipped.csv as well, and name the first few."""
     rows = run.read_rows("skipped.csv")
     listed = {row["id"] for row in rows}
     rows += [one._asdict() for one in skipped if one.id not in listed]
-    run.write_rows("skipped.csv", rows, columns=["id", "reason"])
-    run.note_files("fitted", [run / "skipped.csv"])
     run.state["n_skipped"] = len(rows)
-    warn_of_skipped(run, skipped)
-
-
-def warn_of_skipped(run: RunFolder, skipped: Sequence[SkippedImage]) -> None:
-    """Name the first few."""
+    if not skipped:
+        return
+    run.write_rows("skipped.csv", rows, columns=SKIPPED_COLUMNS)
+    if run.reached("fitted"):
+        run.note_files("fitted", [run / "skipped.csv"])
     for one in skipped[:3]:
         log.warning("skipped %s: %s", *one)
     if len(skipped) > 3:
@@ -138,13 +124,13 @@ def fit_model(run: RunFolder, stack: Stack, model: Method, *, quiet: bool) -> fl
     return seconds
 
 
-def save_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> FitResult:
+def save_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> None:
     """Everything a fitted method leaves: its model file, if new images can be aligned with it, and its answer."""
     if model.can_transform():
         model.save(run / "model.safetensors")
     write_match_figure(run, stack, model)
     decided = {name: getattr(model, f"{name}_") for name in DECIDED}
-    return save_result(run, stack, model, model.transforms_, model.quality_, decided, seconds, fitted=True)
+    save_result(run, stack, model, model.transforms_, model.quality_, decided, seconds, fitted=True)
 
 
 def save_result(
@@ -157,7 +143,7 @@ def save_result(
     seconds: float,
     *,
     fitted: bool,
-) -> FitResult:
+) -> None:
     """Put everything later stages need on the disk, so that they work without stack and method.
 
     decided: the motion, the sizes worked at, …, see `DECIDED`. fitted: on these images, and not on others before.
@@ -184,7 +170,6 @@ def save_result(
         look=choose_display_range(stack),
         versions=versions(),
     )
-    return FitResult(found, start.matrices)
 
 
 def versions() -> dict[str, str]:
@@ -196,46 +181,49 @@ def versions() -> dict[str, str]:
 # ---- rendered and reported
 
 
-def finish(run: RunFolder, images: ImageSource, answer: FitResult | None = None, *, quiet: bool) -> Result:
-    """From the method's answer, None for the one in the folder, to the report; of a finished run, only read it."""
-    if run.reached("reported"):
-        run.checkpoint.delete()  # of a run that ended right here
-        return Result(run.read_json("metrics.json"), Transforms.load(run.work / "found.npz"), run.path)
-    if answer is None:
-        answer = FitResult(Transforms.load(run.work / "found.npz"), load_array(run.work / "start.npz", "matrices"))
+def finish(run: RunFolder, images: ImageSource, *, quiet: bool) -> Result:
+    """From the answer in the folder to the report; images of a finished run that are gone are written again."""
+    found = Transforms.load(run.work / "found.npz")
     if not run.reached("rendered"):
-        config = run.config
-        rendered = render_originals(
-            run,
-            images,
-            answer.found,
-            answer.start,
-            display_range_of(run),
-            weigh=run.state["quality"]["kind"] == "photo",
-            write_aligned=config["write_aligned"],
-            output_format=config["output_format"],
-            sampling=sampling_from_config(config),
-            quiet=quiet,
-            by_workers=is_rendered_by_workers(run, images),
-        )
-        add_skipped(run, rendered.lost)
-        shown = [run.work / name for name in (*START_PICTURES, "samples.json")]
-        run.finish(
-            "rendered",
-            [*(run / name for name in PICTURES), *shown, *(run.work / "samples").glob("*.png")],
-            align_seconds=run.state.get("align_seconds", rendered.seconds),  # the first time, not that of a repair
-            n_exif_rotated=rendered.n_rotated,
-            highest_memory_mb=highest_memory_mb(run),
-        )
-        run.discard(STATE_FILE)
-    metrics = make_metrics(run, answer.found)
-    run.write_json("metrics.json", metrics)
-    write_report(run)
-    for name in ("stack", RESULTS):
-        run.discard(name)
-    run.finish("reported", [run / "metrics.json", run / "report.html"])
+        render(run, images, found, quiet=quiet)
+    elif run.aligned_address is None:
+        rewrite_missing_images(run, images, found)
+    if not run.reached("reported"):
+        run.write_json("metrics.json", make_metrics(run, found))
+        write_report(run)
+        for name in ("stack", RESULTS):
+            run.discard(name)
+        run.finish("reported", [run / "metrics.json", run / "report.html"])
     run.checkpoint.delete()  # it can be ten times as large as the answer, which is on the disk
-    return Result(plain(metrics), answer.found, run.path)
+    return Result(run.read_json("metrics.json"), found, run.path)
+
+
+def render(run: RunFolder, images: ImageSource, found: Transforms, *, quiet: bool) -> None:
+    """Draw all images and the pictures of the set, here or by workers."""
+    config = run.config
+    rendered = render_originals(
+        run,
+        images,
+        found,
+        load_array(run.work / "start.npz", "matrices"),
+        display_range_of(run),
+        weigh=run.state["quality"]["kind"] == "photo",
+        write_aligned=config["write_aligned"],
+        output_format=config["output_format"],
+        sampling=sampling_from_config(config),
+        quiet=quiet,
+        by_workers=is_rendered_by_workers(run, images),
+    )
+    add_skipped(run, rendered.lost)
+    shown = [run.work / name for name in (*START_PICTURES, "samples.json")]
+    run.finish(
+        "rendered",
+        [*(run / name for name in PICTURES), *shown, *(run.work / "samples").glob("*.png")],
+        align_seconds=run.state.get("align_seconds", rendered.seconds),  # the first time, not that of a repair
+        n_exif_rotated=rendered.n_rotated,
+        highest_memory_mb=highest_memory_mb(run),
+    )
+    run.discard(STATE_FILE)
 
 
 def is_rendered_by_workers(run: RunFolder, images: ImageSource) -> bool:
@@ -277,15 +265,6 @@ def rewrite_missing_images(run: RunFolder, images: ImageSource, found: Transform
         log.info("%d aligned images are gone or damaged and are written again", len(missing))
         rewrite_images(writer, images, found, missing, sampling_from_config(config))
         writer.close()
-
-
-def finish_and_repair(run: RunFolder, images: ImageSource, answer: FitResult | None, *, quiet: bool) -> Result:
-    """`finish`, and for a run that had written its images before, those of them that are gone or damaged by now."""
-    rendered_before = run.reached("rendered")
-    result = finish(run, images, answer, quiet=quiet)
-    if rendered_before and run.aligned_address is None:
-        rewrite_missing_images(run, images, result.transforms)
-    return result
 
 
 # ---- metrics.json

@@ -172,18 +172,22 @@ class Groups(DebugFlag):
 
     def run(self, command: str) -> None:
         """Print the groups at one cut or at all, and write the table that was asked for."""
-        from congeal.pipeline.groups import Tree
+        import numpy as np
+
+        from congeal.pipeline.groups import GroupTree
 
         if self.output is not None and self.cut is None:
             raise CongealError("a table has the groups at one cut: give --cut K as well")
-        tree = Tree(self.run_folder)
-        for left in range(len(tree), 0, -1) if self.cut is None else (self.cut,):
-            found = tree.cut(left)
-            share = "" if found.share is None else f" (the last two joined share {found.share:.1%} of their neighbours)"
-            each = ", ".join(f"{name} {size:,}" for name, size in zip(found.names, found.sizes, strict=True))
-            print(f"{left:>3}: {each}{share}")
+        tree = GroupTree(self.run_folder)
+        for count in range(len(tree), 0, -1) if self.cut is None else (self.cut,):
+            group, names, shared = tree.cut(count)
+            share = "" if shared is None else f" (the last two joined share {shared:.1%} of their neighbours)"
+            sizes = np.bincount(group[group >= 0], minlength=count).tolist()
+            print(
+                f"{count:>3}: {', '.join(f'{name} {size:,}' for name, size in zip(names, sizes, strict=True))}{share}"
+            )
             if self.output is not None:
-                print(tree.write(found, self.output).resolve())
+                print(tree.write(group, names, self.output).resolve())
 
 
 @dataclass(frozen=True, kw_only=True)

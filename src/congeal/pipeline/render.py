@@ -19,25 +19,27 @@ from typing import Any
 
 import numpy as np
 
-from congeal.execution import has_results, key_of, map_shards
+from congeal.execution import has_results, has_workers, key_of, map_shards
 from congeal.execution.shared_storage import open_filesystem, storage_errors
 from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import make_folders, sweep, write_bytes, write_json
 from congeal.images import ImageSource, Writer, open_writer
 from congeal.images.formats.shards import ShardWriter
-from congeal.images.formats.writers import GroupedWriter, group_folder, is_whole, set_transforms
-from congeal.images.resample import Sampling
+from congeal.images.formats.writers import GroupedWriter, chosen_format, group_folder, is_whole, set_transforms
 from congeal.images.sources.files import without_credentials
-from congeal.pipeline.display import DisplayRange
+from congeal.pipeline.display import display_range_of
 from congeal.pipeline.draw import SAMPLES, Drawing, cut_rows, draw_shards, rewrite_images
+from congeal.pipeline.output_options import sampling_from_config
 from congeal.pipeline.render_state import RenderState, mean_png, spread_png
 from congeal.progress import Progress
 from congeal.report.motion import QUANTITIES, moves
 from congeal.rows import finite_rows, row_slices
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
+from congeal.transforms.files import load_array
 
 STAGE = "writing"
+SPREAD_FORMATS = ("files", "shards")  # which many can write at once
 THUMBNAIL = "thumbnail:"
 START_PICTURES = ("mean_before.png", "variance_before.png")
 """Under .work: pictures of the set at its initial poses."""
@@ -52,34 +54,21 @@ MAX_PER_GROUP, MAX_UNCERTAIN, MAX_IN_GROUPS = 12, 24, 120
 MAX_MOVED = 2 * len(QUANTITIES)
 
 
-def render_originals(
-    run: RunFolder,
-    source: ImageSource,
-    found: Transforms,
-    start: np.ndarray,
-    display: DisplayRange,
-    *,
-    weigh: bool,
-    write_aligned: bool,
-    output_format: str,
-    sampling: Sampling,
-    quiet: bool,
-    by_workers: bool = False,
-) -> RenderState:
+def render_originals(run: RunFolder, source: ImageSource, found: Transforms, *, quiet: bool) -> RenderState:
     """Write aligned/, mean.png, variance.png, and under .work the pictures of the start that the report shows.
 
-    found and start (N,3,3) are `aligned_from_source`, one row per image of the source. weigh, sampling: see `Drawing`.
-    by_workers: the workers of the run draw. After an interruption the images of finished shards are not read again,
-    unless the writer lost them.
+    After an interruption the images of finished shards are not read again, unless the writer lost them.
     """
+    start = load_array(run.work / "start.npz", "matrices")
     samples = np.array(sorted(choose_samples(run, found, start)))
     rows = np.flatnonzero(finite_rows(found.matrices))
     sweep(make_folders(run.path, SAMPLES))
-    writer = open_run_writer(run, source, found, output_format) if write_aligned else None
-    drawing = Drawing(run, source, found, start, display, samples, weigh, writer, sampling)
+    writer = open_run_writer(run, source, found) if run.config["write_aligned"] else None
+    weigh, sampling = run.state["quality"]["kind"] == "photo", sampling_from_config(run.config)
+    drawing = Drawing(run, source, found, start, display_range_of(run), samples, weigh, writer, sampling)
     began = time.monotonic()
-    if by_workers:
-        result = render_by_workers(drawing, rows, output_format, run.aligned_address)
+    if is_rendered_by_workers(run, source):
+        result = render_by_workers(drawing, rows, run.config["output_format"], run.aligned_address)
     else:
         result = resume_rendering(run, drawing, rows)
         began -= result.seconds
@@ -91,6 +80,14 @@ def render_originals(
     write_pictures(run, result)
     result.seconds = time.monotonic() - began
     return result
+
+
+def is_rendered_by_workers(run: RunFolder, images: ImageSource) -> bool:
+    """Whether workers render the images; not into one file, not images with several parts, and not groups."""
+    if not has_workers() or run.state.get("groups"):
+        return False
+    spread = images.parts is None and chosen_format(images, run.config["output_format"]) in SPREAD_FORMATS
+    return spread or not run.config["write_aligned"]
 
 
 def resume_rendering(run: RunFolder, drawing: Drawing, rows: np.ndarray) -> RenderState:
@@ -216,16 +213,16 @@ def render_by_workers(drawing: Drawing, rows: np.ndarray, output_format: str, re
 # ---- what is written
 
 
-def open_run_writer(run: RunFolder, source: ImageSource, found: Transforms, output_format: str) -> Writer:
+def open_run_writer(run: RunFolder, source: ImageSource, found: Transforms) -> Writer:
     """A writer into aligned/, or, for a pile that was sorted, into a folder for each group below it."""
-    folder, size = make_folders(run.path, "aligned"), found.aligned_size
+    folder, size, output_format = make_folders(run.path, "aligned"), found.aligned_size, run.config["output_format"]
     if size is None:
         raise ValueError("writing needs the aligned size")
-    if found.group is None:
-        writer = open_writer(folder, source, size, output_format)
-        set_transforms(writer, source, found.matrices)
-        return writer
-    return GroupedWriter(folder, source, size, output_format, found.group, found.group_names)
+    if found.group is not None:
+        return GroupedWriter(folder, source, size, output_format, found.group, found.group_names)
+    writer = open_writer(folder, source, size, output_format)
+    set_transforms(writer, source, found.matrices)
+    return writer
 
 
 def write_pictures(run: RunFolder, rendered: RenderState) -> None:

@@ -31,8 +31,8 @@ from congeal.methods.base import Method
 from congeal.opening import open_images, shared_images
 from congeal.pipeline.initial_poses import StartOptions
 from congeal.pipeline.options import AlignOptions, ApplyOptions, OutputOptions
-from congeal.pipeline.render import upload_files
-from congeal.pipeline.stages import RESULTS, SPREAD_FORMATS, verify_stages
+from congeal.pipeline.render import SPREAD_FORMATS, upload_files
+from congeal.pipeline.stages import RESULTS, verify_stages
 from congeal.runs.folder import RunFolder
 
 log = logging.getLogger("congeal")

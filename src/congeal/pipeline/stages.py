@@ -25,12 +25,10 @@ import numpy as np
 
 from congeal import __version__
 from congeal.evaluation import Quality
-from congeal.execution import has_workers
 from congeal.geometry.orientation import mirrored, quarter_turns
 from congeal.images import ImageSource, SkippedImage, Stack, prepare
-from congeal.images.formats.writers import chosen_format
 from congeal.methods.base import Method
-from congeal.pipeline.display import choose_display_range, display_range_of
+from congeal.pipeline.display import choose_display_range
 from congeal.pipeline.draw import find_missing_rows, rewrite_images
 from congeal.pipeline.groups import group_facts
 from congeal.pipeline.initial_poses import write_face_boxes
@@ -44,13 +42,11 @@ from congeal.runs.checkpoint import History, peak_memory_mb
 from congeal.runs.folder import STAGES, RunFolder
 from congeal.runs.originals import TABLES
 from congeal.transforms import Transforms
-from congeal.transforms.files import load_array
 
 log = logging.getLogger("congeal")
 
 SKIPPED_COLUMNS = ("id", "reason")
 RESULTS = "shards"  # folder under .work for results of workers
-SPREAD_FORMATS = ("files", "shards")  # which many can write at once
 # What a fit leaves besides the table of transforms.
 FITTED = (
     "model.safetensors",
@@ -200,20 +196,7 @@ def finish(run: RunFolder, images: ImageSource, *, quiet: bool) -> Result:
 
 def render(run: RunFolder, images: ImageSource, found: Transforms, *, quiet: bool) -> None:
     """Draw all images and the pictures of the set, here or by workers."""
-    config = run.config
-    rendered = render_originals(
-        run,
-        images,
-        found,
-        load_array(run.work / "start.npz", "matrices"),
-        display_range_of(run),
-        weigh=run.state["quality"]["kind"] == "photo",
-        write_aligned=config["write_aligned"],
-        output_format=config["output_format"],
-        sampling=sampling_from_config(config),
-        quiet=quiet,
-        by_workers=is_rendered_by_workers(run, images),
-    )
+    rendered = render_originals(run, images, found, quiet=quiet)
     add_skipped(run, rendered.lost)
     shown = [run.work / name for name in (*START_PICTURES, "samples.json")]
     run.finish(
@@ -224,14 +207,6 @@ def render(run: RunFolder, images: ImageSource, found: Transforms, *, quiet: boo
         highest_memory_mb=highest_memory_mb(run),
     )
     run.discard(STATE_FILE)
-
-
-def is_rendered_by_workers(run: RunFolder, images: ImageSource) -> bool:
-    """Whether workers render the images; not into one file, not images with several parts, and not groups."""
-    if not has_workers() or run.state.get("groups"):
-        return False
-    spread = images.parts is None and chosen_format(images, run.config["output_format"]) in SPREAD_FORMATS
-    return spread or not run.config["write_aligned"]
 
 
 # ---- what an earlier call finished and is gone or damaged by now is done again; the rest is left alone
@@ -258,7 +233,7 @@ def rewrite_missing_images(run: RunFolder, images: ImageSource, found: Transform
     config = run.config
     if not config["write_aligned"] or found.aligned_size is None:
         return
-    writer = open_run_writer(run, images, found, config["output_format"])
+    writer = open_run_writer(run, images, found)
     rows = np.flatnonzero(finite_rows(found.matrices))
     missing = find_missing_rows(writer, images, rows)
     if len(missing):

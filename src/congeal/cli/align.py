@@ -25,14 +25,12 @@ from congeal.cli.arguments import (
 from congeal.pipeline.options import (
     AlignOptions,
     ApplyOptions,
-    ChannelName,
     Count,
-    Depth,
     Device,
     Flag,
-    Init,
     Name,
     Settings,
+    SourceOptions,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +119,7 @@ def print_outcome(result: Result, *, quiet: bool, strict: bool = False) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(DebugFlag, QuietFlag):
+class Compare(DebugFlag, QuietFlag, SourceOptions):
     """Align the same images with several methods; write one table and one report.
 
     A method that fails is a row that says why. The same command again runs only what is not finished.
@@ -136,18 +134,8 @@ class Compare(DebugFlag, QuietFlag):
     motion: Name = None
     """translation, rigid, similarity, affine or homography; a method that lacks it uses its largest one within it.
     auto: methods that can choose do, the others use their own. Each method's own unless given."""
-    channel: ChannelName = None
-    """What to align on: a channel's name or its number from 0, several with commas; all channels move. All are looked
-    at unless given."""
-    z: Depth = None
-    """What a stack with depth is: one image per time point, aligned on its maximum (project) or mean along Z, or one
-    per plane (planes); auto projects where there are several time points."""
-    init: Init = None
-    """Where all methods start: 'faces', a transforms file, or boxes (columns id,x,y,width,height in source pixels)."""
     size: int = 64
     """Longer side, in pixels, of the images the methods work on."""
-    limit: Count = None
-    """Use only the first N images."""
     time_limit: Annotated[float | None, tyro.conf.arg(metavar="SECONDS", help_behavior_hint="")] = None
     """End a method that fits for longer; a row says so."""
     seed: int = 0

@@ -16,7 +16,7 @@ import tyro
 
 from congeal.errors import CongealError, did_you_mean
 from congeal.methods.registry import DEEP_IS_GONE
-from congeal.pipeline.options import Flag
+from congeal.pipeline.options import File, Flag
 
 ALWAYS = ("--help", "--version")
 SHELLS = ("bash", "zsh", "fish")
@@ -58,6 +58,30 @@ class WorkFlags:
     """Who shares the work: processes of this machine, or Dask on this machine or a cluster. The result is the same."""
     strict: Flag = False
     """Exit with code 3 if the verdict is not good or unchanged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArgument:
+    """The argument of commands that use a finished run."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OriginalsFlag(RunArgument):
+    """The flag of those that read the original images."""
+
+    source: Originals = None
+    """The original images, if they moved since the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExcludeFlag:
+    """The flag of those that can leave images out."""
+
+    exclude: File = None
+    """Images to leave out: a table with the column id, such as RUN/studio/excluded.csv, or one id per line."""
 
 
 def keywords(command: Any, *without: str) -> dict[str, Any]:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from congeal.images import ImageSource
 from congeal.images.sources.views import cache_decoded, exclude_images
-from congeal.methods.base import Method
 from congeal.pipeline.groups import group_table_digest
 from congeal.pipeline.initial_poses import (
-    InitialPoses,
-    StartOptions,
     initialise,
     parse_start_options,
     read_initial_poses,
@@ -23,7 +19,6 @@ from congeal.pipeline.output_options import check_formats, parse_canvas_size, pa
 from congeal.pipeline.result import Result
 from congeal.pipeline.run_setup import exclusion_digest, make_config, open_run, open_source, resolve_output
 from congeal.pipeline.stages import finish, fit_model, log, prepare_stack, save_fit
-from congeal.runs.folder import RunFolder
 
 
 @with_options(AlignOptions)
@@ -81,25 +76,12 @@ def align(
     )
     with open_run(config, images, target, executor=executor, quiet=quiet) as (run, fingerprint):
         if not run.reached("fitted"):
-            fit_images(run, images, model, start, initial, fingerprint, quiet=quiet)
+            images, initial = initialise(run, images, model, start, initial, quiet=quiet)
+            settings = {"size": model.size, "align_on": model.align_on, "quiet": quiet}
+            stack = prepare_stack(run, images, fingerprint, initial, **settings)
+            use_stack_position(model, stack)
+            log.info("aligning %d images with %s", len(stack), model.name)
+            save_fit(run, stack, model, fit_model(run, stack, model, quiet=quiet))
+            del stack
         del model, initial  # the poses of a million images, which are on the disk now
         return finish(run, images, quiet=quiet)
-
-
-def fit_images(
-    run: RunFolder,
-    images: ImageSource,
-    model: Method,
-    start: StartOptions,
-    initial: InitialPoses,
-    fingerprint: str,
-    *,
-    quiet: bool,
-) -> None:
-    """Prepare the images and fit the method; everything is on the disk when this ends."""
-    images, initial = initialise(run, images, model, start, initial, quiet=quiet)
-    settings = {"size": model.size, "align_on": model.align_on, "quiet": quiet}
-    stack = prepare_stack(run, images, fingerprint, initial, **settings)
-    use_stack_position(model, stack)
-    log.info("aligning %d images with %s", len(stack), model.name)
-    save_fit(run, stack, model, fit_model(run, stack, model, quiet=quiet))

@@ -15,7 +15,6 @@ from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.pipeline.groups import inherit_group_names
 from congeal.pipeline.initial_poses import (
-    InitialPoses,
     StartOptions,
     inherited_init,
     initialise,
@@ -94,7 +93,17 @@ def apply(
     )
     with open_run(config, images, target, executor=executor, quiet=quiet) as (folder, fingerprint):
         if not folder.reached("fitted"):
-            align_new_images(trained, folder, images, model, initial, fingerprint, quiet=quiet)
+            images, initial = initialise(folder, images, model, start, initial, quiet=quiet, trained=trained)
+            settings = {"size": model.size, "layout": model.layout_, "quiet": quiet}
+            stack = prepare_stack(folder, images, fingerprint, initial, **settings)
+            log.info("aligning %d new images with the model of %s", len(stack), trained)
+            checkpoint = folder.checkpoint
+            # `transform` would hold every aligned image.
+            aligned = model.align_new(stack, checkpoint=checkpoint, verbose=not quiet)
+            decided = {name: getattr(aligned.found, name) for name in DECIDED}
+            answer = (aligned.transforms, aligned.quality, decided, checkpoint.seconds)
+            save_result(folder, stack, model, *answer, fitted=False)
+            del stack, aligned, answer
         del model, initial
         return finish(folder, images, quiet=quiet)
 
@@ -123,26 +132,3 @@ def choose_channel(trained: RunFolder, images: ImageSource, channel: Channel, mo
     given = trained.config.get("channel")
     by_name = isinstance(given, str) and given != "grey" and images.channel_names
     return given, find_channels(images, given if by_name else model.layout_.align_on)
-
-
-def align_new_images(
-    trained: RunFolder,
-    run: RunFolder,
-    images: ImageSource,
-    model: Method,
-    initial: InitialPoses,
-    fingerprint: str,
-    *,
-    quiet: bool,
-) -> None:
-    """Prepare new images and align them with a fitted model; everything is on the disk when this ends."""
-    start = StartOptions.from_config(trained.config)
-    images, initial = initialise(run, images, model, start, initial, quiet=quiet, trained=trained)
-    stack = prepare_stack(run, images, fingerprint, initial, size=model.size, layout=model.layout_, quiet=quiet)
-    log.info("aligning %d new images with the model of %s", len(stack), trained)
-    checkpoint = run.checkpoint
-    # `transform` would hold every aligned image.
-    aligned = model.align_new(stack, checkpoint=checkpoint, verbose=not quiet)
-    seconds = checkpoint.seconds
-    decided = {name: getattr(aligned.found, name) for name in DECIDED}
-    save_result(run, stack, model, aligned.transforms, aligned.quality, decided, seconds, fitted=False)

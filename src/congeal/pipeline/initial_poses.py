@@ -13,10 +13,10 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -158,14 +158,10 @@ def read_boxes(path: Path, source: ImageSource) -> tuple[np.ndarray, Size]:
 
 def _size_beside(path: Path) -> Size | None:
     """The aligned size of the run a transforms.csv lies in; the CSV itself has no column for it."""
-    metrics = path.parent / "metrics.json"
-    if not metrics.is_file():
-        return None
-    try:
-        height, width = json.loads(metrics.read_text())["aligned_size"]
-    except (ValueError, KeyError, TypeError):
-        return None  # some other program's metrics.json
-    return int(height), int(width)
+    with suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or it is some other program's
+        height, width = read_json(path.parent / "metrics.json")["aligned_size"]
+        return int(height), int(width)
+    return None
 
 
 # ---- estimated poses and orientations
@@ -175,14 +171,9 @@ def _size_beside(path: Path) -> Size | None:
 class StartOptions:
     """How an alignment starts.
 
-    Attributes
-    ----------
-    method, params : the method, and those of its parameters that follow from the options.
-    init : a file of initial poses, or "faces".
-    start_features : the network whose features give the initial poses, if any.
-    sorting_features : the network by whose features images are sorted into groups, if any.
-    mirror, turns : whether images may be mirrored or turned.
-    ignore_source_poses : whether initial poses that the source has are ignored.
+    params: the parameters of the method that follow from the options. init: a file of initial poses, or "faces".
+    start_features, sorting_features: the networks whose features give the initial poses, and sort images into groups.
+    mirror, turns: whether images may be mirrored or turned. ignore_source_poses: leave out those that the source has.
     """
 
     method: str | None = None

@@ -124,15 +124,7 @@ def render_here(
 class ShardDrawing:
     """The work of a task: render a shard, write its aligned images, and return the sums.
 
-    Attributes
-    ----------
-    drawing : Drawing
-        The settings, without a writer and a run folder.
-    rows : (n,) array
-        Positions in the source.
-    aligned : str or None
-        Where aligned images go: a folder of a shared disk, a URL, or None.
-    output_format : str
+    rows: positions in the source. aligned: where aligned images go: a folder of a shared disk, a URL, or None.
     """
 
     drawing: Drawing

@@ -65,18 +65,8 @@ def _png(stats: RunningStats, values: Callable[[RunningStats], np.ndarray]) -> b
 class RenderState:
     """Sums over some of the images, in their order.
 
-    Attributes
-    ----------
-    pictures : dict of RunningStats
-        "after" and "before", and the number of each group of a pile that was sorted.
-    lost : list of SkippedImage
-        Images that could be read at first but not again.
-    n_rotated : int
-        Number of images that were turned upright by their EXIF orientation.
-    seconds : float
-        Time spent.
-    position : int
-        Number of rows that are done.
+    pictures: "after" and "before", and the number of each group of a pile that was sorted. lost: images that could be
+    read at first but not again. n_rotated: how many EXIF had turned. position: number of rows that are done.
     """
 
     pictures: dict[str, RunningStats] = field(default_factory=lambda: defaultdict(RunningStats))

@@ -5,10 +5,8 @@ fitted     the method's answer                                 transforms.csv or
 rendered   original pixels sampled through it                  aligned/, mean.png, variance.png
 reported   the numbers, and all of it on one page              metrics.json, report.html
 
-The originals are read for small pictures, which have to be there before a transform is known; for larger pictures in
-which poses are sharpened and likeness is measured, once for each size and only where the originals have it
-(`Stack.at`); and to sample their pixels through the transforms. A set whose decoded images fit into a fixed budget is
-decoded once (see `congeal.images.sources.views`); a larger one each time, which is what keeps memory flat.
+The originals are read to prepare the stack, for the larger sizes that a method and its likeness work at, and to sample
+their pixels. A set whose decoded images fit into a fixed budget is decoded once.
 """
 
 from __future__ import annotations
@@ -252,12 +250,13 @@ def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
     """
     config, state, quality = run.config, run.state, run.state["quality"]
     seconds = state["fit_seconds"] + state["align_seconds"]
+    uncertainty = found.uncertainty_px[found.ok & np.isfinite(found.uncertainty_px)]
     return {
         "n_images": quality["n_images"],
         "n_skipped": state["n_skipped"],
         "method": config["method"],
         **{name: state.get(name) for name in ("motion", "motion_asked", "levels", "trained")},
-        "uncertainty_px": median_or_none(found.uncertainty_px[found.ok]),
+        "uncertainty_px": float(np.median(uncertainty)) if len(uncertainty) else None,
         **dict.fromkeys(LIKENESS),
         **{key: value for key, value in quality.items() if key != "n_images"},
         "fit_seconds": round(state["fit_seconds"], 3),
@@ -283,12 +282,6 @@ def orientation_counts(config: Mapping[str, Any], found: Transforms) -> dict[str
     if config.get("turns") or params.get("turns"):
         counts["n_turned"] = int((quarter_turns(found.matrices) > 0).sum())
     return counts
-
-
-def median_or_none(values: np.ndarray) -> float | None:
-    """The median of the finite ones; None if there is none."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else None
 
 
 def highest_memory_mb(run: RunFolder) -> float | None:

@@ -260,9 +260,8 @@ def _read_parquet(path: Path) -> Transforms:
         return _joined(schema.names, tables, aligned_size)
 
 
-Reader = Callable[[Path], Transforms]
-Writer = Callable[[Transforms, IO[bytes]], None]
-FORMATS: dict[str, tuple[Reader, Writer]] = {
+# Suffix: what reads a file, and what writes one.
+FORMATS: dict[str, tuple[Callable[[Path], Transforms], Callable[[Transforms, IO[bytes]], None]]] = {
     ".csv": (_read_csv, _write_csv),
     ".json": (_read_json, _write_json),
     ".npz": (_read_npz, _write_npz),
@@ -270,7 +269,7 @@ FORMATS: dict[str, tuple[Reader, Writer]] = {
 }
 
 
-def _format(path: Path) -> tuple[Reader, Writer]:
+def _format(path: Path) -> tuple[Callable[[Path], Transforms], Callable[[Transforms, IO[bytes]], None]]:
     if path.suffix.lower() not in FORMATS:
         raise CongealError(f"transforms are stored as {', '.join(FORMATS)}, not as '{path.name}'")
     return FORMATS[path.suffix.lower()]

@@ -25,8 +25,8 @@ from congeal.runs.folder import RunFolder
 
 LINES = "lines"
 """Folder under .work: lines.json, and a picture of each image by its position in the source."""
-# Pairs that are shown, lines in each, images from which the pairs are taken, and the longer side of their pictures: they
-# only decide what the report shows. Chosen by judgement.
+# Pairs that are shown, lines in each, images from which the pairs are taken, and the longer side of their pictures:
+# they only decide what the report shows. Chosen by judgement.
 MAX_PAIRS, MAX_LINES, MAX_IMAGES, PICTURE_SIDE_PX = 3, 10, 8, 320
 
 

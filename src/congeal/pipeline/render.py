@@ -21,7 +21,6 @@ import numpy as np
 
 from congeal.execution import has_results, has_workers, key_of, map_shards
 from congeal.execution.shared_storage import open_filesystem, storage_errors
-from congeal.execution.threads import map_ordered, usable_cores
 from congeal.files import make_folders, sweep, write_bytes, write_json
 from congeal.images import ImageSource, Writer, open_writer
 from congeal.images.formats.shards import ShardWriter
@@ -41,8 +40,8 @@ from congeal.transforms.files import load_array
 STAGE = "writing"
 SPREAD_FORMATS = ("files", "shards")  # which many can write at once
 THUMBNAIL = "thumbnail:"
-START_PICTURES = ("mean_before.png", "variance_before.png")
-"""Under .work: pictures of the set at its initial poses."""
+PICTURES, START_PICTURES = ("mean.png", "variance.png"), ("mean_before.png", "variance_before.png")
+"""Pictures of the set; and, under .work, of the set at its initial poses."""
 STATE_FILE = "rendering.npz"
 """Under .work: the state of an interrupted pass."""
 SAVE_INTERVAL_S = 20.0
@@ -220,20 +219,13 @@ def open_run_writer(run: RunFolder, source: ImageSource, found: Transforms) -> W
 def write_pictures(run: RunFolder, rendered: RenderState) -> None:
     """mean.png and variance.png of the set and of its groups, and the same of the start under .work."""
     names = [str(row["name"]) for row in run.state.get("groups") or []] or None
-    made = [((run / "mean.png", run / "variance.png"), rendered.pictures["after"])]
-    made.append(((run.work / START_PICTURES[0], run.work / START_PICTURES[1]), rendered.pictures["before"]))
-    for number, stats in sorted(rendered.groups.items()):
-        folder = make_folders(run.path, f"groups/{group_folder(number, names)}")
-        made.append(((folder / "mean.png", folder / "variance.png"), stats))
-    draws = [
-        (path, draw, stats)
-        for paths, stats in made
-        if stats.count
-        for path, draw in zip(paths, (mean_png, spread_png), strict=True)
-    ]
-    pictures = map_ordered(lambda one: one[1](one[2]), draws, usable_cores())
-    for (path, _, _), data in zip(draws, pictures, strict=True):
-        write_bytes(path, data)
+    frames = [(run.path, PICTURES, "after"), (run.work, START_PICTURES, "before")]
+    for number in sorted(int(name) for name in rendered.pictures if name.isdecimal()):
+        frames.append((make_folders(run.path, f"groups/{group_folder(number, names)}"), PICTURES, str(number)))
+    for folder, files, name in frames:
+        for file, draw in zip(files, (mean_png, spread_png), strict=True):
+            if rendered.pictures[name].count:
+                write_bytes(folder / file, draw(rendered.pictures[name]))
 
 
 def choose_samples(run: RunFolder, found: Transforms, start: np.ndarray | None = None) -> set[int]:

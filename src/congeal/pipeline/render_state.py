@@ -75,11 +75,6 @@ class RenderState:
     seconds: float = 0.0
     position: int = 0
 
-    @property
-    def groups(self) -> dict[int, RunningStats]:
-        """The pictures of the groups by number."""
-        return {int(name): stats for name, stats in self.pictures.items() if name.isdecimal()}
-
     def add(self, drawn: DrawnBatch) -> None:
         """Take in the images that come next."""
         if drawn.after is not None and drawn.before is not None:

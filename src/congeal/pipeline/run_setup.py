@@ -174,10 +174,8 @@ def resolve_output(
     return Output(Path(pooch.os_cache("congeal")) / "runs" / hashlib.sha256(url.encode()).hexdigest()[:24], url)
 
 
-@contextmanager
-def copying_to_remote(place: Output) -> Iterator[None]:
-    """Copy what a run left to its address, when it is finished."""
-    yield
+def copy_to_remote(place: Output) -> None:
+    """Copy what a run left to its address, if it has one, when it is finished."""
     if place.url is None:
         return
     upload_files(place.folder, place.url, without=KEPT_HERE)
@@ -213,6 +211,8 @@ def open_run(
         memmap_dir(run.work),
     ):
         fingerprint = check_unchanged(run, images)
-        with raise_as_run_failure(), copying_to_remote(target), attach_executor(run, shard_executor, aligned):
-            verify_stages(run)
-            yield run, fingerprint
+        with raise_as_run_failure():
+            with attach_executor(run, shard_executor, aligned):
+                verify_stages(run)
+                yield run, fingerprint
+            copy_to_remote(target)

@@ -32,7 +32,7 @@ from congeal.pipeline.groups import group_facts
 from congeal.pipeline.initial_poses import write_face_boxes
 from congeal.pipeline.match_figure import LINES, write_match_figure
 from congeal.pipeline.output_options import choose_canvas, sampling_from_config, write_transforms
-from congeal.pipeline.render import START_PICTURES, STATE_FILE, open_run_writer, render_originals
+from congeal.pipeline.render import PICTURES, START_PICTURES, STATE_FILE, open_run_writer, render_originals
 from congeal.pipeline.result import Result
 from congeal.report import write_report
 from congeal.rows import finite_rows
@@ -54,7 +54,6 @@ FITTED = (
     ".work/start.npz",
     f".work/{LINES}/lines.json",
 )
-PICTURES = ("mean.png", "variance.png", "aligned/names.csv")
 # What a method decided: the motion, the sizes worked at, whether it trained a network, each decision with its reason.
 DECIDED = ("motion", "levels", "trained", "decisions")
 NEEDED = ("quality", "fit_seconds", "motion", "n_skipped")  # facts of a fitted run
@@ -199,7 +198,7 @@ def render(run: RunFolder, images: ImageSource, found: Transforms, *, quiet: boo
     shown = [run.work / name for name in (*START_PICTURES, "samples.json")]
     run.finish(
         "rendered",
-        [*(run / name for name in PICTURES), *shown, *(run.work / "samples").glob("*.png")],
+        [*(run / name for name in (*PICTURES, "aligned/names.csv")), *shown, *(run.work / "samples").glob("*.png")],
         align_seconds=run.state.get("align_seconds", rendered.seconds),  # the first time, not that of a repair
         n_exif_rotated=rendered.n_rotated,
         highest_memory_mb=highest_memory_mb(run),

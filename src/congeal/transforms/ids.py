@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +41,6 @@ class Ids(Sequence[str]):
     def __len__(self) -> int:
         return len(self._bytes)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Ids: ...
     def __getitem__(self, index: Any) -> Any:
         return self.take(index) if isinstance(index, slice) else self._bytes[index].decode(*_ENCODING)
 
@@ -65,9 +61,6 @@ class Ids(Sequence[str]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(list(self), dtype=np.str_ if dtype is None else dtype)
-
-    def __repr__(self) -> str:
-        return f"Ids({', '.join(map(repr, self[:3]))}{f', … {len(self)} in all' if len(self) > 3 else ''})"
 
     @property
     def unique(self) -> bool:

@@ -218,10 +218,8 @@ def cut_rows(drawing: Drawing, rows: np.ndarray) -> list[tuple[int, int]]:
     return list(pairwise(sorted(set(edges))))
 
 
-def rewrite_images(
-    writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling
-) -> None:
-    """Write those of these images again that did not reach the disk, such as those of an unfinished shard."""
+def rewrite_images(writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling) -> int:
+    """Write those of these images again that are not on the disk, such as those of an unfinished shard; how many."""
 
     def draw(some: np.ndarray) -> Callable[[], None]:
         try:
@@ -232,14 +230,11 @@ def rewrite_images(
         aligned = images.sample(source_from_aligned, writer.size, sampling)
         return begin_writing(writer, source, some, aligned, source_from_aligned, sampling)
 
-    missing = find_missing_rows(writer, source, rows)
+    if takes_parts(writer, source):  # an image of which a part is missing is missing
+        missing = np.unique(writer.missing(source.part_rows(rows)) // source.n_parts)
+    else:
+        missing = writer.missing(rows)
     with closing(draw_in_threads(draw, source, found, missing, [(0, len(missing))])) as writes:
         for write in writes:
             write()
-
-
-def find_missing_rows(writer: Writer, source: ImageSource, rows: np.ndarray) -> np.ndarray:
-    """Those of these images that are not written, or of which a part is not."""
-    if not takes_parts(writer, source):
-        return writer.missing(rows)
-    return np.unique(writer.missing(source.part_rows(rows)) // source.n_parts)
+    return len(missing)

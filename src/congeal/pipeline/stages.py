@@ -27,7 +27,7 @@ from congeal.geometry.orientation import mirrored, quarter_turns
 from congeal.images import ImageSource, SkippedImage, Stack, prepare
 from congeal.methods.base import Method
 from congeal.pipeline.display import choose_display_range
-from congeal.pipeline.draw import find_missing_rows, rewrite_images
+from congeal.pipeline.draw import rewrite_images
 from congeal.pipeline.groups import group_facts
 from congeal.pipeline.initial_poses import write_face_boxes
 from congeal.pipeline.match_figure import LINES, write_match_figure
@@ -227,15 +227,12 @@ def verify_stages(run: RunFolder) -> None:
 
 def rewrite_missing_images(run: RunFolder, images: ImageSource, found: Transforms) -> None:
     """Write those aligned images of a rendered run that are not there, or not whole."""
-    config = run.config
-    if not config["write_aligned"] or found.aligned_size is None:
+    if not run.config["write_aligned"] or found.aligned_size is None:
         return
-    writer = open_run_writer(run, images, found)
-    rows = np.flatnonzero(finite_rows(found.matrices))
-    missing = find_missing_rows(writer, images, rows)
-    if len(missing):
-        log.info("%d aligned images are gone or damaged and are written again", len(missing))
-        rewrite_images(writer, images, found, missing, sampling_from_config(config))
+    writer, rows = open_run_writer(run, images, found), np.flatnonzero(finite_rows(found.matrices))
+    count = rewrite_images(writer, images, found, rows, sampling_from_config(run.config))
+    if count:
+        log.info("%d aligned images were gone or damaged and are written again", count)
         writer.close()
 
 

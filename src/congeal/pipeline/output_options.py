@@ -69,7 +69,7 @@ def parse_sampling(
     interpolation: str | None, fill: float | str | None, images: ImageSource, run: Mapping[str, Any] | None = None
 ) -> Sampling:
     """The sampling that is asked for; run: the config.json of a run whose sampling holds where nothing is given."""
-    before = SHARP if run is None else sampling_from_config(run)
+    before = sampling_from_config(run or {})
     if interpolation is not None and interpolation not in INTERPOLATIONS:
         raise CongealError(f"unknown interpolation {interpolation!r}: use {', '.join(INTERPOLATIONS)}")
     kernel = next((known for known in INTERPOLATIONS if known == interpolation), before.interpolation)

@@ -27,9 +27,7 @@ import numpy as np
 
 import congeal.execution.threads as congeal_threads
 from congeal.images import ImageSource
-from congeal.images.resample import Sampling
 from congeal.opening import open_images
-from congeal.pipeline.display import DisplayRange
 from congeal.pipeline.render import render_originals
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
@@ -107,21 +105,12 @@ def with_congeal(images: ImageSource, matrices: np.ndarray, folder: Path, kernel
     n = len(images)
     sizes, score = np.tile([HEIGHT, WIDTH], (n, 1)), np.linspace(0.5, 0.9, n)
     found = Transforms(images.ids(), matrices, sizes, (HEIGHT, WIDTH), score=score)
-    start = np.broadcast_to(np.eye(3), (n, 3, 3))
-    with RunFolder(folder).begin({"seed": 0}) as run:
-        render_originals(
-            run,
-            images,
-            found,
-            start,
-            DisplayRange(black=0, white=255, channels=3, ranges={"uint8": (0, 255)}),
-            weigh=True,
-            write_aligned=True,
-            output_format="auto",
-            sampling=Sampling(interpolation=kernel),
-            start_pictures=None,
-            quiet=True,
-        )
+    config = {"seed": 0, "write_aligned": True, "output_format": "auto", "interpolation": kernel}
+    with RunFolder(folder).begin(config) as run:
+        Transforms(images.ids(), np.tile(np.eye(3), (n, 1, 1)), sizes, (HEIGHT, WIDTH)).save(run.work / "start.npz")
+        run.state["quality"] = {"kind": "photo"}
+        run.state["look"] = {"black": 0, "white": 255, "channels": 3, "ranges": {"uint8": (0, 255)}}
+        render_originals(run, images, found, quiet=True)
 
 
 def with_opencv(source: Path, matrices: np.ndarray, folder: Path, threads: int, kernel: str) -> None:

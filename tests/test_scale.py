@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -63,7 +62,6 @@ def test_large_sets_get_a_compact_table(tmp_path: Path, monkeypatch: pytest.Monk
     assert (align(digits(20), tmp_path / "small", **QUICK).folder / "transforms.csv").exists()
     large = align(digits(21), tmp_path / "large", **QUICK).folder
     assert not (large / "transforms.csv").exists()
-    assert os.path.samefile(large / "transforms.npz", large / ".work" / "found.npz")
     with np.load(large / "transforms.npz") as table:  # plain NumPy reads it
         assert table["ids"].tolist() == [str(i) for i in range(21)]
         assert table["matrices"].shape == (21, 3, 3)
@@ -71,16 +69,15 @@ def test_large_sets_get_a_compact_table(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".json", ".npz", ".parquet"])
-@pytest.mark.parametrize("step", [1, 2, 3, 7])
-def test_every_so_many_rows(tmp_path: Path, suffix: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_read_and_written_in_parts(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("congeal.transforms.files.ROWS_AT_ONCE", 4)
     matrices = np.tile(np.eye(3), (23, 1, 1))
     matrices[:, 0, 2] = np.arange(23)
     whole = Transforms(map(str, range(23)), matrices, np.full((23, 2), 9), (9, 9))
     whole.save(tmp_path / f"t{suffix}")
-    some = Transforms.load(tmp_path / f"t{suffix}", step)
-    some.aligned_size = (9, 9)
-    assert some == whole[::step]
+    again = Transforms.load(tmp_path / f"t{suffix}")
+    again.aligned_size = (9, 9)
+    assert again == whole
 
 
 # ---- killed and resumed

@@ -214,7 +214,7 @@ def test_strict_has_an_exit_code_for_results_nobody_should_use(
 ) -> None:
     metrics = {"verdict": verdict, "advice": "Look at it.", "collapsed": verdict == "shrunk"}
     result = Result(metrics, Transforms([], np.zeros((0, 3, 3)), np.zeros((0, 2))), Path("run"))
-    monkeypatch.setattr(f"congeal.pipeline.{command}.{command}_with_options", lambda *_, **__: result)
+    monkeypatch.setattr(f"congeal.pipeline.{command}.{command}", lambda *_, **__: result)
     arguments = [command, *(["run"] if command == "apply" else []), "photos", "-o", "out", "--quiet"]
     assert main(arguments) == 0
     assert ("WARNING" in caplog.text) == (code != 0)

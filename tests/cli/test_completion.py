@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from congeal.cli import main
-from congeal.cli.arguments import FIRST_TYRO_WITH_FISH, SHELLS
+from congeal.cli.arguments import SHELLS
 
 
 def complete(script: Path, *words: str) -> list[str]:
@@ -22,9 +22,6 @@ def complete(script: Path, *words: str) -> list[str]:
 
 
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
-    tyro = pytest.importorskip("tyro")
-    if tuple(int(part) for part in tyro.__version__.split(".")[:2]) < (1, 0):
-        pytest.skip("older versions write another kind of script")
     assert main(["--tyro-write-completion", "bash", str(tmp_path / "congeal")]) == 0
     assert "align" in complete(tmp_path / "congeal", "congeal", "al")
     assert set(complete(tmp_path / "congeal", "congeal", "align", "--mo")) == {"--motion"}
@@ -32,10 +29,6 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_has_a_script(shell: str, tmp_path: Path) -> None:
-    tyro = pytest.importorskip("tyro")
-    if shell == "fish" and tuple(int(part) for part in tyro.__version__.split(".")[:3]) < FIRST_TYRO_WITH_FISH:
-        assert main(["--tyro-write-completion", shell, str(tmp_path / "script")]) == 2
-        return
     assert main(["--tyro-write-completion", shell, str(tmp_path / "script")]) == 0
     text = (tmp_path / "script").read_text()
     assert "congeal" in text

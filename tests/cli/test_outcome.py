@@ -69,7 +69,7 @@ def test_a_finished_run_drops_its_checkpoint_and_can_be_repaired(
         seen.append((run / "checkpoint.pt").exists())
         return finish(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(stages, "finish", looked)
+    monkeypatch.setattr("congeal.pipeline.align.finish", looked)
     assert main(command) == 0
     assert seen == [True], "there is a checkpoint while the run is at work"
     assert not (run / "checkpoint.pt").exists()

@@ -145,14 +145,14 @@ def test_a_folder_without_images(tmp_path: Path, capsys: pytest.CaptureFixture[s
 WARNING = """
 import sys, warnings
 import congeal.pipeline.align as a
-align = a.align_with_options
+align = a.align
 def warned(*args, **options):
     import torch
     warnings.warn("for programmers", UserWarning)
     torch.nn.Upsample(scale_factor=2, mode="bilinear")(torch.zeros(1, 1, 4, 4)).squeeze().T.mT
     torch.from_numpy(__import__("numpy").frombuffer(b"abcd", dtype="uint8"))   # torch: the array is not writable
     return align(*args, **options)
-a.align_with_options = warned
+a.align = warned
 from congeal.cli import main
 sys.argv = ["congeal", *sys.argv[1:]]
 sys.exit(main())

@@ -67,8 +67,9 @@ def tar_of(folder: Path, path: Path) -> Path:
 @pytest.mark.usefixtures("small_shards")
 def test_an_array_and_new_images(tmp_path: Path, pool: ProcessPoolExecutor) -> None:
     np.save(tmp_path / "digits.npy", digits(100))
-    plain = align(tmp_path / "digits.npy", tmp_path / "plain", **QUICK)
-    spread = align(tmp_path / "digits.npy", tmp_path / "spread", executor=pool, **QUICK)
+    options = {**QUICK, "output_format": "files"}
+    plain = align(tmp_path / "digits.npy", tmp_path / "plain", **options)
+    spread = align(tmp_path / "digits.npy", tmp_path / "spread", executor=pool, **options)
     assert_same(plain, spread)
     rows = [row.split(",") for row in (tmp_path / "spread" / "shards.csv").read_text().splitlines()]
     assert rows[0] == ["stage", "pass", "shard", "images", "seconds", "cpu_seconds", "bytes", "worker", "attempt"]

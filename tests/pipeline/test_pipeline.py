@@ -190,7 +190,7 @@ def test_results_do_not_depend_on_how_many_threads_there_are(
         picture[:, :3] = noise
         Image.fromarray(picture).save(folder / f"{k}.png")
     (folder / "4.png").write_bytes(b"no image")
-    monkeypatch.setattr("congeal.pipeline.draw.MAX_BATCH_IMAGES", 3)
+    monkeypatch.setattr("congeal.execution.mapping.MIN_IMAGES_PER_SHARD", 3)
     found = []
     for threads in (1, 5):
         monkeypatch.setattr("congeal.pipeline.draw.usable_cores", lambda threads=threads: threads)
@@ -372,10 +372,9 @@ class Counted(ImageSource):
 
 
 def test_images_are_decoded_a_few_times_and_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, kinds, loads, tables = Counted(), [], [], Counter[str]()
+    source, kinds, tables = Counted(), [], Counter[str]()
     monkeypatch.setattr("congeal.images.stack.looks_like_objects", lambda *a: kinds.append(1) or looks_like_objects(*a))
-    load, write_rows = Transforms.load, RunFolder.write_rows
-    monkeypatch.setattr(Transforms, "load", lambda *a: loads.append(a) or load(*a))
+    write_rows = RunFolder.write_rows
     monkeypatch.setattr(
         RunFolder, "write_rows", lambda run, name, *a, **o: tables.update([name]) or write_rows(run, name, *a, **o)
     )
@@ -384,7 +383,6 @@ def test_images_are_decoded_a_few_times_and_looked_at_once(tmp_path: Path, monke
     assert max(source.reads.values()) <= 4
     assert len(kinds) == 1
     assert tables == {"skipped.csv": 1, "metrics.csv": 1}
-    assert all(len(arguments) == 2 for arguments in loads), "only the histograms read every so many rows of a file"
 
 
 def test_the_fingerprint_is_taken_once_per_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -593,7 +591,7 @@ def test_damage_between_a_stop_and_going_on_leaves_no_trace(
     with monkeypatch.context() as patch:
         patch.setattr(FileWriter, "_put", stop_at_the_sixth)
         patch.setattr("congeal.pipeline.render.SAVE_INTERVAL_S", 0.0)
-        patch.setattr("congeal.pipeline.draw.MAX_BATCH_IMAGES", 1)
+        patch.setattr("congeal.execution.mapping.MIN_IMAGES_PER_SHARD", 1)
         patch.setattr("congeal.pipeline.render.time.monotonic", lambda: 0.0)  # so that every image is noted
         with pytest.raises(KeyboardInterrupt):
             align(photos, tmp_path / "run", motion="translation", **OPTIONS)

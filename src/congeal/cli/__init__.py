@@ -23,7 +23,7 @@ import tyro
 
 from congeal import __version__
 from congeal.cli.align import Align, Apply, Compare, Demo, Methods, Pack, Reproduce
-from congeal.cli.arguments import completion_problem, fill_help_lines, join_description_lines, unknown_argument
+from congeal.cli.arguments import completion_problem, fill_help_lines, unknown_argument
 from congeal.cli.finished import Export, Groups, Match, Propagate, Report, Stack, Studio
 from congeal.errors import CongealError, RunFailed, first_line
 from congeal.progress import console_handler
@@ -74,11 +74,6 @@ def read_and_perform(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         print(f"congeal {__version__}")
         return 0
-    for flag, argument in zip(["", *arguments], arguments, strict=False):
-        if "\0" in argument:
-            name = flag if flag.startswith("-") else "an argument"
-            print(f"congeal: {name} holds a NUL character, which no name can: {argument!r}", file=sys.stderr)
-            return 2
     wrong = unknown_argument(arguments, COMMANDS) or completion_problem(arguments)
     if wrong is not None:
         print(f"congeal: {wrong}", file=sys.stderr)
@@ -91,10 +86,7 @@ def read_and_perform(arguments: list[str]) -> int:
             args=arguments or ["--help"],
         )
     except SystemExit as stop:
-        if stop.code in (None, 0):
-            join_description_lines(arguments)
-            return 0
-        return stop.code if isinstance(stop.code, int) else 2
+        return stop.code if isinstance(stop.code, int) else 2 * bool(stop.code)
     level = logging.WARNING if getattr(command, "quiet", False) else logging.INFO
     with console_handler(level):
         return perform(command, shlex.join(["congeal", *arguments]))

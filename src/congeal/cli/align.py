@@ -25,14 +25,12 @@ from congeal.cli.arguments import (
 from congeal.pipeline.options import (
     AlignOptions,
     ApplyOptions,
-    ChannelName,
     Count,
-    Depth,
     Device,
     Flag,
-    Init,
     Name,
     Settings,
+    SourceOptions,
 )
 
 if TYPE_CHECKING:
@@ -60,12 +58,10 @@ class Align(DebugFlag, QuietFlag, WorkFlags, AlignOptions):  # help lists inheri
 
     def run(self, command: str) -> int:
         """Align and print the outcome; gives the exit code."""
-        from congeal.pipeline.align import align_with_options
+        from congeal.pipeline.align import align
 
         options = replace(self, params=parse_settings(self.params))  # type: ignore[arg-type]
-        result = align_with_options(
-            self.source, self.output, options, executor=self.on, quiet=self.quiet, command=command
-        )
+        result = align(self.source, self.output, options=options, executor=self.on, quiet=self.quiet, command=command)
         return print_outcome(result, quiet=self.quiet, strict=self.strict)
 
 
@@ -82,11 +78,10 @@ class Apply(DebugFlag, QuietFlag, WorkFlags, ApplyOptions):
 
     def run(self, command: str) -> int:
         """Align the new images and print the outcome; gives the exit code."""
-        from congeal.pipeline.apply import apply_with_options
+        from congeal.pipeline.apply import apply
 
-        result = apply_with_options(
-            self.run_folder, self.source, self.output, self, executor=self.on, quiet=self.quiet, command=command
-        )
+        asked = {"options": self, "executor": self.on, "quiet": self.quiet, "command": command}
+        result = apply(self.run_folder, self.source, self.output, **asked)
         return print_outcome(result, quiet=self.quiet, strict=self.strict)
 
 
@@ -124,7 +119,7 @@ def print_outcome(result: Result, *, quiet: bool, strict: bool = False) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(DebugFlag, QuietFlag):
+class Compare(DebugFlag, QuietFlag, SourceOptions):
     """Align the same images with several methods; write one table and one report.
 
     A method that fails is a row that says why. The same command again runs only what is not finished.
@@ -139,18 +134,8 @@ class Compare(DebugFlag, QuietFlag):
     motion: Name = None
     """translation, rigid, similarity, affine or homography; a method that lacks it uses its largest one within it.
     auto: methods that can choose do, the others use their own. Each method's own unless given."""
-    channel: ChannelName = None
-    """What to align on: a channel's name or its number from 0, several with commas; all channels move. All are looked
-    at unless given."""
-    z: Depth = None
-    """What a stack with depth is: one image per time point, aligned on its maximum (project) or mean along Z, or one
-    per plane (planes); auto projects where there are several time points."""
-    init: Init = None
-    """Where all methods start: 'faces', a transforms file, or boxes (columns id,x,y,width,height in source pixels)."""
     size: int = 64
     """Longer side, in pixels, of the images the methods work on."""
-    limit: Count = None
-    """Use only the first N images."""
     time_limit: Annotated[float | None, tyro.conf.arg(metavar="SECONDS", help_behavior_hint="")] = None
     """End a method that fits for longer; a row says so."""
     seed: int = 0

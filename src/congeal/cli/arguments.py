@@ -9,20 +9,17 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import cache
-from importlib.metadata import version
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import tyro
 
 from congeal.errors import CongealError, did_you_mean
 from congeal.methods.registry import DEEP_IS_GONE
-from congeal.pipeline.options import Flag
+from congeal.pipeline.options import File, Flag
 
 ALWAYS = ("--help", "--version")
 SHELLS = ("bash", "zsh", "fish")
-FIRST_TYRO_WITH_FISH = (1, 0, 14)
 
 Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -61,6 +58,30 @@ class WorkFlags:
     """Who shares the work: processes of this machine, or Dask on this machine or a cluster. The result is the same."""
     strict: Flag = False
     """Exit with code 3 if the verdict is not good or unchanged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArgument:
+    """The argument of commands that use a finished run."""
+
+    run_folder: Run
+    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OriginalsFlag(RunArgument):
+    """The flag of those that read the original images."""
+
+    source: Originals = None
+    """The original images, if they moved since the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExcludeFlag:
+    """The flag of those that can leave images out."""
+
+    exclude: File = None
+    """Images to leave out: a table with the column id, such as RUN/studio/excluded.csv, or one id per line."""
 
 
 def keywords(command: Any, *without: str) -> dict[str, Any]:
@@ -161,18 +182,4 @@ def completion_problem(arguments: Sequence[str]) -> str | None:
     if given[0] not in SHELLS:
         guess = did_you_mean(given[0], SHELLS)
         return f"there is no completion for '{given[0]}'{guess}: choose one of {', '.join(SHELLS)}"
-    if given[0] == "fish" and tuple(int(part) for part in version("tyro").split(".")[:3]) < FIRST_TYRO_WITH_FISH:
-        needed = ".".join(map(str, FIRST_TYRO_WITH_FISH))
-        return f"completion for fish needs tyro {needed} or newer: pip install -U tyro"
     return None
-
-
-def join_description_lines(arguments: Sequence[str]) -> None:
-    """Join the lines of descriptions in a script that was just written: a second line would be offered as a word."""
-    if arguments[:1] != ["--tyro-write-completion"]:
-        return
-    from congeal.files import write_text
-
-    lines = Path(arguments[2]).read_text().splitlines(keepends=True)
-    joined = (line.replace("\\n", " ") if line.startswith("COMPLETION_SPEC") else line for line in lines)
-    write_text(arguments[2], "".join(joined))

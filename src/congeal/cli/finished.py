@@ -8,17 +8,15 @@ from typing import Annotated, Any
 
 import tyro
 
-from congeal.cli.arguments import DebugFlag, Originals, QuietFlag, Run, keywords, output
+from congeal.cli.arguments import DebugFlag, ExcludeFlag, OriginalsFlag, QuietFlag, Run, RunArgument, keywords, output
 from congeal.errors import CongealError, first_line
 from congeal.pipeline.options import File, Flag, Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(DebugFlag):
+class Export(DebugFlag, RunArgument):
     """Write a run's transforms in another format, or its network as ONNX."""
 
-    run_folder: Run
-    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
     to: Annotated[str, tyro.conf.arg(metavar="FILE")]
     """transforms.csv, .json, .npz, .parquet, .yml (OpenCV's FileStorage) or .tfm (a folder of ITK files); model.onnx is
     the network of a run of dprc. The suffix chooses."""
@@ -31,19 +29,15 @@ class Export(DebugFlag):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Match(DebugFlag, QuietFlag):
+class Match(DebugFlag, QuietFlag, OriginalsFlag):
     """Carry points of some originals to all the others, through the aligned frame; writes matches.csv."""
 
-    run_folder: Run
-    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
     points: Annotated[str, tyro.conf.arg(metavar="FILE")]
     """Points of originals: columns id,x,y[,name] in pixels of the original."""
     output: Annotated[str, output("DIR")]
     """The folder to write: matches.csv."""
     frame_only: Flag = False
     """By the transforms alone, also in a run by features of a network, which looks for each point near its place."""
-    source: Originals = None
-    """The original images, if they moved since the run; only a run by features reads them."""
 
     def run(self, command: str) -> None:
         """Carry the points and print what was written."""
@@ -56,11 +50,9 @@ class Match(DebugFlag, QuietFlag):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Propagate(DebugFlag, QuietFlag):
+class Propagate(DebugFlag, QuietFlag, ExcludeFlag, OriginalsFlag):
     """Mark the mean once, get it on every original: points, a mask or a drawing; or collect points from originals."""
 
-    run_folder: Run
-    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
     output: Annotated[str, output("DIR")]
     """The folder to write: points.csv and points.json (COCO), masks/, overlays/, collected.csv and spread.csv."""
     points: File = None
@@ -73,10 +65,6 @@ class Propagate(DebugFlag, QuietFlag):
     """Labelled points of the originals (columns id,x,y[,name]) to map into the aligned picture, with their spread."""
     labels: Flag = False
     """The values of the mask are numbers of classes, which must not be blended."""
-    exclude: File = None
-    """Images to leave out: a table with the column id, such as RUN/studio/excluded.csv, or one id per line."""
-    source: Originals = None
-    """The original images, if they moved since the run; only --overlay reads them."""
 
     def run(self, command: str) -> None:
         """Carry or collect what was asked for and print what was written."""
@@ -102,11 +90,9 @@ class Propagate(DebugFlag, QuietFlag):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack(DebugFlag, QuietFlag):
+class Stack(DebugFlag, QuietFlag, ExcludeFlag, OriginalsFlag):
     """Combine the aligned originals of a run into one picture, in which flaws of single images go away."""
 
-    run_folder: Run
-    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
     output: Annotated[str, output("FILE")]
     """The file to write: .tif or .fits (32-bit floats, in the units of the originals) or .png (16 bits)."""
     method: Annotated[str, tyro.conf.arg(metavar="clip|median|mean|sharp")] = "clip"
@@ -117,12 +103,8 @@ class Stack(DebugFlag, QuietFlag):
     """Use only this percentage of the images, the ones that show most of the detail."""
     flagged: Flag = False
     """Use images whose status is not ok as well."""
-    exclude: File = None
-    """Images to leave out: a table with the column id, such as RUN/studio/excluded.csv, or one id per line."""
     interpolation: Kernel = None
     """How pixels are looked up between pixels; as in the run unless given."""
-    source: Originals = None
-    """The original images, if they moved since the run."""
 
     def run(self, command: str) -> None:
         """Write the picture and print what went into it."""
@@ -134,17 +116,13 @@ class Stack(DebugFlag, QuietFlag):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Studio(DebugFlag):
+class Studio(DebugFlag, OriginalsFlag):
     """Open a local page to click points or paint a mask on the mean, see it on every original, and exclude images."""
 
-    run_folder: Run
-    """The run folder of an earlier 'congeal align' or 'congeal apply'."""
     port: int = 0
     """Port on this machine; 0 takes a free one."""
     no_browser: Flag = False
     """Only print the address."""
-    source: Originals = None
-    """The original images, if they moved since the run."""
 
     def run(self, command: str) -> None:
         """Serve the page until Ctrl-C."""
@@ -172,18 +150,22 @@ class Groups(DebugFlag):
 
     def run(self, command: str) -> None:
         """Print the groups at one cut or at all, and write the table that was asked for."""
-        from congeal.pipeline.groups import Tree
+        import numpy as np
+
+        from congeal.pipeline.groups import GroupTree
 
         if self.output is not None and self.cut is None:
             raise CongealError("a table has the groups at one cut: give --cut K as well")
-        tree = Tree(self.run_folder)
-        for left in range(len(tree), 0, -1) if self.cut is None else (self.cut,):
-            found = tree.cut(left)
-            share = "" if found.share is None else f" (the last two joined share {found.share:.1%} of their neighbours)"
-            each = ", ".join(f"{name} {size:,}" for name, size in zip(found.names, found.sizes, strict=True))
-            print(f"{left:>3}: {each}{share}")
+        tree = GroupTree(self.run_folder)
+        for count in range(len(tree), 0, -1) if self.cut is None else (self.cut,):
+            group, names, shared = tree.cut(count)
+            share = "" if shared is None else f" (the last two joined share {shared:.1%} of their neighbours)"
+            sizes = np.bincount(group[group >= 0], minlength=count).tolist()
+            print(
+                f"{count:>3}: {', '.join(f'{name} {size:,}' for name, size in zip(names, sizes, strict=True))}{share}"
+            )
             if self.output is not None:
-                print(tree.write(found, self.output).resolve())
+                print(tree.write(group, names, self.output).resolve())
 
 
 @dataclass(frozen=True, kw_only=True)

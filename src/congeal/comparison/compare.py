@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -175,7 +174,7 @@ def run_methods(
             stack = None if all(done) else prepare()
             for entry, part, finished in zip(entries, parts, done, strict=True):
                 if stack is not None and not finished:
-                    run_method(entry, part, stack, settings, images, parts)
+                    run_method(entry, part, stack, settings, images)
                 rows.append(make_row(entry, part, images))
                 if not finished:
                     log_row(rows[-1])
@@ -192,7 +191,6 @@ def run_method(
     stack: SharedStack,
     settings: FitSettings,
     images: ImageSource,
-    parts: Sequence[RunFolder],
 ) -> None:
     """Bring one method's folder to its end; a failure of the method is noted there and nowhere else."""
     part.remember(n_images=len(stack), n_skipped=len(stack.skipped), error=entry.problem, out_of_time=None)
@@ -208,7 +206,7 @@ def run_method(
             outcome = run_in_process(*work, time_limit=settings.time_limit)
             part.refresh()
         if "error" not in outcome:
-            finish(part, images.original, quiet=True, start_pictures=drawn_start(part, parts))
+            finish(part, images.original, quiet=True)
     except RunFailed:
         raise  # a full disk is nobody's row
     except Exception as error:
@@ -217,13 +215,6 @@ def run_method(
         part.remember(error=outcome["error"], out_of_time=outcome.get("out_of_time"))
     if "traceback" in outcome:
         part.write_text("error.log", outcome["traceback"])
-
-
-def drawn_start(part: RunFolder, parts: Sequence[RunFolder]) -> Path | None:
-    """A folder with the pictures of the start, which all methods share, once one that sees the same kind drew them."""
-    kind = part.state["quality"]["kind"]
-    drawn = (other.work for other in parts if other.reached("rendered") and other.state["quality"]["kind"] == kind)
-    return next(drawn, None)
 
 
 def make_row(entry: Entry, part: RunFolder, images: ImageSource) -> Row:

@@ -84,7 +84,7 @@ def measure(family: str, name: str, row: str, limit: int | None, options: Option
     if row == "nearest neighbour":
         return {"pck": pck(points, nearest(images, points)), "seconds": time.monotonic() - began}
     asked = {"features": "lite0", "mirror": family == "cub"} if row == "lite0" else {}
-    align(images, folder, seed=options.seed, write_aligned=False, quiet=options.quiet, **asked)  # type: ignore[arg-type]
+    align(images, folder, seed=options.seed, write_aligned=False, quiet=options.quiet, **asked)
     found = transforms_of(folder)
     matrices = found.matrices
     back = invert(matrices)

@@ -8,7 +8,7 @@ output_options.py formats, sampling, canvas, the table of transforms
 run_setup.py      config.json, the locked run folder, workers, object storage
 stages.py         the work, stage by stage    groups.py          groups of a run, and their tree
 render.py         aligned pixels and pictures of the whole set, here or by workers
-draw.py           a few images at a time      render_state.py    what rendering gathers
+draw.py           some images at a time       render_state.py    the sums of a shard and of a run
 display.py        pixel values as grey levels match_figure.py    matching points for the report
 result.py         the object that `align` and `apply` return
 """

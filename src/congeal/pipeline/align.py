@@ -5,25 +5,20 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from congeal.images import ImageSource
 from congeal.images.sources.views import exclude_images
-from congeal.methods.base import Method
 from congeal.pipeline.groups import group_table_digest
 from congeal.pipeline.initial_poses import (
-    InitialPoses,
-    StartOptions,
     initialise,
     parse_start_options,
     read_initial_poses,
     start_at_faces,
 )
 from congeal.pipeline.model import check_conflicts, check_limit, make_model, use_stack_position
-from congeal.pipeline.options import AlignOptions, make_options, with_options
+from congeal.pipeline.options import AlignOptions, with_options
 from congeal.pipeline.output_options import check_formats, parse_canvas_size, parse_sampling
 from congeal.pipeline.result import Result
 from congeal.pipeline.run_setup import exclusion_digest, make_config, open_run, open_source, resolve_output
-from congeal.pipeline.stages import FitResult, finish_and_repair, fit_model, log, prepare_stack, save_fit
-from congeal.runs.folder import RunFolder
+from congeal.pipeline.stages import finish, fit_model, log, prepare_stack, save_fit
 
 
 @with_options(AlignOptions)
@@ -34,7 +29,7 @@ def align(
     executor: Any = None,
     quiet: bool = False,
     command: str | None = None,
-    **options: Any,
+    options: AlignOptions,
 ) -> Result:
     """Align a set of images and write a run folder. The same call again resumes a run that was stopped.
 
@@ -59,21 +54,6 @@ def align(
     Result
         Numbers, transforms and folder of the run.
     """
-    return align_with_options(
-        source, output, make_options(AlignOptions, options), executor=executor, quiet=quiet, command=command
-    )
-
-
-def align_with_options(
-    source: Any,
-    output: str | os.PathLike[str],
-    options: AlignOptions,
-    *,
-    executor: Any = None,
-    quiet: bool = False,
-    command: str | None = None,
-) -> Result:
-    """`align` with its options as one object."""
     start = parse_start_options(options)
     check_conflicts(options)
     opened = open_source(executor, source, options.limit, options.z)
@@ -95,27 +75,13 @@ def align_with_options(
         groups=group_table_digest(model),
     )
     with open_run(config, images, target, executor=executor, quiet=quiet) as (run, fingerprint):
-        fitted = None
         if not run.reached("fitted"):
-            fitted = fit_images(run, images, model, start, initial, fingerprint, quiet=quiet)
+            images, initial = initialise(run, images, model, start, initial, quiet=quiet)
+            settings = {"size": model.size, "align_on": model.align_on, "quiet": quiet}
+            stack = prepare_stack(run, images, fingerprint, initial, **settings)
+            use_stack_position(model, stack)
+            log.info("aligning %d images with %s", len(stack), model.name)
+            save_fit(run, stack, model, fit_model(run, stack, model, quiet=quiet))
+            del stack
         del model, initial  # the poses of a million images, which are on the disk now
-        return finish_and_repair(run, images, fitted, quiet=quiet)
-
-
-def fit_images(
-    run: RunFolder,
-    images: ImageSource,
-    model: Method,
-    start: StartOptions,
-    initial: InitialPoses,
-    fingerprint: str,
-    *,
-    quiet: bool,
-) -> FitResult:
-    """Prepare the images and fit the method; everything is on the disk when this ends."""
-    images, initial = initialise(run, images, model, start, initial, quiet=quiet)
-    settings = {"size": model.size, "align_on": model.align_on, "quiet": quiet}
-    stack = prepare_stack(run, images, fingerprint, initial, **settings)
-    use_stack_position(model, stack)
-    log.info("aligning %d images with %s", len(stack), model.name)
-    return save_fit(run, stack, model, fit_model(run, stack, model, quiet=quiet))
+        return finish(run, images, quiet=quiet)

@@ -14,18 +14,17 @@ from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.pipeline.groups import inherit_group_names
 from congeal.pipeline.initial_poses import (
-    InitialPoses,
     StartOptions,
     inherited_init,
     initialise,
     read_initial_poses,
     start_at_faces,
 )
-from congeal.pipeline.options import ApplyOptions, make_options, with_options
+from congeal.pipeline.options import ApplyOptions, with_options
 from congeal.pipeline.output_options import check_formats, parse_sampling
 from congeal.pipeline.result import Result
 from congeal.pipeline.run_setup import make_config, open_run, open_source, resolve_output
-from congeal.pipeline.stages import DECIDED, FitResult, finish_and_repair, log, prepare_stack, save_result
+from congeal.pipeline.stages import DECIDED, finish, log, prepare_stack, save_result
 from congeal.runs.folder import RunFolder
 
 
@@ -38,7 +37,7 @@ def apply(
     executor: Any = None,
     quiet: bool = False,
     command: str | None = None,
-    **options: Any,
+    options: ApplyOptions,
 ) -> Result:
     """Align new images with the model of a finished run into a new folder. The same call again resumes it.
 
@@ -62,22 +61,6 @@ def apply(
     Result
         Numbers, transforms and folder of the new images.
     """
-    return apply_with_options(
-        run, source, output, make_options(ApplyOptions, options), executor=executor, quiet=quiet, command=command
-    )
-
-
-def apply_with_options(
-    run: str | os.PathLike[str],
-    source: Any,
-    output: str | os.PathLike[str],
-    options: ApplyOptions,
-    *,
-    executor: Any = None,
-    quiet: bool = False,
-    command: str | None = None,
-) -> Result:
-    """`apply` with its options as one object."""
     if options.device not in (None, "auto", "cpu"):
         raise CongealError(f"new images are aligned on the CPU, not on '{options.device}': leave --device out")
     trained = RunFolder.existing(run)
@@ -108,11 +91,20 @@ def apply_with_options(
         group_names=names,
     )
     with open_run(config, images, target, executor=executor, quiet=quiet) as (folder, fingerprint):
-        placed = None
         if not folder.reached("fitted"):
-            placed = align_new_images(trained, folder, images, model, initial, fingerprint, quiet=quiet)
+            images, initial = initialise(folder, images, model, start, initial, quiet=quiet, trained=trained)
+            settings = {"size": model.size, "layout": model.layout_, "quiet": quiet}
+            stack = prepare_stack(folder, images, fingerprint, initial, **settings)
+            log.info("aligning %d new images with the model of %s", len(stack), trained)
+            checkpoint = folder.checkpoint
+            # `transform` would hold every aligned image.
+            aligned = model.align_new(stack, checkpoint=checkpoint, verbose=not quiet)
+            decided = {name: getattr(aligned.found, name) for name in DECIDED}
+            answer = (aligned.transforms, aligned.quality, decided, checkpoint.seconds)
+            save_result(folder, stack, model, *answer, fitted=False)
+            del stack, aligned, answer
         del model, initial
-        return finish_and_repair(folder, images, placed, quiet=quiet)
+        return finish(folder, images, quiet=quiet)
 
 
 def load_model(trained: RunFolder) -> Method:
@@ -139,26 +131,3 @@ def choose_channel(trained: RunFolder, images: ImageSource, channel: Channel, mo
     given = trained.config.get("channel")
     by_name = isinstance(given, str) and given != "grey" and images.channel_names
     return given, find_channels(images, given if by_name else model.layout_.align_on)
-
-
-def align_new_images(
-    trained: RunFolder,
-    run: RunFolder,
-    images: ImageSource,
-    model: Method,
-    initial: InitialPoses,
-    fingerprint: str,
-    *,
-    quiet: bool,
-) -> FitResult:
-    """Prepare new images and align them with a fitted model; everything is on the disk when this ends."""
-    start = StartOptions.from_config(trained.config)
-    images, initial = initialise(run, images, model, start, initial, quiet=quiet, trained=trained)
-    stack = prepare_stack(run, images, fingerprint, initial, size=model.size, layout=model.layout_, quiet=quiet)
-    log.info("aligning %d new images with the model of %s", len(stack), trained)
-    checkpoint = run.checkpoint
-    # `transform` would hold every aligned image.
-    aligned = model.align_new(stack, checkpoint=checkpoint, verbose=not quiet)
-    seconds = checkpoint.seconds
-    decided = {name: getattr(aligned.found, name) for name in DECIDED}
-    return save_result(run, stack, model, aligned.transforms, aligned.quality, decided, seconds, fitted=False)

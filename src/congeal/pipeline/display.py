@@ -75,9 +75,7 @@ class DisplayRange:
         for k, (channel, (black, white)) in enumerate(zip(self.shown, self.by_channel, strict=True)):
             level = np.clip((pixels[..., channel].astype(np.float32) - black) * (255 / (white - black)), 0, 255)
             colour = COLOURS[k % len(COLOURS)] if self.channels == 3 else (1,)
-            for column, share in enumerate(colour):
-                if share:
-                    out[..., column] += level
+            out += level[..., None] * np.array(colour, np.float32)
         return np.minimum(out, 255, out=out)
 
 

@@ -1,17 +1,17 @@
-"""A few images at a time: read, sampled through their transforms, written, and made ready for the pictures of the set.
+"""Some images at a time: read, sampled through their transforms, written, and made ready for the pictures of the set.
 
-Threads do this for several of them side by side; what they made is handed out in the order of the source.
+Threads do this for several of them side by side; results are handed out in the order of the source.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from congeal.geometry.matrix import invert, rescale
 from congeal.images import ImageSource, SkippedImage, UnreadableImage, Writer, warp_pixel_batch, warp_pixels
 from congeal.images.formats.shards import ShardWriter
 from congeal.images.formats.writers import takes_parts
-from congeal.images.resample import SOFT, Sampling, is_plain_resize, needs_filter, shrink, warp_masks
+from congeal.images.resample import SOFT, Sampling, warp_masks
 from congeal.pipeline.display import DisplayRange, fit_within, png
 from congeal.pipeline.render_state import DrawnBatch, RenderState, View
 from congeal.progress import Progress
@@ -31,73 +31,58 @@ from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
 
 Size = tuple[int, int]
+Drawn = TypeVar("Drawn")
 
 CHUNK_VALUES = 1_000_000
-"""Pixel values of an array that are read at a time; no result depends on it."""
-FILE_CHUNK_VALUES = 150_000
-"""Pixel values of files that are read at a time: fewer spend their time on overhead, more leave threads idle."""
+"""Pixel values of an array that are read at a time, chosen by judgement; no result depends on it."""
 THREAD_VALUES = 128_000_000
 """Pixel values of the images that all threads work on, chosen by judgement: it bounds the memory, larger images are
 drawn by fewer threads."""
-THUMBNAIL_SIDE_PX = 256
-"""Longer side of the pictures that the report enlarges, chosen by judgement."""
+THUMBNAIL_SIDE_PX, MAX_REPORT_SIDE_PX = 256, 720
+"""Longer sides of the thumbnails of images, and of the pictures of the start, chosen by judgement: both are seen in the
+report only."""
 SAMPLES = ".work/samples"
 """Folder of the thumbnails of a run."""
-MAX_REPORT_SIDE_PX = 720
-"""Longer side of the pictures that only the report shows, chosen by judgement."""
-MAX_BATCH_BYTES, MAX_BATCH_IMAGES = 16_000_000, 256
-"""Bounds of the pictures that enter the statistics together, chosen by judgement: one by one costs time, and no
-image is read meanwhile."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of one size: pixels (B,H,W,C), masks (B,H,W) or None; n_rotated: how many of them EXIF had turned.
-
-    shrinks: whether each goes through the filter for shrinking, if it needs that; a batch of an array does not.
-    """
+    """Images of one size: pixels (B,H,W,C), masks (B,H,W) or None; n_rotated: how many of them EXIF had turned."""
 
     pixels: np.ndarray
     masks: np.ndarray | None
     n_rotated: int = 0
-    shrinks: bool = True
 
     @property
     def size(self) -> Size:
         """(height, width) of the images."""
         return self.pixels.shape[1], self.pixels.shape[2]
 
-    def some(self, rows: np.ndarray) -> Batch:
-        """These rows of the batch; all of them are the batch itself."""
-        if len(rows) == len(self.pixels):
-            return self
-        return replace(self, pixels=self.pixels[rows], masks=None if self.masks is None else self.masks[rows])
-
     def sample(self, source_from_output: np.ndarray, size: Size, sampling: Sampling) -> Batch:
-        """The same images through (B,3,3), at `size`."""
+        """The same images through (B,3,3), at `size`; of an array they are small, and not filtered for shrinking."""
         masks = None
         if self.masks is not None:
             masks = warp_masks(self.masks, source_from_output, size, sampling.interpolation)
         if len(self.pixels) == 1:
             return Batch(warp_pixels(self.pixels[0], source_from_output[0], size, sampling)[None], masks)
-        filtered = needs_filter(source_from_output, size, sampling) & self.shrinks
-        if not filtered.any():
-            return Batch(warp_pixel_batch(self.pixels, source_from_output, size, sampling), masks)
-        pixels = np.empty((len(self.pixels), *size, self.pixels.shape[-1]), self.pixels.dtype)
-        pixels[~filtered] = warp_pixel_batch(self.pixels[~filtered], source_from_output[~filtered], size, sampling)
-        for k in np.flatnonzero(filtered):
-            pixels[k] = warp_pixels(self.pixels[k], source_from_output[k], size, sampling)
-        return Batch(pixels, masks)
+        return Batch(warp_pixel_batch(self.pixels, source_from_output, size, sampling), masks)
+
+
+def read_batch(source: ImageSource, rows: np.ndarray) -> Batch:
+    """Images of an array; of files, the one image."""
+    if source.shape is not None:
+        return Batch(source.batch(rows), source.masks(rows) if source.has_masks else None)
+    image = source.read(int(rows[0]))
+    return Batch(image.pixels[None], None if image.mask is None else image.mask[None], int(image.orientation != 1))
 
 
 @dataclass(frozen=True)
 class Drawing:
     """How images are drawn: where from, through which transforms, in which frames, and what is kept of them.
 
-    run: the folder for small pictures of the images that the report shows.
-    found and start (N,3,3) are `aligned_from_source`. samples: the images that the report shows. weigh: whether what
-    lies outside an image does not count (photographs); else it counts as black (objects on dark ground). draws_start:
-    whether the picture of the start is wanted. sampling: how pixels are interpolated.
+    run: the folder for thumbnails. found and start (N,3,3) are `aligned_from_source`. samples: the images that the
+    report shows. weigh: whether what lies outside an image does not count (photographs); else it counts as black
+    (objects on dark ground). sampling: how pixels are interpolated.
     """
 
     run: RunFolder | Path
@@ -107,7 +92,6 @@ class Drawing:
     display: DisplayRange
     samples: np.ndarray
     weigh: bool
-    draws_start: bool
     writer: Writer | None
     sampling: Sampling
 
@@ -118,50 +102,33 @@ class Drawing:
             raise ValueError("rendering needs the aligned size")
         return self.found.aligned_size
 
-    @property
-    def shown_size(self) -> Size:
-        """(height, width) of the picture of the start."""
-        return fit_within(self.size, MAX_REPORT_SIDE_PX)
-
-    def draw(self, rows: np.ndarray) -> list[DrawnBatch]:
+    def draw(self, rows: np.ndarray) -> DrawnBatch:
         """Read, sample, write and view these images; in any thread."""
-        return [self._drawn(some, images) for some, images in read_batches(self.source, rows)]
-
-    def _drawn(self, rows: np.ndarray, images: Batch | UnreadableImage) -> DrawnBatch:
-        if isinstance(images, UnreadableImage):
-            reason = f"it was read once, but not again for writing: {images}"
+        try:
+            images = read_batch(self.source, rows)
+        except UnreadableImage as error:
+            reason = f"it was read once, but not again for writing: {error}"
             return DrawnBatch(len(rows), lost=SkippedImage(self.source.id(int(rows[0])), reason))
         source_from_aligned = invert(self.found.matrices[rows])
         aligned = images.sample(source_from_aligned, self.size, self.sampling)
-        after = self._view(aligned, source_from_aligned, images.size)
         write = None
         if self.writer is not None:
             write = begin_writing(self.writer, self.source, rows, aligned, source_from_aligned, self.sampling)
+        shown_size = fit_within(self.size, MAX_REPORT_SIDE_PX)
+        source_from_shown = invert(rescale(self.size, shown_size) @ self.start[rows])
+        # Only the report shows the start: in a smaller picture nobody sees how sharp the kernel was.
+        before = images.sample(source_from_shown, shown_size, self.sampling if shown_size == self.size else SOFT)
         shown = np.flatnonzero(np.isin(rows, self.samples))
         self._write_thumbnails("after", rows[shown], aligned.pixels[shown])
-        before = self._draw_start(rows, images, shown)
-        group = None if self.found.group is None else self.found.group[rows]
-        return DrawnBatch(len(rows), after, before, None, images.n_rotated, write, group)
-
-    def _draw_start(self, rows: np.ndarray, images: Batch, shown: np.ndarray) -> View | None:
-        """The images where they started, all of them or those that the report shows."""
-        chosen = np.arange(len(rows)) if self.draws_start else shown
-        if not len(chosen):
-            return None
-        source_from_shown = invert(rescale(self.size, self.shown_size) @ self.start[rows[chosen]])
-        before = self._sample_start(images.some(chosen), source_from_shown)
-        self._write_thumbnails("before", rows[shown], before.pixels[np.searchsorted(chosen, shown)])
-        return self._view(before, source_from_shown, images.size) if self.draws_start else None
-
-    def _sample_start(self, images: Batch, source_from_shown: np.ndarray) -> Batch:
-        """Only the report shows it: in a smaller picture nobody sees how sharp the kernel was."""
-        if self.shown_size == self.size:
-            return images.sample(source_from_shown, self.size, self.sampling)
-        shrinks = images.size[0] > self.shown_size[0] and images.size[1] > self.shown_size[1]
-        plain = shrinks and images.masks is None and images.pixels.dtype == np.uint8
-        if plain and all(is_plain_resize(one, images.size, self.shown_size) for one in source_from_shown):
-            return Batch(shrink(images.pixels, self.shown_size), None)
-        return images.sample(source_from_shown, self.shown_size, SOFT)
+        self._write_thumbnails("before", rows[shown], before.pixels[shown])
+        return DrawnBatch(
+            len(rows),
+            after=self._view(aligned, source_from_aligned, images.size),
+            before=self._view(before, source_from_shown, images.size),
+            n_rotated=images.n_rotated,
+            write=write,
+            group=None if self.found.group is None else self.found.group[rows],
+        )
 
     def _view(self, drawn: Batch, source_from_frame: np.ndarray, source: Size) -> View:
         levels = self.display.levels(drawn.pixels)
@@ -207,161 +174,67 @@ def begin_writing(
     return lambda: None
 
 
-def read_batch(source: ImageSource, rows: np.ndarray) -> Batch:
-    """Images of one size; of files, one image."""
-    if source.shape is not None:
-        return Batch(source.batch(rows), source.masks(rows) if source.has_masks else None, shrinks=False)
-    image = source.read(int(rows[0]))
-    return Batch(image.pixels[None], None if image.mask is None else image.mask[None], int(image.orientation != 1))
-
-
-def read_batches(source: ImageSource, rows: np.ndarray) -> Iterator[tuple[np.ndarray, Batch | UnreadableImage]]:
-    """Rows that are drawn together, and their images; a row that cannot be read, and why.
-
-    Images in files that are alike and follow one another go together: small ones drawn alone spend their time on
-    overhead.
-    """
-    if source.shape is not None:
-        yield rows, read_batch(source, rows)
-        return
-    read: list[tuple[Any, np.int64, Any]] = []
-    for row in rows:
-        image: Any
-        try:
-            image = read_batch(source, np.array([row]))
-            kind = (image.pixels.shape, image.pixels.dtype) if image.masks is None else int(row)
-        except UnreadableImage as error:
-            image, kind = error, int(row)
-        read.append((kind, row, image))
-    for _, alike in groupby(read, key=lambda one: one[0]):
-        _, where, images = zip(*alike, strict=True)
-        together = images[0]
-        if len(images) > 1:
-            rotated = sum(one.n_rotated for one in images)
-            together = Batch(np.concatenate([one.pixels for one in images]), None, rotated)
-        yield np.array(where), together
-
-
-def chunk_size(source: ImageSource) -> int:
-    """How many images of an array are drawn at a time; one, if it is not one."""
-    return 1 if source.shape is None else max(1, CHUNK_VALUES // int(np.prod(source.shape)))
-
-
-def split_rows(source: ImageSource, found: Transforms, rows: np.ndarray, together: int) -> Iterator[np.ndarray]:
-    """Rows that are read at a time: many of an array; of files a few small ones of one size.
-
-    together: images that are taken in at a time; no piece has some of one such group and some of the next.
-    """
-    if source.shape is not None:
-        step = chunk_size(source)
-        yield from (rows[at : at + step] for at in range(0, len(rows), step))
-        return
-    framed = math.prod(found.aligned_size or (1, 1))
-    for at in range(0, len(rows), together):
-        group = rows[at : at + together]
-        sizes = found.source_sizes[group].astype(np.int64)
-        edges = [0, *(np.flatnonzero((sizes[1:] != sizes[:-1]).any(1)) + 1).tolist(), len(group)]
-        for first, stop in pairwise(edges):
-            few = max(1, FILE_CHUNK_VALUES // (3 * max(framed, int(sizes[first].prod()), 1)))
-            yield from (group[k : min(k + few, stop)] for k in range(first, stop, few))
-
-
-@contextmanager
 def draw_in_threads(
-    draw: Callable[[np.ndarray], list[DrawnBatch]],
+    draw: Callable[[np.ndarray], Drawn],
     source: ImageSource,
     found: Transforms,
     rows: np.ndarray,
-    runs: Iterable[tuple[int, int]] | None = None,
-    together: int = CHUNK_VALUES,
-) -> Iterator[Iterable[DrawnBatch]]:
-    """draw(some rows), in order, of all of them: several at a time, each with one thread inside its operations.
+    shards: Sequence[tuple[int, int]],
+) -> Generator[Drawn, None, None]:
+    """draw(some rows), in order, for the rows of all shards (first, stop): several images of an array, or one file.
 
-    runs: (first, stop) of parts of the rows that are not mixed. together: see `split_rows`.
+    Several are drawn at a time, each with one thread inside its operations.
     """
-    runs = [(0, len(rows))] if runs is None else list(runs)
-    if not len(rows) or not runs:
-        yield ()
-        return
-    chunks = (piece for first, stop in runs for piece in split_rows(source, found, rows[first:stop], together))
-    largest = 3 * int(found.source_sizes[rows[runs[0][0] :]].astype(np.int64).prod(1).max())
-    threads = min(usable_cores(), max(1, THREAD_VALUES // max(1, largest)))
-    with closing(map_ordered(draw, chunks, threads)) as results:
-        yield chain.from_iterable(results)
+    step = 1 if source.shape is None else max(1, CHUNK_VALUES // math.prod(source.shape))
+    pieces = (rows[at : min(at + step, stop)] for first, stop in shards for at in range(first, stop, step))
+    largest = 3 * int(found.source_sizes[rows].astype(np.int64).prod(1).max(initial=1))
+    return map_ordered(draw, pieces, min(usable_cores(), max(1, THREAD_VALUES // max(1, largest))))
 
 
 def draw_shards(
-    drawing: Drawing, rows: np.ndarray, shards: Sequence[tuple[int, int]], result: RenderState, progress: Progress
-) -> Iterator[None]:
-    """Draw the rows that are not behind `result` yet, and take them in; pauses after every group."""
-    source, found, waiting = drawing.source, drawing.found, list[DrawnBatch]()
-    together = group_size(source, drawing.size, drawing.display)
-    left = [(max(first, result.position), stop) for first, stop in shards if stop > result.position]
-    ends = {stop for _, stop in left}
-    at = result.position
-    with draw_in_threads(drawing.draw, source, found, rows, left, together) as all_drawn:
-        for drawn in all_drawn:
-            if drawn.write is not None:
-                drawn.write()
-            progress.update(drawn.n_rows)
-            waiting.append(drawn)
-            at += drawn.n_rows
-            if sum(one.n_rows for one in waiting) >= together or at in ends:
-                result.take(waiting)
-                waiting = []
-                if at in ends:
-                    result.end_shard()
-                yield
+    drawing: Drawing, rows: np.ndarray, shards: Sequence[tuple[int, int]], progress: Progress
+) -> Iterator[RenderState]:
+    """Draw the rows of every shard (first, stop), and yield its sums when it is done."""
+    with closing(draw_in_threads(drawing.draw, drawing.source, drawing.found, rows, shards)) as batches:
+        for first, stop in shards:
+            shard = RenderState()
+            while shard.position < stop - first:
+                drawn = next(batches)
+                if drawn.write is not None:
+                    drawn.write()
+                shard.add(drawn)
+                progress.update(drawn.n_rows)
+            yield shard
 
 
-def cut_rows(
-    rows: np.ndarray, found: Transforms, source: ImageSource, display: DisplayRange, writer: Writer | None
-) -> list[tuple[int, int]]:
+def cut_rows(drawing: Drawing, rows: np.ndarray) -> list[tuple[int, int]]:
     """(first, stop) of shards of the rows: by the size of the originals, and whole shards of what is written."""
     if not len(rows):
         return []
-    values = float(np.median(found.source_sizes[rows].astype(np.int64).prod(1))) * display.channels
+    values = float(np.median(drawing.found.source_sizes[rows].astype(np.int64).prod(1))) * drawing.display.channels
     edges = [0, *(stop for _, stop in divide_images(len(rows), values))]
-    if isinstance(writer, ShardWriter):
-        edges = [0, *(writer.next_shard(rows, edge) for edge in edges[1:])]
-    return [(first, stop) for first, stop in pairwise(sorted(set(edges)))]
+    if isinstance(drawing.writer, ShardWriter):
+        edges = [0, *(drawing.writer.next_shard(rows, edge) for edge in edges[1:])]
+    return list(pairwise(sorted(set(edges))))
 
 
-def group_size(source: ImageSource, size: Size, display: DisplayRange) -> int:
-    """How many images go into the statistics together; 1 where they come in chunks, each of which is a group.
+def rewrite_images(writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling) -> int:
+    """Write those of these images again that are not on the disk, such as those of an unfinished shard; how many."""
 
-    It depends on nothing but sizes and types: sums of other groups would differ in their last digits, and a resumed
-    pass has to come to the same bytes.
-    """
-    if chunk_size(source) > 1:
-        return 1
-    one = size[0] * size[1] * (display.channels if display.eight_bit else 4 * display.channels + 4)
-    return max(1, min(MAX_BATCH_IMAGES, MAX_BATCH_BYTES // one))
+    def draw(some: np.ndarray) -> Callable[[], None]:
+        try:
+            images = read_batch(source, some)
+        except UnreadableImage:
+            return lambda: None
+        source_from_aligned = invert(found.matrices[some])
+        aligned = images.sample(source_from_aligned, writer.size, sampling)
+        return begin_writing(writer, source, some, aligned, source_from_aligned, sampling)
 
-
-def rewrite_images(
-    writer: Writer, source: ImageSource, found: Transforms, rows: np.ndarray, sampling: Sampling
-) -> None:
-    """Write images that were seen by an interrupted pass but did not reach the disk: those of an unfinished shard."""
-
-    def draw(some: np.ndarray) -> list[DrawnBatch]:
-        written = []
-        for same, images in read_batches(source, some):
-            if not isinstance(images, UnreadableImage):
-                source_from_aligned = invert(found.matrices[same])
-                aligned = images.sample(source_from_aligned, writer.size, sampling)
-                write = begin_writing(writer, source, same, aligned, source_from_aligned, sampling)
-                written.append(DrawnBatch(len(same), write=write))
-        return written
-
-    with draw_in_threads(draw, source, found, find_missing_rows(writer, source, rows)) as all_drawn:
-        for drawn in all_drawn:
-            if drawn.write is not None:
-                drawn.write()
-
-
-def find_missing_rows(writer: Writer, source: ImageSource, rows: np.ndarray) -> np.ndarray:
-    """Those of these images that are not written, or of which a part is not."""
-    if not takes_parts(writer, source):
-        return writer.missing(rows)
-    return np.unique(writer.missing(source.part_rows(rows)) // source.n_parts)
+    if takes_parts(writer, source):  # an image of which a part is missing is missing
+        missing = np.unique(writer.missing(source.part_rows(rows)) // source.n_parts)
+    else:
+        missing = writer.missing(rows)
+    with closing(draw_in_threads(draw, source, found, missing, [(0, len(missing))])) as writes:
+        for write in writes:
+            write()
+    return len(missing)

@@ -7,7 +7,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from congeal.methods.base import Method
 from congeal.methods.clustering.estimator import CongealGroups
 from congeal.methods.clustering.group_table import GROUP_TABLE_COLUMNS
 from congeal.methods.clustering.spectral_clustering import cut_dendrogram
+from congeal.rows import finite_rows
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import REGROUPED, run_transforms
 from congeal.transforms import Transforms
@@ -89,22 +89,8 @@ def group_facts(model: Method, found: Transforms, images: ImageSource, *, fitted
     return facts
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Groups at one cut of the tree of groups, which is cut anywhere without sorting the images again.
-
-    names: of the groups. parts: which groups of the run each holds. sizes: how many images. share: of the neighbours
-    that the two groups had in common which were joined last; None where none were.
-    """
-
-    names: tuple[str, ...]
-    parts: tuple[tuple[int, ...], ...]
-    sizes: tuple[int, ...]
-    share: float | None
-
-
-class Tree:
-    """The tree of groups of a run."""
+class GroupTree:
+    """The tree of groups of a run, which is cut anywhere without sorting the images again."""
 
     def __init__(self, run: str | os.PathLike[str]) -> None:
         folder = RunFolder.existing(run)
@@ -124,32 +110,25 @@ class Tree:
     def __len__(self) -> int:
         return len(self.names)
 
-    def cut(self, left: int) -> Cut:
-        """The groups when the most alike are joined until `left` are left."""
-        if not 1 <= left <= len(self):
-            raise CongealError(f"the tree has {len(self)} groups: cut it into 1 to {len(self)}, not {left}")
-        into = cut_dendrogram(self.merges, len(self), left)
-        parts = tuple(tuple(k for k in range(len(self)) if into[k] == new) for new in range(left))
-        assert self.found.group is not None
-        of = np.bincount(self.found.group[self.found.group >= 0], minlength=len(self))
-        sizes = tuple(int(of[list(part)].sum()) for part in parts)
-        share = float(self.merges[len(self) - left - 1][2]) if left < len(self) else None
-        return Cut(tuple(self._name(part) for part in parts), parts, sizes, share)
+    def cut(self, count: int) -> tuple[np.ndarray, list[str], float | None]:
+        """The most alike groups joined until `count` remain: the new group (N,) of every image, their names, and the
+        share of their neighbours that the two groups joined last have in common; None without joining."""
+        if not 1 <= count <= len(self):
+            raise CongealError(f"the tree has {len(self)} groups: cut it into 1 to {len(self)}, not {count}")
+        joined = np.asarray(cut_dendrogram(self.merges, len(self), count))
+        names = []
+        for parts in ([self.names[k] for k in np.flatnonzero(joined == new)] for new in range(count)):
+            whole = "+".join(parts)
+            short = f"{parts[0]}+{len(parts) - 1} more"[:MAX_GROUP_NAME_LENGTH]
+            names.append(whole if len(whole) <= MAX_GROUP_NAME_LENGTH else short)
+        group = np.asarray(self.found.group)
+        share = float(self.merges[len(self) - count - 1][2]) if count < len(self) else None
+        return np.where(group == NO_GROUP, NO_GROUP, joined[group]), names, share
 
-    def write(self, cut: Cut, to: str | os.PathLike[str]) -> Path:
-        """The group of every image at a cut, columns id and group: what `congeal align --groups FILE` reads."""
-        assert self.found.group is not None
-        name = {number: cut.names[new] for new, part in enumerate(cut.parts) for number in part} | {NO_GROUP: ""}
-        known = np.isfinite(self.found.matrices).all(axis=(1, 2)).tolist()
-        rows = zip(self.found.ids, self.found.group.tolist(), known, strict=True)
-        target = Path(to)
-        write_rows(
-            target, [{"id": id, "group": name[k]} for id, k, there in rows if there], columns=list(GROUP_TABLE_COLUMNS)
-        )
-        return target
-
-    def _name(self, part: Sequence[int]) -> str:
-        whole = "+".join(self.names[k] for k in part)
-        if len(whole) <= MAX_GROUP_NAME_LENGTH:
-            return whole
-        return f"{self.names[part[0]]}+{len(part) - 1} more"[:MAX_GROUP_NAME_LENGTH]
+    def write(self, group: np.ndarray, names: Sequence[str], to: str | os.PathLike[str]) -> Path:
+        """The group of every image, columns id and group: what `congeal align --groups FILE` reads."""
+        known = finite_rows(self.found.matrices)
+        named = zip(self.found.ids, group.tolist(), known.tolist(), strict=True)
+        rows = [{"id": id, "group": "" if k == NO_GROUP else names[k]} for id, k, there in named if there]
+        write_rows(to, rows, columns=list(GROUP_TABLE_COLUMNS))
+        return Path(to)

@@ -13,10 +13,10 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from congeal.pipeline.options import AlignOptions
 from congeal.registration.features import robust_features
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms
+from congeal.transforms.ids import read_table
 
 log = logging.getLogger("congeal")
 
@@ -120,18 +121,32 @@ def read_initial_poses(init: Init, source: ImageSource) -> InitialPoses:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             header = [name.strip() for name in next(csv.reader(file), [])]
         if set(BOX) <= set(header):
-            return boxes_start(path, source)
+            return read_boxes(path, source)
     found = Transforms.load(path)
     _ = found.matching(source.ids())
     return found, found.aligned_size or _size_beside(path)
 
 
-def boxes_start(path: Path, source: ImageSource) -> tuple[np.ndarray, Size]:
+def read_boxes(path: Path, source: ImageSource) -> tuple[np.ndarray, Size]:
     """(N,3,3) that fit each image's box into one frame, the median size of the boxes; NaN where there is no box.
 
     Boxes are in source pixels by their outer edges: 0,0,width,height is the whole image.
     """
-    boxes, ids = _read_boxes(path), source.ids()
+    boxes: dict[str, tuple[float, ...]] = {}
+    for number, row in enumerate(read_table(path, BOX), start=2):
+        cells = [row[name] for name in BOX[1:]]
+        if not all(cells):
+            continue  # an image without a box: it is listed in skipped.csv
+        try:
+            box = tuple(float(cell) for cell in cells)
+        except ValueError:
+            raise CongealError(f"{path} line {number}: {','.join(cells)!r} is not a box x,y,width,height") from None
+        if not (np.isfinite(box).all() and min(box[2:]) > 0):
+            raise CongealError(
+                f"{path} line {number}: a box needs a width and a height above 0, not {','.join(cells)!r}"
+            )
+        boxes[row["id"]] = box
+    ids = source.ids()
     rows = np.array([boxes.get(name, (np.nan,) * 4) for name in ids])
     if not np.isfinite(rows).all(1).any():
         raise CongealError(
@@ -141,35 +156,12 @@ def boxes_start(path: Path, source: ImageSource) -> tuple[np.ndarray, Size]:
     return fit_boxes(rows)
 
 
-def _read_boxes(path: Path) -> dict[str, tuple[float, float, float, float]]:
-    boxes: dict[str, tuple[float, float, float, float]] = {}
-    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        for number, row in enumerate(csv.DictReader(file, skipinitialspace=True), start=2):
-            cells = [(row.get(name) or "").strip() for name in BOX[1:]]
-            if not all(cells):
-                continue  # an image without a box: it is listed in skipped.csv
-            try:
-                x, y, width, height = (float(cell) for cell in cells)
-            except ValueError:
-                raise CongealError(f"{path} line {number}: {','.join(cells)!r} is not a box x,y,width,height") from None
-            if not (np.isfinite([x, y]).all() and 0 < width < np.inf and 0 < height < np.inf):
-                raise CongealError(
-                    f"{path} line {number}: a box needs a width and a height above 0, not {','.join(cells)!r}"
-                )
-            boxes[str(row["id"])] = (x, y, width, height)
-    return boxes
-
-
 def _size_beside(path: Path) -> Size | None:
     """The aligned size of the run a transforms.csv lies in; the CSV itself has no column for it."""
-    metrics = path.parent / "metrics.json"
-    if not metrics.is_file():
-        return None
-    try:
-        height, width = json.loads(metrics.read_text())["aligned_size"]
-    except (ValueError, KeyError, TypeError):
-        return None  # some other program's metrics.json
-    return int(height), int(width)
+    with suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or it is some other program's
+        height, width = read_json(path.parent / "metrics.json")["aligned_size"]
+        return int(height), int(width)
+    return None
 
 
 # ---- estimated poses and orientations
@@ -179,14 +171,9 @@ def _size_beside(path: Path) -> Size | None:
 class StartOptions:
     """How an alignment starts.
 
-    Attributes
-    ----------
-    method, params : the method, and those of its parameters that follow from the options.
-    init : a file of initial poses, or "faces".
-    start_features : the network whose features give the initial poses, if any.
-    sorting_features : the network by whose features images are sorted into groups, if any.
-    mirror, turns : whether images may be mirrored or turned.
-    ignore_source_poses : whether initial poses that the source has are ignored.
+    params: the parameters of the method that follow from the options. init: a file of initial poses, or "faces".
+    start_features, sorting_features: the networks whose features give the initial poses, and sort images into groups.
+    mirror, turns: whether images may be mirrored or turned. ignore_source_poses: leave out those that the source has.
     """
 
     method: str | None = None

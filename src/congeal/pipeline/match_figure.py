@@ -25,15 +25,9 @@ from congeal.runs.folder import RunFolder
 
 LINES = "lines"
 """Folder under .work: lines.json, and a picture of each image by its position in the source."""
-# All of these only decide what the report shows, and were chosen by judgement: pairs that are shown and lines in each,
-# as many as fit on a page; images from which the pairs are taken; the longer side of their pictures.
-MAX_PAIRS, MAX_LINES = 3, 10
-MAX_IMAGES = 8
-PICTURE_SIDE_PX = 320
-# The object is where images agree by at least this share of the highest agreement anywhere.
-MIN_OBJECT_AGREEMENT = 0.5
-# Lines that begin nearer to each other than this share of the view's side would repeat each other.
-MIN_LINE_DISTANCE = 0.1
+# Pairs that are shown, lines in each, images from which the pairs are taken, and the longer side of their pictures:
+# they only decide what the report shows. Chosen by judgement.
+MAX_PAIRS, MAX_LINES, MAX_IMAGES, PICTURE_SIDE_PX = 3, 10, 8, 320
 
 
 def write_match_figure(run: RunFolder, stack: Stack, model: Method) -> None:
@@ -44,19 +38,14 @@ def write_match_figure(run: RunFolder, stack: Stack, model: Method) -> None:
     poses = np.asarray(model.stack_from_frame_, dtype=np.float64)[few]
     template = model.object_template
     seen = compute_feature_maps(stack.some(few), poses, template.window, model.extractor(), basis=template.basis)
-    on_object = (template.weight > MIN_OBJECT_AGREEMENT * template.weight.max()) & torch.from_numpy(
-        seen.seen[:, 0].any(0)
-    )
+    # The object is where images agree by at least half of the highest agreement anywhere.
+    on_object = (template.weight > 0.5 * template.weight.max()) & torch.from_numpy(seen.seen[:, 0].any(0))
     found = {(a, b): _matches(seen, a, b, on_object) for a, b in combinations(range(len(few)), 2)}
     source_from_view = invert(stack.stack_from_source[few]) @ poses @ template.window.frame_from_view(seen.side)
     range_ = DisplayRange(**choose_display_range(stack))
     folder, left = make_folders(run.work, LINES), set(range(len(few)))
     pairs: list[list[dict[str, Any]]] = []
-    flipped = mirrored(model.transforms_.matrices)[stack.kept[few]]
-    both_ways = max(
-        (pair for pair in found if flipped[pair[0]] != flipped[pair[1]]), key=lambda p: found[p][2], default=()
-    )
-    for a, b in sorted(found, key=lambda pair: (pair != both_ways, -found[pair][2], pair)):
+    for a, b in sorted(found, key=lambda pair: (-found[pair][2], pair)):
         if len(pairs) == MAX_PAIRS or not {a, b} <= left or len(found[a, b][0]) < 2:
             continue
         left -= {a, b}
@@ -91,10 +80,9 @@ def _matches(seen: FeatureMaps, a: int, b: int, on_object: torch.Tensor) -> tupl
     rows, columns, alike = mutual_nearest_neighbours(seen.of(a), seen.of(b), allowed)
     kept: list[int] = []
     for k in np.argsort(-alike, kind="stable").tolist():
-        far = all(
-            np.linalg.norm(places[rows[k]] - places[rows[other]]) > MIN_LINE_DISTANCE * seen.side for other in kept
-        )
-        if far and len(kept) < MAX_LINES:
+        # Lines that begin nearer to each other than a tenth of the view's side would repeat each other.
+        far = np.linalg.norm(places[rows[k]] - places[rows[kept]], axis=-1) > 0.1 * seen.side
+        if far.all() and len(kept) < MAX_LINES:
             kept.append(k)
     chosen: Any = np.array(kept, dtype=int)
     return places[rows[chosen]], places[columns[chosen]], float(alike[chosen].sum())

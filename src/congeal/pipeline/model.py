@@ -14,6 +14,7 @@ from congeal.images.intensity import find_channels
 from congeal.methods.base import Method
 from congeal.methods.checks import find_device
 from congeal.methods.registry import method_class, method_name
+from congeal.methods.registry import preset as preset_method
 from congeal.pipeline.initial_poses import StartOptions
 from congeal.pipeline.options import AlignOptions
 
@@ -60,9 +61,9 @@ def check_conflicts(options: AlignOptions) -> None:
     """Refuse a parameter of the method that is also given as an option."""
     params: Any = options.params or {}
     reference = None if options.reference == AUTO else options.reference
-    named = {"seed": "random_state", "motion": "motion", "device": "device", "channel": "align_on"}
-    given = [(name, key, getattr(options, name)) for name, key in named.items()]
-    for name, key, value in [*given, ("reference", "reference", reference)]:
+    given = {"random_state": ("seed", options.seed), "motion": ("motion", options.motion)}
+    given |= {"device": ("device", options.device), "align_on": ("channel", options.channel)}
+    for key, (name, value) in {**given, "reference": ("reference", reference)}.items():
         if value is not None and key in params:
             raise CongealError(
                 f"the {name} is given twice, as {name} {value!r} and as the parameter {key}={params[key]!r}; "
@@ -78,9 +79,7 @@ def choose_method(method: str | None, preset: str | None, *, sequence: bool = Fa
         return SEQUENCE, {}
     if preset is None:
         return method_name(method or DEFAULT_METHOD), {}
-    from congeal.methods import registry
-
-    name, params = registry.preset(preset)
+    name, params = preset_method(preset)
     if method is not None and method_name(method) not in (DEFAULT_METHOD, name):
         raise CongealError(
             f"the preset '{preset}' belongs to the method '{name}', not to '{method}'; leave one of them out"

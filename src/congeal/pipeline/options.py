@@ -8,8 +8,9 @@ that `congeal --help` answers at once.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -51,7 +52,24 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitOptions:
+class SourceOptions:
+    """How the images are read, and where they start. New images are read as those of their run, and start as these."""
+
+    channel: ChannelName = None
+    """The channel to align on: its name or its number from 0, several with commas; all channels move together. All are
+    used unless given; of new images, those of their run."""
+    z: Depth = None
+    """How a stack with depth is read: one image per time point, aligned on its maximum (project) or mean along Z, or
+    one image per plane (planes); auto projects if there are several time points."""
+    init: Init = None
+    """Initial poses: 'faces' for the face in each photograph ('faces@0.3': box 30% larger), a transforms file, or boxes
+    (columns id,x,y,width,height in source pixels)."""
+    limit: Count = None
+    """Use only the first N images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(SourceOptions):
     """Which images are aligned, and how."""
 
     method: Name = None
@@ -73,15 +91,6 @@ class FitOptions:
     """What to align to: the method's own choice (auto), the most typical image (medoid), an image file, or the index of
     an image of the set; lsc also takes the mean of the set and all its images (stack). With --sequence: the first, the
     mean, an index or a file; previous registers each image to the one before it, as pystackreg does."""
-    channel: ChannelName = None
-    """The channel to align on: its name or its number from 0, several with commas; all channels move together. All are
-    used unless given."""
-    z: Depth = None
-    """How a stack with depth is read: one image per time point, aligned on its maximum (project) or mean along Z, or
-    one image per plane (planes); auto projects if there are several time points."""
-    init: Init = None
-    """Initial poses: 'faces' for the face in each photograph ('faces@0.3': box 30% larger), a transforms file, or boxes
-    (columns id,x,y,width,height in source pixels)."""
     start: Annotated[str | None, tyro.conf.arg(metavar="features|none|faces|FILE", help_behavior_hint="")] = None
     """The same as --init, and 'features': poses found by features of a network; 'none': identity, even if the source
     has initial poses, as faces of lfw: have."""
@@ -98,8 +107,6 @@ class FitOptions:
     size: Count = None
     """Longer side, in pixels, of the images the method works on; 64 unless given. joint begins there and goes on to
     larger ones, up to the size of the originals; --set finest=N limits them. Results keep the full resolution."""
-    limit: Count = None
-    """Use only the first N images."""
     exclude: File = None
     """Images to leave out: a table with the column id, such as RUN/studio/excluded.csv, or one id per line."""
     seed: Count = None
@@ -125,44 +132,38 @@ class AlignOptions(OutputOptions, FitOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApplyOptions(OutputOptions):
+class ApplyOptions(OutputOptions, SourceOptions):
     """The options of `congeal.apply`, which are those of `congeal apply`."""
 
-    channel: ChannelName = None
-    """The channel to align on, as for 'congeal align'; that of the run unless given."""
-    z: Depth = None
-    """How a stack with depth is read, as for 'congeal align'; as in the run unless given."""
-    init: Init = None
-    """Initial poses, as for 'congeal align'; a run that began at faces looks for faces in new images as well."""
-    limit: Count = None
-    """Use only the first N images."""
     device: Device = None
     """auto or cpu: new images are aligned on the CPU."""
 
 
-Options = TypeVar("Options", AlignOptions, ApplyOptions)
-Function = TypeVar("Function", bound=Callable[..., Any])
+Answer = TypeVar("Answer")
 
 
-def make_options(kind: type[Options], given: Mapping[str, Any]) -> Options:
-    """The options from keyword arguments; a name that does not exist is a TypeError, as for any function."""
+def with_options(kind: type[Any]) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Let a function with the argument `options` take their fields as keyword arguments in its place.
+
+    A name that does not exist is a TypeError, as for any function.
+    """
     known = [one.name for one in fields(kind)]
-    for name in given:
-        if name == "train":
-            raise TypeError(f"there is no option train any more: {DEEP_IS_GONE}")
-        if name not in known:
-            raise TypeError(f"unexpected keyword argument {name!r}{did_you_mean(name, known)}")
-    return kind(**given)
 
+    def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
+        own = inspect.signature(function).parameters.values()
 
-def with_options(kind: type[Any]) -> Callable[[Function], Function]:
-    """Show the fields of `kind` in the signature of a function that takes them as `**options`."""
+        @wraps(function)
+        def call(*arguments: Any, options: Any = None, **given: Any) -> Answer:
+            ours = {one.name: given.pop(one.name) for one in own if one.name in given}
+            for name in given:
+                if name == "train":
+                    raise TypeError(f"there is no option train any more: {DEEP_IS_GONE}")
+                if name not in known or options is not None:
+                    raise TypeError(f"unexpected keyword argument {name!r}{did_you_mean(name, known)}")
+            return function(*arguments, options=kind(**given) if options is None else options, **ours)
 
-    def show(function: Function) -> Function:
-        own = inspect.signature(function)
-        kept = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        listed = inspect.signature(kind).parameters.values()
-        function.__signature__ = own.replace(parameters=[*kept, *listed])  # type: ignore[attr-defined]
-        return function
+        shown = [one for one in own if one.name != "options"] + list(inspect.signature(kind).parameters.values())
+        call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        return call
 
-    return show
+    return decorate

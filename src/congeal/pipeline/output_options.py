@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -57,15 +56,9 @@ def write_transforms(run: RunFolder, found: Transforms) -> Path:
     kind = run.config.get("transforms_format", "auto")
     if kind == "auto":
         kind = "npz" if len(found) > MAX_CSV_ROWS else "csv"
-    table, own = run / f"transforms.{kind}", run.work / "found.npz"
-    found.save(table)
-    own.unlink(missing_ok=True)
-    try:
-        if kind != "npz":
-            raise OSError("formats differ")
-        os.link(table, own)  # the same file under two names
-    except OSError:  # another format, or a file system without links
-        found.save(own)
+    table = run / f"transforms.{kind}"
+    for path in (table, run.work / "found.npz"):
+        found.save(path)
     return table
 
 
@@ -76,7 +69,7 @@ def parse_sampling(
     interpolation: str | None, fill: float | str | None, images: ImageSource, run: Mapping[str, Any] | None = None
 ) -> Sampling:
     """The sampling that is asked for; run: the config.json of a run whose sampling holds where nothing is given."""
-    before = SHARP if run is None else sampling_from_config(run)
+    before = sampling_from_config(run or {})
     if interpolation is not None and interpolation not in INTERPOLATIONS:
         raise CongealError(f"unknown interpolation {interpolation!r}: use {', '.join(INTERPOLATIONS)}")
     kernel = next((known for known in INTERPOLATIONS if known == interpolation), before.interpolation)

@@ -31,15 +31,14 @@ from congeal.methods.base import Method
 from congeal.opening import open_images, shared_images
 from congeal.pipeline.initial_poses import StartOptions
 from congeal.pipeline.options import AlignOptions, ApplyOptions, OutputOptions
+from congeal.pipeline.render import SPREAD_FORMATS, upload_files
 from congeal.pipeline.stages import RESULTS, verify_stages
 from congeal.runs.folder import RunFolder
 
 log = logging.getLogger("congeal")
 
 TIMINGS = "shards.csv"
-# What of a run into object storage stays on this machine, and the formats that workers can write there.
-KEPT_HERE = (".work", ".lock", "checkpoint.pt")
-SPREAD_FORMATS = ("files", "shards")
+KEPT_HERE = (".work", ".lock", "checkpoint.pt")  # what of a run into object storage stays on this machine
 MARK = ".congeal"  # shows that the address can be written
 
 
@@ -175,18 +174,13 @@ def resolve_output(
     return Output(Path(pooch.os_cache("congeal")) / "runs" / hashlib.sha256(url.encode()).hexdigest()[:24], url)
 
 
-@contextmanager
-def copying_to_remote(place: Output) -> Iterator[None]:
-    """Copy what a run left to its address, when it is finished."""
-    yield
+def copy_to_remote(place: Output) -> None:
+    """Copy what a run left to its address, if it has one, when it is finished."""
     if place.url is None:
         return
+    upload_files(place.folder, place.url, without=KEPT_HERE)
     system, root = open_filesystem(place.url)
     with storage_errors(without_credentials(place.url), "written"):
-        for path in sorted(place.folder.rglob("*")):
-            name = path.relative_to(place.folder).as_posix()
-            if path.is_file() and name.split("/")[0] not in KEPT_HERE:
-                system.put_file(str(path), f"{root}/{name}")
         system.invalidate_cache()
         for name in (".work", MARK):
             if system.exists(f"{root}/{name}"):
@@ -217,6 +211,8 @@ def open_run(
         memmap_dir(run.work),
     ):
         fingerprint = check_unchanged(run, images)
-        with raise_as_run_failure(), copying_to_remote(target), attach_executor(run, shard_executor, aligned):
-            verify_stages(run)
-            yield run, fingerprint
+        with raise_as_run_failure():
+            with attach_executor(run, shard_executor, aligned):
+                verify_stages(run)
+                yield run, fingerprint
+            copy_to_remote(target)

@@ -5,10 +5,8 @@ fitted     the method's answer                                 transforms.csv or
 rendered   original pixels sampled through it                  aligned/, mean.png, variance.png
 reported   the numbers, and all of it on one page              metrics.json, report.html
 
-The originals are read for small pictures, which have to be there before a transform is known; for larger pictures in
-which poses are sharpened and likeness is measured, once for each size and only where the originals have it
-(`Stack.at`); and to sample their pixels through the transforms. A set whose decoded images fit into a fixed budget is
-decoded once (see `congeal.images.sources.views`); a larger one each time, which is what keeps memory flat.
+The originals are read to prepare the stack, for the larger sizes that a method and its likeness work at, and to sample
+their pixels. A set whose decoded images fit into a fixed budget is decoded once.
 """
 
 from __future__ import annotations
@@ -17,29 +15,24 @@ import logging
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from congeal import __version__
 from congeal.evaluation import Quality
-from congeal.execution import has_workers
-from congeal.files import plain
 from congeal.geometry.orientation import mirrored, quarter_turns
 from congeal.images import ImageSource, SkippedImage, Stack, prepare
-from congeal.images.formats.writers import VIDEO_FORMATS, chosen_format
 from congeal.methods.base import Method
-from congeal.pipeline.display import choose_display_range, display_range_of
-from congeal.pipeline.draw import find_missing_rows, rewrite_images
+from congeal.pipeline.display import choose_display_range
+from congeal.pipeline.draw import rewrite_images
 from congeal.pipeline.groups import group_facts
 from congeal.pipeline.initial_poses import write_face_boxes
 from congeal.pipeline.match_figure import LINES, write_match_figure
 from congeal.pipeline.output_options import choose_canvas, sampling_from_config, write_transforms
-from congeal.pipeline.render import START_PICTURES, STATE_FILE, open_run_writer, render_originals
+from congeal.pipeline.render import PICTURES, START_PICTURES, STATE_FILE, open_run_writer, render_originals
 from congeal.pipeline.result import Result
 from congeal.report import write_report
 from congeal.rows import finite_rows
@@ -47,10 +40,10 @@ from congeal.runs.checkpoint import History, peak_memory_mb
 from congeal.runs.folder import STAGES, RunFolder
 from congeal.runs.originals import TABLES
 from congeal.transforms import Transforms
-from congeal.transforms.files import load_array
 
 log = logging.getLogger("congeal")
 
+SKIPPED_COLUMNS = ("id", "reason")
 RESULTS = "shards"  # folder under .work for results of workers
 # What a fit leaves besides the table of transforms.
 FITTED = (
@@ -61,20 +54,11 @@ FITTED = (
     ".work/start.npz",
     f".work/{LINES}/lines.json",
 )
-PICTURES = ("mean.png", "variance.png", "aligned/names.csv")
 # What a method decided: the motion, the sizes worked at, whether it trained a network, each decision with its reason.
 DECIDED = ("motion", "levels", "trained", "decisions")
 NEEDED = ("quality", "fit_seconds", "motion", "n_skipped")  # facts of a fitted run
 GROUP_FACTS = ("groups", "group_cost", "group_labels")  # of a pile that was sorted
 LIKENESS = ("likeness_before", "likeness_after", "improved_share")  # first among the numbers of metrics.json
-
-
-@dataclass
-class FitResult:
-    """What a method found, and where it started: (N, 3, 3) aligned_from_source, one row per image of the source."""
-
-    found: Transforms
-    start: np.ndarray
 
 
 # ---- prepared
@@ -98,28 +82,23 @@ def prepare_stack(
 
 def record_prepared(run: RunFolder, stack: Stack) -> None:
     """skipped.csv and boxes.csv, and that the stage is done."""
-    run.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
-    run.state["n_skipped"] = len(stack.skipped)
-    warn_of_skipped(run, stack.skipped)
+    run.write_rows("skipped.csv", [], columns=SKIPPED_COLUMNS)
+    add_skipped(run, stack.skipped)
     write_face_boxes(run, stack.source.original)
     run.finish("prepared", highest_memory_mb=highest_memory_mb(run))
 
 
 def add_skipped(run: RunFolder, skipped: Sequence[SkippedImage]) -> None:
-    """Put images that could not be used later on into skipped.csv as well."""
-    if not skipped:
-        return
+    """Put images that cannot be used into skipped.csv as well, and name the first few."""
     rows = run.read_rows("skipped.csv")
     listed = {row["id"] for row in rows}
     rows += [one._asdict() for one in skipped if one.id not in listed]
-    run.write_rows("skipped.csv", rows, columns=["id", "reason"])
-    run.note_files("fitted", [run / "skipped.csv"])
     run.state["n_skipped"] = len(rows)
-    warn_of_skipped(run, skipped)
-
-
-def warn_of_skipped(run: RunFolder, skipped: Sequence[SkippedImage]) -> None:
-    """Name the first few."""
+    if not skipped:
+        return
+    run.write_rows("skipped.csv", rows, columns=SKIPPED_COLUMNS)
+    if run.reached("fitted"):
+        run.note_files("fitted", [run / "skipped.csv"])
     for one in skipped[:3]:
         log.warning("skipped %s: %s", *one)
     if len(skipped) > 3:
@@ -138,13 +117,13 @@ def fit_model(run: RunFolder, stack: Stack, model: Method, *, quiet: bool) -> fl
     return seconds
 
 
-def save_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> FitResult:
+def save_fit(run: RunFolder, stack: Stack, model: Method, seconds: float) -> None:
     """Everything a fitted method leaves: its model file, if new images can be aligned with it, and its answer."""
     if model.can_transform():
         model.save(run / "model.safetensors")
     write_match_figure(run, stack, model)
     decided = {name: getattr(model, f"{name}_") for name in DECIDED}
-    return save_result(run, stack, model, model.transforms_, model.quality_, decided, seconds, fitted=True)
+    save_result(run, stack, model, model.transforms_, model.quality_, decided, seconds, fitted=True)
 
 
 def save_result(
@@ -157,7 +136,7 @@ def save_result(
     seconds: float,
     *,
     fitted: bool,
-) -> FitResult:
+) -> None:
     """Put everything later stages need on the disk, so that they work without stack and method.
 
     decided: the motion, the sizes worked at, …, see `DECIDED`. fitted: on these images, and not on others before.
@@ -184,7 +163,6 @@ def save_result(
         look=choose_display_range(stack),
         versions=versions(),
     )
-    return FitResult(found, start.matrices)
 
 
 def versions() -> dict[str, str]:
@@ -196,66 +174,36 @@ def versions() -> dict[str, str]:
 # ---- rendered and reported
 
 
-def finish(
-    run: RunFolder,
-    images: ImageSource,
-    answer: FitResult | None = None,
-    *,
-    quiet: bool,
-    start_pictures: Path | None = None,
-) -> Result:
-    """From the method's answer to the report; without anything left to do, only read the result.
-
-    answer: None for the one in the folder. start_pictures: a folder with pictures of the same images at the same start,
-    if they have been drawn already.
-    """
-    if run.reached("reported"):
-        run.checkpoint.delete()  # of a run that ended right here
-        return Result(run.read_json("metrics.json"), Transforms.load(run.work / "found.npz"), run.path)
-    if answer is None:
-        answer = FitResult(Transforms.load(run.work / "found.npz"), load_array(run.work / "start.npz", "matrices"))
+def finish(run: RunFolder, images: ImageSource, *, quiet: bool) -> Result:
+    """From the answer in the folder to the report; images of a finished run that are gone are written again."""
+    found = Transforms.load(run.work / "found.npz")
     if not run.reached("rendered"):
-        config = run.config
-        rendered = render_originals(
-            run,
-            images,
-            answer.found,
-            answer.start,
-            display_range_of(run),
-            weigh=run.state["quality"]["kind"] == "photo",
-            write_aligned=config["write_aligned"],
-            output_format=config["output_format"],
-            sampling=sampling_from_config(config),
-            start_pictures=start_pictures,
-            quiet=quiet,
-            by_workers=is_rendered_by_workers(run, images),
-        )
-        add_skipped(run, rendered.lost)
-        shown = [run.work / name for name in (*START_PICTURES, "samples.json")]
-        run.finish(
-            "rendered",
-            [*(run / name for name in PICTURES), *shown, *(run.work / "samples").glob("*.png")],
-            align_seconds=run.state.get("align_seconds", rendered.seconds),  # the first time, not that of a repair
-            n_exif_rotated=rendered.n_rotated,
-            highest_memory_mb=highest_memory_mb(run),
-        )
-        run.discard(STATE_FILE)
-    metrics = make_metrics(run, answer.found)
-    run.write_json("metrics.json", metrics)
-    write_report(run)
-    for name in ("stack", RESULTS):
-        run.discard(name)
-    run.finish("reported", [run / "metrics.json", run / "report.html"])
+        render(run, images, found, quiet=quiet)
+    elif run.aligned_address is None:
+        rewrite_missing_images(run, images, found)
+    if not run.reached("reported"):
+        run.write_json("metrics.json", make_metrics(run, found))
+        write_report(run)
+        for name in ("stack", RESULTS):
+            run.discard(name)
+        run.finish("reported", [run / "metrics.json", run / "report.html"])
     run.checkpoint.delete()  # it can be ten times as large as the answer, which is on the disk
-    return Result(plain(metrics), answer.found, run.path)
+    return Result(run.read_json("metrics.json"), found, run.path)
 
 
-def is_rendered_by_workers(run: RunFolder, images: ImageSource) -> bool:
-    """Whether workers render the images; not videos, which need them in order, images with several parts, or groups."""
-    if not has_workers() or run.state.get("groups"):
-        return False
-    in_order = images.parts is not None or chosen_format(images, run.config["output_format"]) in VIDEO_FORMATS
-    return not (run.config["write_aligned"] and in_order)
+def render(run: RunFolder, images: ImageSource, found: Transforms, *, quiet: bool) -> None:
+    """Draw all images and the pictures of the set, here or by workers."""
+    rendered = render_originals(run, images, found, quiet=quiet)
+    add_skipped(run, rendered.lost)
+    shown = [run.work / name for name in (*START_PICTURES, "samples.json")]
+    run.finish(
+        "rendered",
+        [*(run / name for name in (*PICTURES, "aligned/names.csv")), *shown, *(run.work / "samples").glob("*.png")],
+        align_seconds=run.state.get("align_seconds", rendered.seconds),  # the first time, not that of a repair
+        n_exif_rotated=rendered.n_rotated,
+        highest_memory_mb=highest_memory_mb(run),
+    )
+    run.discard(STATE_FILE)
 
 
 # ---- what an earlier call finished and is gone or damaged by now is done again; the rest is left alone
@@ -279,25 +227,13 @@ def verify_stages(run: RunFolder) -> None:
 
 def rewrite_missing_images(run: RunFolder, images: ImageSource, found: Transforms) -> None:
     """Write those aligned images of a rendered run that are not there, or not whole."""
-    config = run.config
-    if not config["write_aligned"] or found.aligned_size is None:
+    if not run.config["write_aligned"] or found.aligned_size is None:
         return
-    writer = open_run_writer(run, images, found, config["output_format"])
-    rows = np.flatnonzero(finite_rows(found.matrices))
-    missing = find_missing_rows(writer, images, rows)
-    if len(missing):
-        log.info("%d aligned images are gone or damaged and are written again", len(missing))
-        rewrite_images(writer, images, found, missing, sampling_from_config(config))
+    writer, rows = open_run_writer(run, images, found), np.flatnonzero(finite_rows(found.matrices))
+    count = rewrite_images(writer, images, found, rows, sampling_from_config(run.config))
+    if count:
+        log.info("%d aligned images were gone or damaged and are written again", count)
         writer.close()
-
-
-def finish_and_repair(run: RunFolder, images: ImageSource, answer: FitResult | None, *, quiet: bool) -> Result:
-    """`finish`, and for a run that had written its images before, those of them that are gone or damaged by now."""
-    rendered_before = run.reached("rendered")
-    result = finish(run, images, answer, quiet=quiet)
-    if rendered_before and run.aligned_address is None:
-        rewrite_missing_images(run, images, result.transforms)
-    return result
 
 
 # ---- metrics.json
@@ -310,12 +246,13 @@ def make_metrics(run: RunFolder, found: Transforms) -> dict[str, Any]:
     """
     config, state, quality = run.config, run.state, run.state["quality"]
     seconds = state["fit_seconds"] + state["align_seconds"]
+    uncertainty = found.uncertainty_px[found.ok & np.isfinite(found.uncertainty_px)]
     return {
         "n_images": quality["n_images"],
         "n_skipped": state["n_skipped"],
         "method": config["method"],
         **{name: state.get(name) for name in ("motion", "motion_asked", "levels", "trained")},
-        "uncertainty_px": median_or_none(found.uncertainty_px[found.ok]),
+        "uncertainty_px": float(np.median(uncertainty)) if len(uncertainty) else None,
         **dict.fromkeys(LIKENESS),
         **{key: value for key, value in quality.items() if key != "n_images"},
         "fit_seconds": round(state["fit_seconds"], 3),
@@ -341,12 +278,6 @@ def orientation_counts(config: Mapping[str, Any], found: Transforms) -> dict[str
     if config.get("turns") or params.get("turns"):
         counts["n_turned"] = int((quarter_turns(found.matrices) > 0).sum())
     return counts
-
-
-def median_or_none(values: np.ndarray) -> float | None:
-    """The median of the finite ones; None if there is none."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else None
 
 
 def highest_memory_mb(run: RunFolder) -> float | None:

@@ -71,7 +71,7 @@ def set_numbers(run: RunFolder, n_images: int) -> SetNumbers | None:
     if not found.exists() or not start.exists():
         return None
     step = -(-n_images // MAX_HISTOGRAM_ROWS) or 1
-    after, before = Transforms.load(found, step), Transforms.load(start, step)
+    after, before = Transforms.load(found)[::step], Transforms.load(start)[::step]
     if after.aligned_size is None:
         return None
     facts = (after.aligned_size, after.score, after.out_of_frame)
@@ -88,7 +88,7 @@ def sample_numbers(run: RunFolder, rows: list[int]) -> list[dict[str, float]]:
         after, before = (load_some(path, "matrices", rows) for path in (found, start))
         facts = (load_some(found, name, rows) for name in ("score", "out_of_frame"))
         numbers = image_numbers(np.stack(after), np.stack(before), (size[0], size[1]), *facts)
-    except KeyError as error:  # more rows in one file than in the other
+    except IndexError as error:  # more rows in one file than in the other
         raise CongealError(f"{run.work / 'samples.json'} is damaged; run 'congeal align' into a new folder") from error
     return [{key: float(array[k]) for key, array in numbers.items() if array[k] == array[k]} for k in range(len(rows))]
 

@@ -8,7 +8,6 @@ names; no other set has them.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import zipfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from congeal.errors import CongealError, require
 from congeal.files import DAMAGED, CsvWriter, replacing
@@ -32,7 +31,6 @@ from congeal.transforms.transforms import (
     MATRIX_COLUMNS,
     NO_GROUP,
     NUMBERS,
-    STATUSES,
     Transforms,
 )
 
@@ -46,28 +44,21 @@ def save(transforms: Transforms, path: str | os.PathLike[str]) -> None:
     """Write .csv, .json, .npz or .parquet, all or nothing."""
     target = Path(path)
     write = _format(target)[1]
-    with _writing(target) as file:
-        write(transforms, file)
-
-
-def load(path: str | os.PathLike[str], step: int = 1) -> Transforms:
-    """Read what `save` wrote, or every step-th row of it."""
-    source = Path(path)
-    read = _format(source)[0]
-    with _reading(source):
-        return read(source, step)
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[IO[bytes]]:
-    """A file that appears when all of it is there; what goes wrong becomes one sentence."""
     try:
         with replacing(target) as file:
-            yield file
+            write(transforms, file)
     except OSError as error:
         raise CongealError(f"cannot write '{target}': {error.strerror or error}") from error
     except UnicodeEncodeError as error:
         raise CongealError(f"cannot write '{target}': an id is not UTF-8, which only .csv and .npz keep") from error
+
+
+def load(path: str | os.PathLike[str]) -> Transforms:
+    """Read what `save` wrote."""
+    source = Path(path)
+    read = _format(source)[0]
+    with _reading(source):
+        return read(source)
 
 
 @contextmanager
@@ -91,14 +82,8 @@ def load_array(path: str | os.PathLike[str], name: str) -> NDArray[Any]:
 
 
 def load_some(path: str | os.PathLike[str], name: str, rows: Sequence[int]) -> list[Any]:
-    """A few rows of one array of an .npz file (ids, status, matrices, … ), without holding the others."""
-    found: dict[int, Any] = {}
-    first = 0
-    with _reading(Path(path)), zipfile.ZipFile(path) as archive:
-        for part in _rows_of(archive, name):
-            found |= {row: part[row - first].copy() for row in rows if first <= row < first + len(part)}
-            first += len(part)
-    return [found[row] for row in rows]
+    """A few rows of one array of an .npz file."""
+    return list(load_array(path, name)[list(rows)])
 
 
 # ---- the table of the CSV contract
@@ -166,20 +151,6 @@ def _joined(header: Iterable[str], tables: Iterable[Table], aligned_size: Any = 
 # ---- CSV and JSON
 
 
-def csv_lines(t: Transforms) -> bytes:
-    """The lines of some rows, without the header: what `save` would write."""
-    lines = io.BytesIO()
-    CsvWriter(lines).writerows(zip(*_table(t).values(), strict=True))
-    return lines.getvalue()
-
-
-def save_lines(t: Transforms, lines: Iterable[bytes], path: str | os.PathLike[str]) -> None:
-    """The .csv file that `save` would write, from the lines of all its rows."""
-    with _writing(Path(path)) as file:
-        CsvWriter(file).writerow(_table(t[:0]))
-        file.writelines(lines)
-
-
 def _write_csv(t: Transforms, file: IO[bytes]) -> None:
     writer = CsvWriter(file)
     writer.writerow(_table(t[:0]))
@@ -187,23 +158,22 @@ def _write_csv(t: Transforms, file: IO[bytes]) -> None:
         writer.writerows(zip(*_table(part).values(), strict=True))
 
 
-def _read_csv(path: Path, step: int) -> Transforms:
+def _read_csv(path: Path) -> Transforms:
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         rows = csv.reader(file, strict=True)
         header = tuple(next(rows, []))
         if header not in HEADERS:
             raise ValueError(f"the first line must be {','.join(COLUMNS)}")
-        return _joined(header, _csv_tables(header, rows, step))
+        return _joined(header, _csv_tables(header, rows))
 
 
-def _csv_tables(header: Sequence[str], rows: Iterable[list[str]], step: int) -> Iterator[Table]:
+def _csv_tables(header: Sequence[str], rows: Iterable[list[str]]) -> Iterator[Table]:
     numbered = ((number, row) for number, row in enumerate(rows, start=1) if row)
-    chosen = islice(numbered, 0, None, step)
-    while part := list(islice(chosen, ROWS_AT_ONCE)):
+    while part := list(islice(numbered, ROWS_AT_ONCE)):
         for number, row in part:
             if len(row) != len(header):
                 raise ValueError(f"row {number} has {len(row)} cells instead of {len(header)}")
-        yield {name: [row[k] for _, row in part] for k, name in enumerate(header)}
+        yield dict(zip(header, zip(*(row for _, row in part), strict=True), strict=True))
 
 
 def _write_json(t: Transforms, file: IO[bytes]) -> None:
@@ -221,11 +191,11 @@ def _write_json(t: Transforms, file: IO[bytes]) -> None:
     file.write(b"\n]}\n")
 
 
-def _read_json(path: Path, step: int) -> Transforms:
+def _read_json(path: Path) -> Transforms:
     document = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict) or document.get("format") != "congeal-transforms":
         raise ValueError('it lacks "format": "congeal-transforms"')
-    images = document["images"][::step]
+    images = document["images"]
     more = [name for name in (*GROUP_COLUMNS, GROUP_NAME) if images and name in images[0]]
     names = [*(name for name in COLUMNS if name not in MATRIX_COLUMNS), *more]
     table: dict[str, Any] = {name: [row[name] for row in images] for name in names}
@@ -234,64 +204,33 @@ def _read_json(path: Path, step: int) -> Transforms:
     return _joined(table, [table], document["aligned_size"])
 
 
-# ---- NPZ: what `np.load` reads, without ever holding the whole column of ids
+# ---- NPZ: what `np.load` reads
 
 
 def _write_npz(t: Transforms, file: IO[bytes]) -> None:
-    text = np.dtype((np.str_, max(1, max(map(len, t.ids), default=0))))
-    word = np.dtype((np.str_, max(map(len, STATUSES))))
+    names = ("status", "matrices", "source_sizes", *NUMBERS, *(() if t.group is None else GROUP_COLUMNS))
+    arrays = {
+        "aligned_size": np.array(t.aligned_size or (), dtype=np.int64),
+        "ids": np.array(t.ids),
+        **{name: getattr(t, name) for name in names},
+    }
+    if t.group_names is not None:
+        arrays["group_names"] = np.array(t.group_names, dtype=np.str_)
+    # As `np.savez_compressed`, which takes several times as long to make files little smaller.
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-
-        def put(name: str, shape: tuple[int, ...], dtype: np.dtype, parts: Iterable[ArrayLike]) -> None:
-            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(member, header)
-                for part in parts:
-                    member.write(np.ascontiguousarray(part, dtype=dtype).tobytes())
-
-        put("ids", (len(t),), text, (np.array(part.ids, dtype=text) for part in _parts(t)))
-        put("status", (len(t),), word, (part.status for part in _parts(t)))
-        for name in ("matrices", "source_sizes", *NUMBERS, *(() if t.group is None else GROUP_COLUMNS)):
-            array: NDArray[Any] = getattr(t, name)
-            put(name, array.shape, array.dtype, (array[part] for part in row_slices(len(t), ROWS_AT_ONCE)))
-        size = np.array(t.aligned_size or (), dtype=np.int64)
-        put("aligned_size", size.shape, size.dtype, [size])
-        if t.group_names is not None:
-            names = np.array(t.group_names or [""], dtype=np.str_)[: len(t.group_names)]
-            put("group_names", names.shape, names.dtype, [names])
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def _read_npz(path: Path, step: int) -> Transforms:
+def _read_npz(path: Path) -> Transforms:
     with np.load(path) as table:
-
-        def array(name: str) -> NDArray[Any]:
-            found = table[name]
-            if not isinstance(found, np.ndarray):
-                raise ValueError(f"its part '{name}' is no array")
-            return found
-
-        names = ("status", "matrices", "source_sizes", *NUMBERS, *(name for name in GROUP_COLUMNS if name in table))
-        columns: dict[str, Any] = {name: array(name)[::step] for name in names}
-        size = tuple(array("aligned_size").tolist())
-        if "group_names" in table:
-            columns["group_names"] = array("group_names").tolist()
-    with zipfile.ZipFile(path) as archive:
-        rows = chain.from_iterable(part.tolist() for part in _rows_of(archive, "ids"))
-        return Transforms(Ids(islice(rows, 0, None, step)), aligned_size=size or None, copy=step > 1, **columns)
-
-
-def _rows_of(archive: zipfile.ZipFile, name: str) -> Iterator[NDArray[Any]]:
-    """The rows of an array in the archive, some at a time."""
-    with archive.open(f"{name}.npy") as member:
-        if np.lib.format.read_magic(member) != (1, 0):
-            raise ValueError(f"its array '{name}' has an unknown format")
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
-        if dtype.hasobject or fortran or not shape:
-            raise ValueError(f"its array '{name}' is not one of plain rows")
-        for part in row_slices(shape[0], ROWS_AT_ONCE):
-            count = (part.stop - part.start) * int(np.prod(shape[1:]))
-            rows = np.frombuffer(member.read(count * dtype.itemsize), dtype, count=count)
-            yield rows.reshape(-1, *shape[1:])
+        columns: dict[str, Any] = {name: table[name] for name in table.files}
+    for name, column in columns.items():
+        if not isinstance(column, np.ndarray) or (name == "ids" and (column.dtype.kind != "U" or column.ndim != 1)):
+            raise ValueError(f"its part '{name}' is no array of the right kind")
+    ids, size = Ids(columns.pop("ids")), tuple(columns.pop("aligned_size").tolist())
+    return Transforms(ids, aligned_size=size or None, copy=False, **columns)
 
 
 # ---- Parquet
@@ -308,26 +247,21 @@ def _write_parquet(t: Transforms, file: IO[bytes]) -> None:
             writer.write_table(arrow.table(_table(part), schema=schema))
 
 
-def _read_parquet(path: Path, step: int) -> Transforms:
+def _read_parquet(path: Path) -> Transforms:
     with require("pyarrow.parquet", "parquet").ParquetFile(path) as file:
         schema = file.schema_arrow
         if tuple(schema.names) not in HEADERS or b"congeal" not in (schema.metadata or {}):
             raise ValueError(f"its columns must be {','.join(COLUMNS)}")
         aligned_size = json.loads(schema.metadata[b"congeal"])["aligned_size"]
-        return _joined(schema.names, _parquet_tables(file, step), aligned_size)
+        batches = file.iter_batches(ROWS_AT_ONCE)
+        tables = (
+            {name: batch.column(name).to_numpy(zero_copy_only=False) for name in schema.names} for batch in batches
+        )
+        return _joined(schema.names, tables, aligned_size)
 
 
-def _parquet_tables(file: Any, step: int) -> Iterator[Table]:
-    done = 0
-    for batch in file.iter_batches(ROWS_AT_ONCE):
-        rows = slice(-done % step, None, step)
-        yield {name: batch.column(name).to_numpy(zero_copy_only=False)[rows] for name in batch.schema.names}
-        done += batch.num_rows
-
-
-Reader = Callable[[Path, int], Transforms]
-Writer = Callable[[Transforms, IO[bytes]], None]
-FORMATS: dict[str, tuple[Reader, Writer]] = {
+# Suffix: what reads a file, and what writes one.
+FORMATS: dict[str, tuple[Callable[[Path], Transforms], Callable[[Transforms, IO[bytes]], None]]] = {
     ".csv": (_read_csv, _write_csv),
     ".json": (_read_json, _write_json),
     ".npz": (_read_npz, _write_npz),
@@ -335,7 +269,7 @@ FORMATS: dict[str, tuple[Reader, Writer]] = {
 }
 
 
-def _format(path: Path) -> tuple[Reader, Writer]:
+def _format(path: Path) -> tuple[Callable[[Path], Transforms], Callable[[Transforms, IO[bytes]], None]]:
     if path.suffix.lower() not in FORMATS:
         raise CongealError(f"transforms are stored as {', '.join(FORMATS)}, not as '{path.name}'")
     return FORMATS[path.suffix.lower()]

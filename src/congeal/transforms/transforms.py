@@ -292,11 +292,11 @@ class Transforms:
         save(self, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], step: int = 1) -> Transforms:
-        """Read what `save` wrote; with `step`, only every step-th row."""
+    def load(cls, path: str | os.PathLike[str]) -> Transforms:
+        """Read what `save` wrote."""
         from congeal.transforms.files import load
 
-        return load(path, step)
+        return load(path)
 
 
 def _shaped(values: ArrayLike, shape: tuple[int, ...], dtype: Any, name: str, copy: bool) -> NDArray[Any]:

@@ -155,7 +155,7 @@ def _open_text(text: str, z: str | None) -> ImageSource:
     if os.path.exists(text):
         return open_path(Path(text), z)
     if (selection := parse_selection(text)) is not None:
-        return select_images(open_path(selection[0], z), selection[1])
+        return select_images(open_path(selection.path, z), selection.slice)
     if _NAMED.match(text):
         return open_named(text)
     if any(character in text for character in "*?[{"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import sys
 from collections import Counter
@@ -21,6 +22,7 @@ from congeal.evaluation import looks_like_objects
 from congeal.images import Image as Picture
 from congeal.images import ImageSource, warp_pixels
 from congeal.images.sources.base import Header
+from congeal.images.sources.views import SourceView, cache_decoded
 from congeal.methods import registry
 from congeal.methods.base import Method
 from congeal.opening import open_images
@@ -371,7 +373,7 @@ class Counted(ImageSource):
         return Picture(self.id(i), self.pixels[i].copy())
 
 
-def test_images_are_decoded_a_few_times_and_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_set_is_decoded_and_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, kinds, tables = Counted(), [], Counter[str]()
     monkeypatch.setattr("congeal.images.stack.looks_like_objects", lambda *a: kinds.append(1) or looks_like_objects(*a))
     write_rows = RunFolder.write_rows
@@ -379,8 +381,7 @@ def test_images_are_decoded_a_few_times_and_looked_at_once(tmp_path: Path, monke
         RunFolder, "write_rows", lambda run, name, *a, **o: tables.update([name]) or write_rows(run, name, *a, **o)
     )
     align(source, tmp_path / "run", size=20, motion="translation", **OPTIONS)
-    # the fingerprint, working pictures, larger ones in which likeness is measured, and original pixels
-    assert max(source.reads.values()) <= 4
+    assert dict(source.reads) == dict.fromkeys(range(20), 1)
     assert len(kinds) == 1
     assert tables == {"skipped.csv": 1, "metrics.csv": 1}
 
@@ -395,6 +396,41 @@ def test_the_fingerprint_is_taken_once_per_call(tmp_path: Path, monkeypatch: pyt
     taken.clear()
     apply(tmp_path / "run", Counted(), tmp_path / "new", quiet=True)
     assert len(taken) == 1
+
+
+def test_a_set_beyond_the_budget_is_decoded_once_for_each_use_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Working pictures, the larger ones in which likeness is measured, and original pixels: three times."""
+    monkeypatch.setattr("congeal.images.sources.views.MAX_CACHE_BYTES", 10 * 40 * 40)
+    source, large = Counted(), align(Counted(), tmp_path / "once", size=20, motion="translation", **OPTIONS)
+    small = align(source, tmp_path / "run", size=20, motion="translation", **OPTIONS)
+    looked_at = set(np.linspace(0, 19, 16).round().astype(int).tolist())  # for the fingerprint
+    assert all(source.reads[i] == 3 + (i in looked_at) for i in range(20))
+    assert small.transforms == large.transforms
+    remembered = cache_decoded(Counted())
+    for i in range(20):
+        remembered.read(i)
+    assert isinstance(remembered, SourceView)
+    assert remembered._cache is not None
+    assert remembered._cache._images is None, "a set that does not fit is not held in part"
+
+
+def test_remembering_does_not_make_another_set() -> None:
+    few = Counted().limit(5)
+    assert cache_decoded(few).fingerprint() == few.fingerprint()
+    assert cache_decoded(Counted()).fingerprint() == Counted().fingerprint()
+    array = open_images(blob(3))
+    assert cache_decoded(array) is array
+
+
+def test_a_worker_does_not_remember_what_it_decodes() -> None:
+    """It reads an image once for each thing it has to do; a million small ones would stay in its memory for nothing."""
+    remembered = cache_decoded(Counted().limit(5))
+    sent = pickle.loads(pickle.dumps(remembered))
+    assert sent.source._cache is None
+    assert [sent.id(i) for i in range(5)] == [remembered.id(i) for i in range(5)]
+    assert np.array_equal(sent.read(3).pixels, remembered.read(3).pixels)
 
 
 @pytest.mark.parametrize("killed", [True, False])

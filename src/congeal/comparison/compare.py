@@ -26,6 +26,7 @@ from congeal.execution import ShardExecutor
 from congeal.files import plain, write_json
 from congeal.images.intensity import Channel, find_channels
 from congeal.images.sources.base import ImageSource
+from congeal.images.sources.views import cache_decoded
 from congeal.pipeline.initial_poses import InitialPoses, init_name, read_initial_poses, start_at_faces
 from congeal.pipeline.model import check_limit, use_stack_position
 from congeal.pipeline.run_setup import (
@@ -86,7 +87,7 @@ def compare(
     seed : int
         Seed of everything random: the parameter `random_state` of every method.
     """
-    images = start_at_faces(open_source(executor, source, limit, z), init, quiet=quiet)
+    images = start_at_faces(cache_decoded(open_source(executor, source, limit, z)), init, quiet=quiet)
     check_limit(limit)
     check_time_limit(time_limit)
     entries = make_entries(methods, params or {}, motion, {"size": size, "random_state": seed}, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from congeal.images.sources.views import exclude_images
+from congeal.images.sources.views import cache_decoded, exclude_images
 from congeal.pipeline.groups import group_table_digest
 from congeal.pipeline.initial_poses import (
     initialise,
@@ -58,7 +58,7 @@ def align(
     check_conflicts(options)
     opened = open_source(executor, source, options.limit, options.z)
     selected = exclude_images(opened, options.exclude, strict=options.limit is None)
-    images = start_at_faces(start.select_source(selected), start.init, quiet=quiet)
+    images = start_at_faces(start.select_source(cache_decoded(selected)), start.init, quiet=quiet)
     check_limit(options.limit)
     check_formats(images, options.output_format, options.transforms_format)
     target = resolve_output(output, images, options, executor)

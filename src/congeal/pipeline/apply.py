@@ -10,6 +10,7 @@ from congeal.errors import CongealError
 from congeal.images import ImageSource
 from congeal.images.intensity import AlignOn, Channel, find_channels
 from congeal.images.sources.faces import FaceSource
+from congeal.images.sources.views import cache_decoded
 from congeal.methods.base import Method, load
 from congeal.methods.registry import method_class, methods
 from congeal.pipeline.groups import inherit_group_names
@@ -67,7 +68,7 @@ def apply(
     model = load_model(trained)
     names = inherit_group_names(model, trained)
     options = replace(options, z=trained.config.get("z") if options.z is None else options.z)
-    images = open_source(executor, source, options.limit, options.z)
+    images = cache_decoded(open_source(executor, source, options.limit, options.z))
     start = StartOptions.from_config(trained.config, options.init)
     if options.init is None:
         images = start.select_source(images)

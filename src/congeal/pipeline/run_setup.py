@@ -91,7 +91,7 @@ def source_name(source: Any, images: ImageSource) -> str:
     """The name of the source: a path in full, so that it means the same from anywhere, without a password."""
     if isinstance(source, str | os.PathLike):
         if (selection := parse_selection(str(source))) is not None:
-            return f"{selection[0].resolve()}[{selection[1]}]"
+            return selection.full_name
         return str(Path(source).resolve()) if Path(source).exists() else without_credentials(str(source))
     return f"{images.name}: {len(images)} images"
 

@@ -206,10 +206,6 @@ def natural_key(name: str) -> tuple[list[tuple[int, int | str]], str]:
 
 # ---- behind an fsspec URL (s3://, gs://, https://, memory://, file://, …)
 
-# Bytes of fetched files that are kept, because a run reads each image about four times. Chosen by judgement: a small
-# part of the memory that a run takes.
-MAX_KEPT_BYTES = 128 << 20
-
 # A person and a password before the host, and the values of a query, which are often keys.
 _PERSON = re.compile(r"(?<=://)[^/\s]*@")
 _VALUES = re.compile(r"([?&#;][^=&#;\s]*=)[^&#;\s]*?(?=['\")]?(?:[&#;\s]|$))")
@@ -226,23 +222,17 @@ class RemoteSource(ImageSource):
 
     def __init__(self, system: Any, paths: Sequence[str], *, base: str, name: str) -> None:
         self.system, self.paths, self.name = system, list(paths), name
-        self._kept, self._free_bytes = dict[int, bytes](), MAX_KEPT_BYTES
         self._ids = unique_ids(path[len(base) :].lstrip("/") for path in paths)
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def read(self, i: int) -> Image:
-        data = self._kept.get(i)
-        if data is None:
-            try:
-                data = self.system.cat_file(self.paths[i])
-            except Exception as error:  # each remote system has its own errors
-                reason = without_credentials(str(error))
-                raise UnreadableImage(f"cannot be fetched ({type(error).__name__}: {reason})") from error
-            if len(data) <= self._free_bytes:
-                self._kept[i] = data
-                self._free_bytes -= len(data)
+        try:
+            data = self.system.cat_file(self.paths[i])
+        except Exception as error:  # each remote system has its own errors
+            reason = without_credentials(str(error))
+            raise UnreadableImage(f"cannot be fetched ({type(error).__name__}: {reason})") from error
         return decode(data, self.id(i))
 
 

@@ -1,14 +1,16 @@
-"""Views of a source: some of its images, in another orientation, without excluded images or initial poses."""
+"""Views of a source: some of its images, in another orientation, cached, without excluded images or initial poses."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +23,37 @@ log = logging.getLogger("congeal")
 
 # Reason in skipped.csv of images that the user excluded.
 EXCLUDED = "excluded"
+# Bytes of decoded images that are kept: about 700 photographs of 250 × 250 in colour.
+MAX_CACHE_BYTES = 128 << 20
 _SELECTION = re.compile(r"(?P<path>.+)\[(?P<slice>[^\[\]]*)\]", re.DOTALL)
+
+
+class DecodeCache:
+    """Decoded images, kept as long as all of them fit into `max_bytes`.
+
+    A run reads its originals several times: to find faces, to make the stack, and to sample the result at full
+    resolution. Small sets are decoded once for all of that. As soon as a set turns out to be larger the cache is
+    dropped, so that memory does not grow with the number of images.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._free_bytes, self._images = max_bytes, dict[int, Image]()
+        self._lock = threading.Lock()  # several threads decode the stack
+
+    def read(self, i: int, decode: Callable[[int], Image]) -> Image:
+        """Image i from the cache, or decoded now."""
+        with self._lock:
+            image = self._images.get(i)
+        if image is not None:
+            return image
+        image = decode(i)
+        with self._lock:
+            if self._free_bytes >= 0 and i not in self._images:
+                self._images[i] = image
+                self._free_bytes -= image.pixels.nbytes + (0 if image.mask is None else image.mask.nbytes)
+                if self._free_bytes < 0:
+                    self._images.clear()
+        return image
 
 
 class SourceView(ImageSource):
@@ -38,6 +70,8 @@ class SourceView(ImageSource):
         determinant instead.
     excluded : set of str
         Ids of images that count as unreadable.
+    cache : DecodeCache, optional
+        Where decoded images are kept. Not sent to other processes.
     address : optional
         How another process opens the same images, see `congeal.opening.SourceAddress`.
     """
@@ -49,11 +83,12 @@ class SourceView(ImageSource):
         *,
         orientation: np.ndarray | None = None,
         excluded: frozenset[str] = frozenset(),
+        cache: DecodeCache | None = None,
         address: Any = None,
     ) -> None:
         self._whole = rows is None
         rows = np.arange(len(source)) if rows is None else rows
-        self.source, self.rows, self.address = source, rows, address
+        self.source, self.rows, self._cache = source, rows, cache
         self.orientation = None if orientation is None else np.asarray(orientation, dtype=np.int64)
         self._excluded = {i for i, id in enumerate(source.ids()) if id in excluded} if excluded else set[int]()
         self.excluded = tuple(source.id(i) for i in sorted(self._excluded)) or source.excluded
@@ -64,6 +99,9 @@ class SourceView(ImageSource):
         self.labels = None if source.labels is None else source.labels[rows]
         self.hyperstack = None if source.hyperstack is None else source.hyperstack.taken(rows)
         self.parts = None if source.parts is None else source.parts.subset(source.part_rows(rows))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": None}  # a worker reads each image once per task
 
     # Initial poses may take long to find (see `congeal.images.sources.faces`), so they are computed on first use.
     @cached_property
@@ -111,7 +149,8 @@ class SourceView(ImageSource):
     def read(self, i: int) -> Image:
         if i in self._excluded:
             raise UnreadableImage(EXCLUDED)
-        image = self.source.read(int(self.rows[i]))
+        row = int(self.rows[i])
+        image = self.source.read(row) if self._cache is None else self._cache.read(row, self.source.read)
         if self.orientation is None:
             return image
         way = int(self.orientation[i])
@@ -121,6 +160,8 @@ class SourceView(ImageSource):
     def probe(self, i: int) -> Header:
         if i in self._excluded:
             raise UnreadableImage(EXCLUDED)
+        if self._cache is not None and type(self.source).probe is ImageSource.probe:
+            return super().probe(i)  # the source would decode the image, and nothing would keep it
         header = self.source.probe(int(self.rows[i]))
         if self.orientation is None or self.orientation[i] % 2 == 0:
             return header
@@ -175,6 +216,17 @@ class SourceView(ImageSource):
         return SourceView(self.source.subset(self.rows[rows]), orientation=self.orientation[rows])
 
 
+def cache_decoded(source: ImageSource) -> ImageSource:
+    """The same source, decoding each image once if the set is small. Arrays need no decoding and are left as is."""
+    if source.shape is not None or (isinstance(source, SourceView) and source._cache is not None):
+        return source
+    if isinstance(source, SourceView):  # faces are searched in the images below the view, so those are cached
+        same = copy.copy(source)
+        same.source = cache_decoded(source.source)
+        return same
+    return SourceView(source, cache=DecodeCache(MAX_CACHE_BYTES))
+
+
 def exclude_images(source: ImageSource, listed: IdList | None, *, strict: bool = True) -> ImageSource:
     """The source without these images: ids, or a file that lists them. The source itself if nothing is listed.
 
@@ -200,12 +252,24 @@ def exclude_images(source: ImageSource, listed: IdList | None, *, strict: bool =
     return SourceView(source, excluded=excluded) if excluded else source
 
 
-def parse_selection(text: str) -> tuple[Path, str] | None:
-    """A file or folder and a slice of its images, as in clip.mp4[0:500:5] or stack.tif[7]; None for any other text."""
+class Selection(NamedTuple):
+    """A file or folder and a slice of its images, as in clip.mp4[0:500:5] or stack.tif[7]."""
+
+    path: Path
+    slice: str
+
+    @property
+    def full_name(self) -> str:
+        """The same with an absolute path."""
+        return f"{self.path.resolve()}[{self.slice}]"
+
+
+def parse_selection(text: str) -> Selection | None:
+    """The two parts of such a name; None for any other, such as a path with brackets or a glob."""
     found = _SELECTION.fullmatch(text)
     if found is None or os.path.exists(text) or not os.path.exists(found["path"]):
         return None
-    return Path(found["path"]), found["slice"]
+    return Selection(Path(found["path"]), found["slice"])
 
 
 def select_images(source: ImageSource, text: str) -> ImageSource:

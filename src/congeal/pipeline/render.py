@@ -26,7 +26,14 @@ from congeal.files import make_folders, sweep, write_bytes, write_json
 from congeal.geometry.matrix import invert
 from congeal.images import ImageSource, Writer, open_writer
 from congeal.images.formats.shards import ShardWriter
-from congeal.images.formats.writers import GroupedWriter, NpyWriter, RowWriter, group_folder, is_whole, set_transforms
+from congeal.images.formats.writers import (
+    GroupedWriter,
+    NpyWriter,
+    RowWriter,
+    group_folder,
+    is_complete,
+    set_transforms,
+)
 from congeal.images.resample import SOFT, Sampling
 from congeal.pipeline.display import DisplayRange
 from congeal.pipeline.draw import SAMPLES, Drawing, cut_rows, draw_shards, read_batch, rewrite_images
@@ -114,7 +121,7 @@ def resume_rendering(run: RunFolder, drawing: Drawing, rows: np.ndarray) -> Rend
     state = RenderState.load(run.work / STATE_FILE, needs_before=drawing.draws_start)
     drawn = np.intersect1d(drawing.samples, rows[: state.position])
     thumbnails = (run / SAMPLES / f"{i}_{side}.png" for i in drawn.tolist() for side in ("before", "after"))
-    return state if all(map(is_whole, thumbnails)) else RenderState()
+    return state if all(map(is_complete, thumbnails)) else RenderState()
 
 
 def draw_rows(

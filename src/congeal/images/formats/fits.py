@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from congeal.errors import CongealError, require
-from congeal.files import is_plain, replacing
+from congeal.files import replacing
 from congeal.images.formats.decode import as_unopenable, check_size, make_image
 from congeal.images.formats.hyperstack import Hyperstack, ReaderChain
 from congeal.images.formats.writers import NpyWriter
@@ -141,9 +141,6 @@ class FitsWriter(NpyWriter):
 
     file_name = "aligned.fits"
 
-    def _is_whole(self) -> bool:
-        return is_whole_fits(self.path, len(self.source), self.size)
-
     def _finish(self, array: np.ndarray) -> None:
         grey = array.ndim == 3 or array.shape[3] == 1
         stack = self.stack or Hyperstack("IYX" if grey else "IYXC", array.shape[:3] if grey else array.shape)
@@ -176,22 +173,6 @@ def fits_bytes(pixels: np.ndarray, text: str, pose: np.ndarray | None) -> bytes:
     shape = planes.shape if len(planes) > 1 else planes.shape[1:]
     _write_hdu(buffer, planes, shape, text, pose, primary=True)
     return buffer.getvalue()
-
-
-def is_whole_fits(path: Path, images: int = 1, size: Size | None = None) -> bool:
-    """Whether a FITS file exists and is complete, with this many images of that size if one is given."""
-    fits = require("astropy.io.fits", "fits")
-    if not is_plain(path) or path.stat().st_size % BLOCK_BYTES or path.stat().st_size == 0:
-        return False
-    try:
-        with fits.open(path, memmap=True) as hdus:
-            pictures = [hdu for hdu in hdus if hdu.header["NAXIS"] >= 2]
-            end = max(hdu.fileinfo()["datLoc"] + hdu.fileinfo()["datSpan"] for hdu in hdus)
-            fitting = size is None or all(hdu.shape[-2:] == size for hdu in pictures)
-            planes = sum(int(np.prod(hdu.shape[:-2])) for hdu in pictures)
-            return bool(pictures and fitting and planes % images == 0 and end <= path.stat().st_size)
-    except Exception:  # damaged files raise nearly anything
-        return False
 
 
 def _write_hdu(

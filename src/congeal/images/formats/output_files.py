@@ -18,7 +18,7 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import LONGEST_NAME, OutputFolders, shortened, write_bytes, write_rows
 from congeal.images.formats.decode import EXTENSIONS, FITS
-from congeal.images.formats.writers import Size, Writer, is_whole
+from congeal.images.formats.writers import Size, Writer, is_complete
 from congeal.images.sources.base import ImageSource
 from congeal.transforms.ids import Ids
 
@@ -58,7 +58,7 @@ class FileWriter(Writer):
     def _found(self, index: int) -> Path | None:
         """The file of image `index`, if it is there."""
         paths = (self.folder / (self._names.stems[index] + extension) for extension in WRITTEN)
-        return next((path for path in paths if is_whole(path)), None)
+        return next((path for path in paths if is_complete(path)), None)
 
     def done(self, index: int) -> bool:
         return self._found(index) is not None

@@ -18,7 +18,7 @@ from congeal.errors import CongealError
 from congeal.files import replacing, writing
 from congeal.images.formats.decode import EXTENSIONS, check_bytes, decode, probe
 from congeal.images.formats.output_files import OutputNames, encode, safe_name, write_names
-from congeal.images.formats.writers import Size, Writer, is_whole
+from congeal.images.formats.writers import Size, Writer, is_complete
 from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage, unique_ids
 from congeal.transforms.ids import Ids
 
@@ -162,7 +162,7 @@ class ShardWriter(Writer):
         self._current: tuple[str, tarfile.TarFile] | None = None  # the shard at hand
         self._members: tuple[str, dict[str, str]] = ("", {})  # a shard, and the member of each key in it
         self._open = ExitStack()  # its file
-        self._written: set[str] = {path.name for path in folder.glob("*.tar") if is_whole(path)}
+        self._written: set[str] = {path.name for path in folder.glob("*.tar") if is_complete(path)}
 
     def _place(self, index: int) -> tuple[str, str]:
         place = self.source.shard_of(index)

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import math
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import tifffile
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError
-from congeal.files import is_plain, replacing
+from congeal.files import replacing
 from congeal.images.formats import hyperstack
 from congeal.images.formats.decode import (
     ORIENTATION_TAG,
@@ -107,18 +106,11 @@ def _pages(file: tifffile.TiffFile) -> list[Any]:
 
 def _check_chain(file: tifffile.TiffFile) -> None:
     """Refuse a file in which a page names one before it as the next: its pages would never end."""
-    handle, kind, seen = file.filehandle, file.tiff, set[int]()
-    handle.seek(8 if kind.version == _BIG else 4)
-    while len(data := handle.read(kind.offsetsize)) == kind.offsetsize:
-        (offset,) = struct.unpack(kind.offsetformat, data)
-        if offset in seen:
+    seen = set[int]()
+    for page in file.pages:
+        if page.offset in seen:
             raise CongealError("the TIFF file is damaged: its pages go round in a circle")
-        seen.add(offset)
-        handle.seek(offset)
-        data = handle.read(kind.tagnosize)
-        if offset == 0 or len(data) < kind.tagnosize:
-            break
-        handle.seek(offset + kind.tagnosize + struct.unpack(kind.tagnoformat, data)[0] * kind.tagsize)
+        seen.add(page.offset)
 
 
 def _check_whole(path: Path, file: tifffile.TiffFile) -> None:
@@ -212,17 +204,13 @@ def _has_alpha(page: Any) -> bool:
 class TiffOrigin:
     """What a TIFF has besides pixels: "imagej", "ome", "shaped" (tifffile's own) or "plain"; for a TIFF writer.
 
-    text: the OME-XML. imagej: ImageJ's own metadata. resolution: (x, y, unit) of the tags. compression, predictor: the
-    numbers of the tags. tile: (height, width), if there are tiles.
+    text: the OME-XML. imagej: ImageJ's own metadata. options: how its pages are stored, in the words of tifffile.
     """
 
     kind: str
     text: str = ""
     imagej: Mapping[str, Any] = field(default_factory=dict)
-    resolution: tuple[float, float, int] | None = None
-    compression: int = 1
-    predictor: int = 1
-    tile: Size | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _open_series(path: Path, file: tifffile.TiffFile, z: str | None) -> ImageSource | None:
@@ -322,8 +310,7 @@ def _describe(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_tex
     if told:
         log.warning("%s of the ImageJ stack are drawn on the originals and are left out", " and ".join(told))
     kept = {key: value for key, value in imagej.items() if key not in _COUNTS | _DRAWN}
-    tile = (int(page.tilelength), int(page.tilewidth)) if page.is_tiled else None
-    origin = TiffOrigin(kind, ome_text, kept, resolution, int(page.compression), int(page.predictor), tile)
+    origin = TiffOrigin(kind, ome_text, kept, _storage_options(page, resolution))
     return Hyperstack(axes, shape, steps, names if len(names) == channels else (), origin=origin)
 
 
@@ -380,10 +367,6 @@ class TiffWriter(NpyWriter):
         axes = _outer(stack) + ("SYX" if _is_planar(stack) else "YXS" if "S" in stack.axes else "YX")
         return replace(stack, axes=axes, shape=tuple(map(stack.length, axes)))
 
-    def _is_whole(self) -> bool:
-        pages = len(self.source) if self.stack is None else math.prod(map(self.stack.length, _outer(self.stack)))
-        return is_whole_tiff(self.path, pages, self.size)
-
     def _finish(self, array: np.ndarray) -> None:
         grey = array.ndim == 3 or array.shape[3] == 1
         pages = Hyperstack("IYX" if grey else "IYXS", array.shape[:3] if grey else array.shape)
@@ -397,7 +380,7 @@ class TiffWriter(NpyWriter):
             origin = replace(origin, kind="shaped")
         imagej = origin.kind == "imagej" and array.dtype.name in _IMAGEJ_TYPES and not set(stack.axes) - set("TZCYXS")
         large = array.nbytes > MOST_CLASSIC
-        options = tiff_options(stack.length("S"), alpha=False) | _storage_options(origin)
+        options = tiff_options(stack.length("S"), alpha=False) | dict(origin.options)
         if _is_planar(stack):
             options["planarconfig"] = "separate"
         if imagej:
@@ -429,25 +412,6 @@ class TiffWriter(NpyWriter):
             yield np.ascontiguousarray(page)
 
 
-def is_whole_tiff(path: Path, pages: int = 1, size: Size | None = None) -> bool:
-    """Whether a TIFF is there with all its pages, of that size if one is given."""
-    if not is_plain(path) or path.stat().st_size == 0:
-        return False
-    try:
-        with tifffile.TiffFile(path) as file:
-            first, count = file.pages.first, len(file.pages)
-            fits = size is None or (first.imagelength, first.imagewidth) == size
-            series = file.series[0]
-            if count == 1 < pages and file.is_imagej and series.dataoffset is not None:  # one page stands for all
-                end = series.dataoffset + series.nbytes
-                return fits and series.size == pages * first.size and end <= path.stat().st_size
-            last = file.pages[-1].aspage()  # written in order
-            end = max(map(sum, zip(last.dataoffsets, last.databytecounts, strict=True)))
-            return count == pages and fits and end <= path.stat().st_size
-    except Exception:  # damaged files raise nearly anything
-        return False
-
-
 def _is_planar(stack: Hyperstack) -> bool:
     """Whether there are colour samples, each of which is a plane of its own."""
     return "S" in stack.axes and stack.axes.index("S") < stack.axes.index("Y")
@@ -465,19 +429,19 @@ def _tiles(page: np.ndarray, tile: Size, stack: Hyperstack) -> Iterator[np.ndarr
                 yield np.ascontiguousarray(plane[top : top + tile[0], left : left + tile[1]])
 
 
-def _storage_options(origin: TiffOrigin) -> dict[str, Any]:
-    """Compression, tiles and resolution as they were, where that loses nothing and can be written here."""
+def _storage_options(page: Any, resolution: tuple[float, float, int] | None) -> dict[str, Any]:
+    """Compression, tiles and resolution of a page, where they lose nothing and can be written here."""
     codecs = importlib.util.find_spec("imagecodecs") is not None
     options: dict[str, Any] = {}
-    if origin.compression != 1:
-        name = _LOSSLESS.get(origin.compression, "zlib")  # what was lossy once is not made worse
+    if page.compression != 1:
+        name = _LOSSLESS.get(int(page.compression), "zlib")  # what was lossy once is not made worse
         options["compression"] = "zlib" if name in _NEEDS_CODECS and not codecs else name
-        if origin.predictor != 1 and origin.compression in _LOSSLESS and codecs:
-            options["predictor"] = origin.predictor
-    if origin.tile and all(side and side % 16 == 0 for side in origin.tile):
-        options["tile"] = origin.tile
-    if origin.resolution is not None:
-        options |= {"resolution": origin.resolution[:2], "resolutionunit": origin.resolution[2]}
+        if page.predictor != 1 and page.compression in _LOSSLESS and codecs:
+            options["predictor"] = int(page.predictor)
+    if page.is_tiled and page.tilelength % 16 == page.tilewidth % 16 == 0:
+        options["tile"] = (int(page.tilelength), int(page.tilewidth))
+    if resolution is not None:
+        options |= {"resolution": resolution[:2], "resolutionunit": resolution[2]}
     return options
 
 
@@ -487,14 +451,12 @@ def _imagej(origin: TiffOrigin, stack: Hyperstack) -> dict[str, Any]:
     labels = facts.pop("Labels", None)
     if not isinstance(labels, list | tuple) or stack.ragged:
         return facts
-    if len(labels) == stack.length("C"):
-        return {**facts, "Labels": list(labels)}
     letters = [letter for letter in "TZC" if letter in stack.axes]
     before = [max(stack.length(letter), 1 + max(stack.chosen.get(letter, (0,)))) for letter in letters]
-    if letters and len(labels) % int(np.prod(before[1:])) == 0:
-        grid = np.arange(len(labels)).reshape(-1, *before[1:])
-        for k, letter in enumerate(letters):
-            if letter in stack.chosen:
-                grid = grid.take(stack.chosen[letter], axis=k)
-        facts["Labels"] = [labels[n] for n in grid.reshape(-1)]
+    if len(labels) == stack.length("C"):
+        return {**facts, "Labels": list(labels)}
+    if letters and len(labels) % math.prod(before[1:]) == 0:
+        kept = [stack.chosen.get(letter, range(n)) for letter, n in zip(letters, before, strict=True)]
+        kept[0] = stack.chosen.get(letters[0], range(len(labels) // math.prod(before[1:])))
+        facts["Labels"] = np.reshape(labels, (-1, *before[1:]))[np.ix_(*kept)].ravel().tolist()
     return facts

@@ -17,8 +17,9 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import DAMAGED, create_npy, is_plain, make_folders, put_in_place, sweep, writing
 from congeal.images.formats.hyperstack import Hyperstack
+from congeal.images.intensity import NOT_FINITE
 from congeal.images.sources.arrays import as_slice
-from congeal.images.sources.base import ImageSource
+from congeal.images.sources.base import ImageSource, UnreadableImage
 from congeal.memmap import PageTracker
 
 Size = tuple[int, int]
@@ -39,8 +40,14 @@ _WRITERS = {
 }
 FORMATS = ("auto", *_WRITERS)
 VIDEO_FORMATS = ("mp4", "gif")  # one file whose frames come one after the other
-PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
-TAR_END = bytes(2 * tarfile.BLOCKSIZE)
+# The last bytes of files that tell by them that they are complete. In an MP4 it is an empty box of our own.
+FILE_ENDS = {".png": b"IEND\xaeB`\x82", ".gif": b"\0;", ".mp4": b"\0\0\0\x08free", ".tar": bytes(2 * tarfile.BLOCKSIZE)}
+# Of other files: the module and the function that open them.
+_OPENERS = {
+    ".npy": ("sources.arrays", "open_npy"),
+    ".tif": ("formats.tiff", "open_tiff"),
+    ".fits": ("formats.fits", "open_fits"),
+}
 
 
 class Writer(ABC):
@@ -157,7 +164,7 @@ class NpyWriter(Writer):
     """`aligned.npy` (N, h, w[, C]), one row per image of the source; rows of skipped images stay zero.
 
     Other formats with all images in one file gather them in the same memory map first, because images can arrive in
-    any order. They override `file_name`, `_is_whole`, `_finish` and, for the axes of a scientific stack, `_arranged`.
+    any order. They override `file_name`, `_finish` and, for the axes of a scientific stack, `_arranged`.
     """
 
     any_order = True
@@ -170,7 +177,7 @@ class NpyWriter(Writer):
         self._partial, self._marks = folder / ".aligned.partial.npy", folder / ".aligned.done.npy"
         self._array: np.ndarray | None = None
         self._done: np.ndarray | None = None
-        self._complete = self._is_whole()
+        self._complete = self._is_complete()
         if not self._complete and is_plain(self._partial) and is_plain(self._marks):
             self._resume()
         self._pages = PageTracker(self._array)
@@ -179,13 +186,9 @@ class NpyWriter(Writer):
         """The stack with its axes in the order of the format."""
         return stack
 
-    def _is_whole(self) -> bool:
+    def _is_complete(self) -> bool:
         """Whether the finished file is there and undamaged."""
-        try:
-            shape = np.load(self.path, mmap_mode="r").shape if is_plain(self.path) else ()
-        except DAMAGED:
-            return False
-        return shape[:3] == (len(self.source), *self.size)
+        return is_complete(self.path, len(self.source), self.size)
 
     def _finish(self, array: np.ndarray) -> None:
         """Make the file of all rows."""
@@ -309,23 +312,28 @@ def _check_kind(id: str, pixels: np.ndarray, row: np.ndarray) -> None:
         )
 
 
-def is_whole(path: Path) -> bool:
-    """Whether a file that a writer made is there up to its last bytes."""
+def is_complete(path: Path, images: int = 1, size: Size | None = None) -> bool:
+    """Whether a file that a writer made ends as its format does, or holds (a multiple of) so many images of that size,
+    the last of which can be read."""
     if not is_plain(path):
         return False
-    if path.suffix == ".tif":
-        from congeal.images.formats.tiff import is_whole_tiff
-
-        return is_whole_tiff(path)
-    if path.suffix == ".fits":
-        from congeal.images.formats.fits import is_whole_fits
-
-        return is_whole_fits(path)
-    end = PNG_END if path.suffix == ".png" else TAR_END
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(-min(size, len(end)), os.SEEK_END)
-        return file.read() == end and (path.suffix == ".png" or size % tarfile.RECORDSIZE == 0)
+    end = FILE_ENDS.get(path.suffix)
+    if end is not None:
+        with path.open("rb") as file:
+            file.seek(-min(len(end), file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return file.read() == end
+    module, name = _OPENERS[path.suffix]
+    try:
+        source: ImageSource = getattr(import_module(f"congeal.images.{module}"), name)(path)
+        source = source.parts or source
+        if len(source) % images or size not in (None, source.probe(0)[:2]):
+            return False
+        source.read(len(source) - 1)
+    except UnreadableImage as error:
+        return str(error) == NOT_FINITE
+    except CongealError:
+        return False
+    return True
 
 
 def check_group_name(name: str) -> str:

@@ -87,10 +87,9 @@ def open_tiff(path: Path, z: str | None = None) -> ImageSource:
         _check_chain(file)
         series = file.series
         _check_whole(path, file)
-        if all(not _has_alpha(one.keyframe) and _is_plain_page(one.keyframe) for one in series):
-            found = _open_series(path, file, z)
-            if found is not None:
-                return found
+        plain = all(_is_plain_page(one.keyframe) for one in series)
+        if plain and (found := _open_series(path, file, z)) is not None:
+            return found
         if z not in (None, "auto", "planes"):
             raise CongealError(f"{path} has no Z axis to project: leave out --z {z}")
         pages = _pages(file)
@@ -106,11 +105,12 @@ def _pages(file: tifffile.TiffFile) -> list[Any]:
 
 def _check_chain(file: tifffile.TiffFile) -> None:
     """Refuse a file in which a page names one before it as the next: its pages would never end."""
-    seen = set[int]()
+    seen, file.pages.useframes = set[int](), True  # which are found without reading all their tags
     for page in file.pages:
         if page.offset in seen:
             raise CongealError("the TIFF file is damaged: its pages go round in a circle")
         seen.add(page.offset)
+    file.pages.useframes = False
 
 
 def _check_whole(path: Path, file: tifffile.TiffFile) -> None:
@@ -148,7 +148,7 @@ def probe_tiff(path: Path) -> Header | None:
         with tifffile.TiffFile(path) as file:
             _check_chain(file)
             page = file.pages.first
-            if len(file.pages) > 1 or "C" in file.series[0].axes or _has_alpha(page) or not _is_plain_page(page):
+            if len(file.pages) > 1 or "C" in file.series[0].axes or not _is_plain_page(page):
                 return None
             return Header(page.imagelength, page.imagewidth, int(page.samplesperpixel), np.dtype(page.dtype))
     except Exception:  # whatever is wrong with the file, reading it says so with a reason
@@ -179,14 +179,14 @@ def _page_image(page: Any, id: str) -> Image:
 
 
 def _orientation(page: Any) -> int:
-    tag = page.tags.get(ORIENTATION_TAG)
-    return int(tag.value) if tag is not None and 1 <= int(tag.value) <= 8 else 1
+    value = page.tags.valueof(ORIENTATION_TAG)
+    return int(value) if value is not None and 1 <= int(value) <= 8 else 1
 
 
 def _is_plain_page(page: Any) -> bool:
-    """Stored values are the pixels: no palette, no inversion, no turning."""
+    """Stored values are the pixels: no palette, no inversion, no turning, no alpha."""
     special = page.photometric in (_WHITE_IS_ZERO, _PALETTE) or _needs_pillow(page) or _orientation(page) > 1
-    return not special and page.dtype is not None and page.dtype.kind in "uif"
+    return not special and not _has_alpha(page) and page.dtype is not None and page.dtype.kind in "uif"
 
 
 def _needs_pillow(page: Any) -> bool:
@@ -244,14 +244,15 @@ def _ome_text(path: Path, file: tifffile.TiffFile) -> str:
         return ""
     try:
         hyperstack.parse_ome(text)
-        if file.series[0].kind != "ome":
-            raise hyperstack.BrokenOme("it does not fit the pages")
-        return text
-    except hyperstack.BrokenOme as error:
-        log.warning(
-            "the OME-XML of %s is broken (%s): its pages are taken as they are, without names and sizes", path, error
-        )
-        return ""
+        if file.series[0].kind == "ome":
+            return text
+        reason = "it does not fit the pages"
+    except CongealError as error:
+        reason = str(error)
+    log.warning(
+        "the OME-XML of %s is broken (%s): its pages are taken as they are, without names and sizes", path, reason
+    )
+    return ""
 
 
 def _reader(series: Sequence[Any]) -> Reader | None:
@@ -305,37 +306,29 @@ def _describe(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_tex
     elif resolution is not None:
         steps = _steps(imagej, resolution)
         names = _label_names(imagej.get("Labels"), axes, shape)
-    channels = int(np.prod([n for letter, n in zip(axes, shape, strict=True) if letter in "CS"]))
-    told = sorted(_DRAWN & imagej.keys())
-    if told:
+    if told := sorted(_DRAWN & imagej.keys()):
         log.warning("%s of the ImageJ stack are drawn on the originals and are left out", " and ".join(told))
     kept = {key: value for key, value in imagej.items() if key not in _COUNTS | _DRAWN}
     origin = TiffOrigin(kind, ome_text, kept, _storage_options(page, resolution))
-    return Hyperstack(axes, shape, steps, names if len(names) == channels else (), origin=origin)
+    stack = Hyperstack(axes, shape, steps, names, origin=origin)
+    return stack if len(names) == stack.n_channels else replace(stack, channel_names=())
 
 
 def _resolution(page: Any) -> tuple[float, float, int] | None:
     """The tags of the page: pixels per unit along X and Y, and which unit; None if it has none that mean anything."""
-    values = []
-    for name in ("XResolution", "YResolution"):
-        tag = page.tags.get(name)
-        if tag is None or not isinstance(tag.value, tuple) or len(tag.value) != 2 or not all(tag.value):
-            return None
-        values.append(tag.value[0] / tag.value[1])
-    tag = page.tags.get("ResolutionUnit")
-    return values[0], values[1], int(tag.value) if tag is not None else 2
+    values = [page.tags.valueof(name) for name in ("XResolution", "YResolution")]
+    if not all(isinstance(value, tuple) and len(value) == 2 and all(value) for value in values):
+        return None
+    (x, per_x), (y, per_y) = values
+    return x / per_x, y / per_y, int(page.tags.valueof("ResolutionUnit", 2))
 
 
 def _steps(imagej: Mapping[str, Any], resolution: tuple[float, float, int]) -> dict[str, Step]:
     unit = str(imagej.get("unit", ""))
     if "\\u" in unit:
         unit = unit.encode("ascii", "ignore").decode("unicode_escape")
-    if unit in ("um", "micron", "microns"):
-        unit = "µm"
-    x, y, code = resolution
-    if not unit and code in _PER_UNIT:
-        unit = _PER_UNIT[code]
-    steps = {"X": Step(1 / x, unit), "Y": Step(1 / y, unit)} if unit else {}
+    unit = "µm" if unit in ("um", "micron", "microns") else unit or _PER_UNIT.get(resolution[2], "")
+    steps = {letter: Step(1 / per_unit, unit) for letter, per_unit in zip("XY", resolution, strict=False) if unit}
     for letter, key, own in (("Z", "spacing", unit), ("T", "finterval", "s")):
         value = imagej.get(key)
         if isinstance(value, int | float) and np.isfinite(value) and value > 0:
@@ -401,10 +394,10 @@ class TiffWriter(NpyWriter):
     def _stack_pages(self, array: np.ndarray, stack: Hyperstack) -> Iterator[np.ndarray]:
         """Pages in the order of the file: (H, W), or with colour samples (H, W, S) or (S, H, W)."""
         for at in stack.places(_outer(stack)):
-            image = array[stack.number(at)]
+            image = array[stack.index(at, stack.image_axes)]
             self._pages.touched(image.nbytes)
             if "S" in stack.axes:
-                start = stack.channel(at)  # S is the last of the channel axes
+                start = stack.index(at, stack.channel_axes)  # S is the last of the channel axes
                 page = image[..., start : start + stack.length("S")]
                 page = np.moveaxis(page, -1, 0) if _is_planar(stack) else page
             else:
@@ -446,17 +439,16 @@ def _storage_options(page: Any, resolution: tuple[float, float, int] | None) -> 
 
 
 def _imagej(origin: TiffOrigin, stack: Hyperstack) -> dict[str, Any]:
-    """ImageJ's own metadata, of the slices that were kept."""
+    """ImageJ's own metadata, with the labels of the slices that were kept."""
     facts = dict(origin.imagej)
     labels = facts.pop("Labels", None)
     if not isinstance(labels, list | tuple) or stack.ragged:
         return facts
-    letters = [letter for letter in "TZC" if letter in stack.axes]
-    before = [max(stack.length(letter), 1 + max(stack.chosen.get(letter, (0,)))) for letter in letters]
+    first = (stack.image_axes or "I")[0]  # the axis along which images may have been left out
+    inner = math.prod(map(stack.length, "TZC")) // stack.length(first)
     if len(labels) == stack.length("C"):
-        return {**facts, "Labels": list(labels)}
-    if letters and len(labels) % math.prod(before[1:]) == 0:
-        kept = [stack.chosen.get(letter, range(n)) for letter, n in zip(letters, before, strict=True)]
-        kept[0] = stack.chosen.get(letters[0], range(len(labels) // math.prod(before[1:])))
-        facts["Labels"] = np.reshape(labels, (-1, *before[1:]))[np.ix_(*kept)].ravel().tolist()
+        facts["Labels"] = list(labels)
+    elif len(labels) % inner == 0:
+        rows = stack.chosen.get(first, range(len(labels) // inner))
+        facts["Labels"] = [label for row in rows for label in labels[row * inner : (row + 1) * inner]]
     return facts

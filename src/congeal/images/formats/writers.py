@@ -163,8 +163,8 @@ def set_transforms(writer: Writer, source: ImageSource, aligned_from_source: np.
 class NpyWriter(Writer):
     """`aligned.npy` (N, h, w[, C]), one row per image of the source; rows of skipped images stay zero.
 
-    Other formats with all images in one file gather them in the same memory map first, because images can arrive in
-    any order. They override `file_name`, `_finish` and, for the axes of a scientific stack, `_arranged`.
+    Other formats with all images in one file gather them in the same array first, because images can arrive in any
+    order. They override `file_name`, `_finish` and, for the axes of a scientific stack, `_arranged`.
     """
 
     any_order = True
@@ -175,12 +175,11 @@ class NpyWriter(Writer):
         self._lock, self.path = Lock(), folder / self.file_name
         self.stack = None if source.hyperstack is None else self._arranged(source.hyperstack.resized(size))
         self._partial, self._marks = folder / ".aligned.partial.npy", folder / ".aligned.done.npy"
-        self._array: np.ndarray | None = None
-        self._done: np.ndarray | None = None
+        self._rows: RowWriter | None = None
+        self._done = np.zeros(len(source), dtype=bool)
         self._complete = self._is_complete()
         if not self._complete and is_plain(self._partial) and is_plain(self._marks):
             self._resume()
-        self._pages = PageTracker(self._array)
 
     def _arranged(self, stack: Hyperstack) -> Hyperstack:
         """The stack with its axes in the order of the format."""
@@ -196,24 +195,23 @@ class NpyWriter(Writer):
 
     def _resume(self) -> None:
         try:
-            array, done = np.load(self._partial, mmap_mode="r+"), np.load(self._marks, mmap_mode="r+")
+            array, done = np.load(self._partial, mmap_mode="r"), np.load(self._marks, mmap_mode="r+")
         except DAMAGED:
             return  # it was stopped while these files were made
         if done.shape == (len(self.source),) and array.shape[:3] == (len(self.source), *self.size):
-            self._array, self._done = array, done
+            self._rows, self._done = RowWriter(self._partial, self.source), done
 
     def _allocate(self, pixels: np.ndarray) -> None:
         channels = () if self.source.grey and pixels.shape[-1] == 1 else (pixels.shape[-1],)
-        self._array = create_npy(self._partial, (len(self.source), *self.size, *channels), pixels.dtype)
+        create_npy(self._partial, (len(self.source), *self.size, *channels), pixels.dtype)
         self._done = create_npy(self._marks, (len(self.source),), np.dtype(bool))
-        self._pages = PageTracker(self._array)
-        self._complete = False
+        self._rows = RowWriter(self._partial, self.source)
 
     def _put(self, index: int, encoded: np.ndarray) -> None:
         self._put_rows(np.array([index]), encoded[None])
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
-        """Nothing: rows are copied together in the second step."""
+        """Nothing: rows are written together in the second step."""
         missing = self.missing(indices)
         return partial(self._put_rows, missing, pixels[as_slice(np.isin(indices, missing))])
 
@@ -221,20 +219,16 @@ class NpyWriter(Writer):
         if not len(indices):
             return
         with self._lock:
-            if self._array is None or self._done is None:
+            if self._rows is None:
                 self._allocate(pixels)
-            assert self._array is not None
-            assert self._done is not None
-            row = self._array[0]
-            _check_kind(self.source.id(int(indices[0])), pixels, row)
-            self._array[as_slice(indices)] = pixels.reshape(-1, *row.shape)
+            assert self._rows is not None
+            self._rows.begin_new(indices, pixels)
             self._done[indices] = True
-            self._pages.touched(pixels.nbytes)
 
     @property
     def has_room(self) -> bool:
         """Whether there is a file with rows, whole or not."""
-        return self._complete or self._array is not None
+        return self._complete or self._rows is not None
 
     def make_room(self, pixels: np.ndarray) -> Path | None:
         """The file into which other processes may write rows like these (B, h, w, C); None if all is done."""
@@ -244,72 +238,68 @@ class NpyWriter(Writer):
 
     def all_written(self, indices: np.ndarray) -> None:
         """Other processes have written these rows."""
-        if self._done is not None:
-            self._done[indices] = True
+        self._done[indices] = True
 
     def missing(self, indices: np.ndarray) -> np.ndarray:
-        if self._complete or self._done is None:
-            return indices[:0] if self._complete else indices
-        return indices[~self._done[indices]]
+        return indices[:0] if self._complete else indices[~self._done[indices]]
 
     def done(self, index: int) -> bool:
         return not len(self.missing(np.array([index])))
 
     def flush(self) -> None:
-        for array in (self._array, self._done):  # the marks last: they speak of the pixels
-            if isinstance(array, np.memmap):
-                array.flush()
+        if self._rows is not None:
+            self._rows.flush()
+        if isinstance(self._done, np.memmap):  # last: it speaks of the pixels
+            self._done.flush()
 
     def close(self) -> None:
-        if self._array is None:
+        if self._rows is None:
             return
-        self.flush()
-        self._finish(self._array)
-        self._array = self._done = None
+        self._rows.close()
+        array = np.load(self._partial, mmap_mode="r")
+        self._pages = PageTracker(array)
+        self._finish(array)
+        self._rows = None
         self._partial.unlink(missing_ok=True)
         self._marks.unlink(missing_ok=True)
         self._complete = True
 
 
 class RowWriter:
-    """Writes rows into the array that another process's `NpyWriter` made room for: at their places, with plain writes,
-    because on a network's disk two machines must not map the same page. Several threads may write at once."""
+    """Writes rows into the array that a `NpyWriter` made room for, perhaps in another process: at their places, with
+    plain writes, because on a network's disk two machines must not map the same page. Threads may write at once."""
 
     def __init__(self, file: Path, source: ImageSource) -> None:
         array = np.load(file, mmap_mode="r")
         self._row, self._offset, self._source = array[0], int(array.offset), source
-        self._file, self._lock = file.open("r+b"), Lock()
+        self._path, self._file, self._lock = file, file.open("r+b"), Lock()
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
         """All of it: rows stand by themselves."""
-        _check_kind(self._source.id(int(indices[0])), pixels, self._row)
+        row = self._row
+        if pixels.dtype != row.dtype or pixels[0].size != row.size:
+            raise CongealError(
+                f"image {self._source.id(int(indices[0]))} is {pixels.shape[1:]} of {pixels.dtype}, the others "
+                f"{row.shape} of {row.dtype}: write files instead of one array"
+            )
         follows = np.flatnonzero(np.diff(indices) != 1) + 1
         runs = zip(np.split(indices, follows), np.split(np.ascontiguousarray(pixels), follows), strict=True)
-        with writing(Path(self._file.name)), self._lock:  # a place in the file is all threads' place
+        with writing(self._path), self._lock:  # a place in the file is all threads' place
             for rows, images in runs:
-                self._file.seek(self._offset + int(rows[0]) * self._row.nbytes)
+                self._file.seek(self._offset + int(rows[0]) * row.nbytes)
                 self._file.write(images.data)
-        return _nothing
+        return lambda: None
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Bring the rows to the disk."""
-        with writing(Path(self._file.name)):
+        with writing(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._file.close()
 
-
-def _nothing() -> None:
-    """The second step of writing where the first does all."""
-
-
-def _check_kind(id: str, pixels: np.ndarray, row: np.ndarray) -> None:
-    """Refuse images that do not fit the rows of an array."""
-    if pixels.dtype != row.dtype or pixels[0].size != row.size:
-        raise CongealError(
-            f"image {id} is {pixels.shape[1:]} of {pixels.dtype}, the others {row.shape} of {row.dtype}: write files "
-            "instead of one array"
-        )
+    def close(self) -> None:
+        """Bring the rows to the disk and end."""
+        self.flush()
+        self._file.close()
 
 
 def is_complete(path: Path, images: int = 1, size: Size | None = None) -> bool:

@@ -207,7 +207,7 @@ def _open_with(module: str, function: str) -> Callable[..., ImageSource]:
 
 
 # Suffix: what opens several files, one file, and one file that may be a stack with depth.
-_SETS = {".tar": _open_with("shards", "open_shards"), ".parquet": _open_with("parquet", "open_parquet")}
+_SETS = {".tar": _open_with("shards", "ShardSource"), ".parquet": _open_with("shards", "ParquetSource")}
 _FILES = {".npz": open_npz, ".mat": _open_with("array_files", "open_mat"), **dict.fromkeys(VIDEO, VideoFrames)}
 _STACKS = dict.fromkeys(_TIFF, _open_with("tiff", "open_tiff")) | dict.fromkeys(FITS, _open_with("fits", "open_fits"))
 

@@ -80,27 +80,24 @@ class Writer(ABC):
         self._put(index, self._encode(index, pixels, mask))
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
-        """`write_new` in two steps: what needs no order is done here, in any thread; calling the answer does the rest.
+        """Write those of these images (B, h, w, C) that are not done yet, in two steps.
 
-        The second steps are taken in one thread and in the order of the source.
+        What needs no order is done here, in any thread. Calling the answer does the rest: in one thread and in the
+        order of the source.
         """
         new = [
             (index, self._encode(index, pixels[k], None if masks is None else masks[k]))
             for k, index in enumerate(indices.tolist())
             if not self.done(index)
         ]
+
+        def put() -> None:
+            while new:
+                self._put(*new.pop(0))
+
         if self.any_order:
-            self._put_all(new)
-            new = []
-        return partial(self._put_all, new)
-
-    def _put_all(self, encoded: Sequence[tuple[int, Any]]) -> None:
-        for index, one in encoded:
-            self._put(index, one)
-
-    def write_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> None:
-        """Write those of these images (B, h, w, C) that are not done yet."""
-        self.begin_new(indices, pixels, masks)()
+            put()
+        return put
 
     def missing(self, indices: np.ndarray) -> np.ndarray:
         """Those of these images that are not done yet."""
@@ -211,7 +208,6 @@ class NpyWriter(Writer):
         self._put_rows(np.array([index]), encoded[None])
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
-        """Nothing: rows are written together in the second step."""
         missing = self.missing(indices)
         return partial(self._put_rows, missing, pixels[as_slice(np.isin(indices, missing))])
 
@@ -376,7 +372,6 @@ class GroupedWriter(Writer):
         return self._writers[int(self._group[index])].done(int(self._place[index]))
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
-        """Both steps of every group's own writer."""
         rest = []
         for number in np.unique(self._group[indices]).tolist():
             own = np.flatnonzero(self._group[indices] == number)

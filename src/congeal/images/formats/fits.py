@@ -29,14 +29,6 @@ from congeal.images.sources.hyperstack import open_stack
 log = logging.getLogger("congeal")
 
 Size = tuple[int, int]
-# Bytes of a FITS block, of which everything in a file is a multiple.
-BLOCK_BYTES = 2880
-MOVED = "congeal: aligned; the WCS was moved with the image"
-DROPPED = "congeal: aligned; the WCS no longer holds and was removed"
-ALIGNED = "congeal: aligned"
-# Largest entry of the last row of a matrix that counts as affine, per pixel: beyond rounding, and a displacement of a
-# thousandth of a pixel in images of a thousand pixels.
-AFFINE_TOLERANCE = 1e-9
 # Letters of the axes beyond Y and X; a cube has the last one.
 _EXTRA_AXES = "PRQI"
 # Cards that describe the data and are written anew; astropy does so itself for the size and type.
@@ -195,7 +187,7 @@ def _write_hdu(
             file.write(_header_bytes(_move_header(text, pose), shape, values.dtype, primary=primary))
         file.write(_stored_bytes(values))
         count += values.nbytes
-    file.write(bytes(-count % BLOCK_BYTES))
+    file.write(bytes(-count % 2880))  # everything in a file is a multiple of such blocks
 
 
 def _stored_bytes(values: np.ndarray) -> bytes:
@@ -226,17 +218,16 @@ def _move_header(text: str, pose: np.ndarray | None) -> Any:
     """The header of an image that was moved by a matrix; None if that is unknown or differs between planes."""
     header = _parse_header(text)
     if not any(_WCS.fullmatch(key) for key in header):
-        header.add_history(ALIGNED)
+        header.add_history("congeal: aligned")
         return header
-    matrix = None if pose is None else np.asarray(pose, dtype=np.float64) / pose[2, 2]
-    affine = matrix is not None and np.abs(matrix[2, :2]).max() < AFFINE_TOLERANCE
-    if matrix is not None and affine and "CRPIX1" in header and not any(_DISTORTED.fullmatch(key) for key in header):
-        _move_wcs(header, matrix)
-        header.add_history(MOVED)
+    affine = pose is not None and np.allclose(pose[2, :2] / pose[2, 2], 0, rtol=0, atol=1e-9)  # but for rounding
+    if affine and "CRPIX1" in header and not any(_DISTORTED.fullmatch(key) for key in header):
+        _move_wcs(header, np.asarray(pose, dtype=np.float64) / pose[2, 2])
+        header.add_history("congeal: aligned; the WCS was moved with the image")
         return header
     for key in [key for key in header if _WCS.fullmatch(key)]:
         del header[key]
-    header.add_history(DROPPED)
+    header.add_history("congeal: aligned; the WCS no longer holds and was removed")
     return header
 
 
@@ -247,18 +238,15 @@ def _move_wcs(header: Any, aligned_from_source: np.ndarray) -> None:
     header["CRPIX1"], header["CRPIX2"] = (linear @ reference + shift + 1).tolist()
     if np.array_equal(linear, np.eye(2)):
         return
-    name, scale = "PC", np.array([header.get("CDELT1", 1.0), header.get("CDELT2", 1.0)])
-    if any(f"CD{i}_{j}" in header for i in (1, 2) for j in (1, 2)):
-        name, scale = "CD", np.ones(2)
-    missing = np.eye(2) if name == "PC" else np.zeros((2, 2))
-    before = np.array([[header.get(f"{name}{i}_{j}", missing[i - 1, j - 1]) for j in (1, 2)] for i in (1, 2)])
-    if name == "PC" and "CROTA2" in header:
+    name, scale, missing = "PC", np.array([header.get("CDELT1", 1.0), header.get("CDELT2", 1.0)]), np.eye(2)
+    if "CROTA2" in header:
         turn, ratio = np.radians(header["CROTA2"]), scale[1] / scale[0]
-        before = np.array([[np.cos(turn), -np.sin(turn) * ratio], [np.sin(turn) / ratio, np.cos(turn)]])
-    if name == "PC":
-        for key in ("CROTA1", "CROTA2"):
-            header.remove(key, ignore_missing=True)
+        missing = np.array([[np.cos(turn), -np.sin(turn) * ratio], [np.sin(turn) / ratio, np.cos(turn)]])
+    if any(header.get(f"CD{i}_{j}") is not None for i, j in np.ndindex(3, 3)):
+        name, scale, missing = "CD", np.ones(2), np.zeros((2, 2))
+    before = np.array([[header.get(f"{name}{i}_{j}", missing[i - 1, j - 1]) for j in (1, 2)] for i in (1, 2)])
     after = (scale[:, None] * before) @ np.linalg.inv(linear) / scale[:, None]
-    for i in (1, 2):
-        for j in (1, 2):
-            header[f"{name}{i}_{j}"] = float(after[i - 1, j - 1])
+    for key in ("CROTA1", "CROTA2"):
+        header.remove(key, ignore_missing=True)
+    for (i, j), value in np.ndenumerate(after):
+        header[f"{name}{i + 1}_{j + 1}"] = float(value)

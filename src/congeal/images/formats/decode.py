@@ -53,6 +53,8 @@ def as_unreadable(what: str, id: str) -> Iterator[None]:
             reason = "not an image, or a format that cannot be read"
         elif isinstance(error, Pillow.DecompressionBombError):
             reason = f"the image is too large ({text})"
+        elif isinstance(error, MissingExtra):
+            reason = text
         elif "imagecodecs" in text:
             reason = f"{text}: pip install 'congeal[formats]'"
         raise UnreadableImage(reason) from error
@@ -185,12 +187,7 @@ def deep_colour_png(data: bytes) -> bool:
 
 
 def _decode_deep_png(data: bytes, id: str) -> Image:
-    try:
-        codecs = require("imagecodecs", "formats")
-    except MissingExtra as error:
-        raise UnreadableImage(
-            "16-bit colour PNG needs the package 'imagecodecs': pip install 'congeal[formats]'"
-        ) from error
+    codecs = require("imagecodecs", "formats")
     check_size(*(int.from_bytes(data[k : k + 4], "big") for k in (20, 16)))
     pixels = codecs.png_decode(data)
     with Pillow.open(io.BytesIO(data)) as picture:

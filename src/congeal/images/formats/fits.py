@@ -28,7 +28,6 @@ from congeal.images.sources.hyperstack import open_stack
 
 log = logging.getLogger("congeal")
 
-Size = tuple[int, int]
 # Letters of the axes beyond Y and X; a cube has the last one.
 _EXTRA_AXES = "PRQI"
 # Cards that describe the data and are written anew; astropy does so itself for the size and type.
@@ -242,7 +241,7 @@ def _move_wcs(header: Any, aligned_from_source: np.ndarray) -> None:
     if "CROTA2" in header:
         turn, ratio = np.radians(header["CROTA2"]), scale[1] / scale[0]
         missing = np.array([[np.cos(turn), -np.sin(turn) * ratio], [np.sin(turn) / ratio, np.cos(turn)]])
-    if any(header.get(f"CD{i}_{j}") is not None for i, j in np.ndindex(3, 3)):
+    if any(f"CD{i + 1}_{j + 1}" in header for i, j in np.ndindex(2, 2)):
         name, scale, missing = "CD", np.ones(2), np.zeros((2, 2))
     before = np.array([[header.get(f"{name}{i}_{j}", missing[i - 1, j - 1]) for j in (1, 2)] for i in (1, 2)])
     after = (scale[:, None] * before) @ np.linalg.inv(linear) / scale[:, None]

@@ -56,7 +56,6 @@ class FileWriter(Writer):
         write_bytes(self._folders.above(below) / os.path.basename(below), data)
 
     def _found(self, index: int) -> Path | None:
-        """The file of image `index`, if it is there."""
         paths = (self.folder / (self._names.stems[index] + extension) for extension in WRITTEN)
         return next((path for path in paths if is_complete(path)), None)
 

@@ -75,7 +75,6 @@ class ShardSource(ImageSource):
             self._ids = unique_ids(key if counts[key] == 1 else f"{stems[shard]}/{key}" for key, shard in pairs)
 
     def _file(self, number: int) -> Path:
-        """Where a shard can be read."""
         return self.paths[number]
 
     def __len__(self) -> int:
@@ -277,7 +276,6 @@ class ShardWriter(Writer):
         return encode(pixels, mask)
 
     def _put(self, index: int, encoded: tuple[bytes, str]) -> None:
-        """Put one file into the shard of image `index`, which ends the shard before it."""
         data, extension = encoded
         shard, _ = self._place(index)
         if self._current is None or shard != self._current[0]:
@@ -311,7 +309,6 @@ class ShardWriter(Writer):
             self._current = None
 
     def close(self) -> None:
-        """Complete the last shard, and list the members that are not called after their keys."""
         self.end_shard()
         places = map(self._place, range(len(self.source)))
         if any(safe_name(key) != key for _, key in places):

@@ -30,7 +30,7 @@ from congeal.images.formats.decode import (
 )
 from congeal.images.formats.hyperstack import Hyperstack, ReaderChain, Step
 from congeal.images.formats.output_files import tiff_options
-from congeal.images.formats.writers import NpyWriter
+from congeal.images.formats.writers import NpyWriter, Size
 from congeal.images.sources.arrays import MOST_UNPACKED
 from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage
 from congeal.images.sources.hyperstack import HyperstackSource, IndexedReader, Reader, open_stack
@@ -42,7 +42,6 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())
 _PER_UNIT = {2: "inch", 3: "cm"}
 _COUNTS = frozenset(("ImageJ", "images", "channels", "slices", "frames", "hyperstack", "axes"))
 _DRAWN = frozenset(("ROI", "Overlays"))
-Size = tuple[int, int]
 MOST_CLASSIC = 3 << 30
 """Bytes of pixels in a TIFF with offsets of 32 bits; beyond, those of 64 bits are used."""
 _LOSSLESS = {5: "lzw", 8: "zlib", 32946: "zlib", 50000: "zstd", 34925: "lzma"}
@@ -50,7 +49,6 @@ _NEEDS_CODECS = ("lzw", "zstd")
 _OME_AXES = "TZCYXSR"  # R numbers the images of one file
 _OME_TYPES = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64")
 _IMAGEJ_TYPES = ("uint8", "uint16", "float32")
-_BIG = 43  # number of BigTIFF, whose offsets have 8 bytes
 _WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR, _LAB = 0, 3, 5, 6, 8
 
 
@@ -279,7 +277,6 @@ class PagedReader:
         self._numbers = np.arange(len(series.pages)).reshape(series.shape[:split])
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
-        """Decode the pages of the block and put them together."""
         numbers = np.asarray(self._numbers[tuple(at.get(letter, slice(None)) for letter in self._outer)])
         index = tuple(at.get(letter, slice(None)) for letter in self._inner)
         planes = [self._page(number)[index] for number in numbers.reshape(-1).tolist()]
@@ -299,19 +296,19 @@ def _describe(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_tex
     kind = "ome" if ome_text else series.kind if series.kind in ("imagej", "shaped") else "plain"
     imagej: dict[str, Any] = dict(file.imagej_metadata or {}) if kind == "imagej" else {}
     resolution = _resolution(page)
+    stack = Hyperstack(axes, shape)
     steps: dict[str, Step] = {}
     names: tuple[str, ...] = ()
     if ome_text:
         steps, names = hyperstack.read_ome(ome_text)
     elif resolution is not None:
-        steps = _steps(imagej, resolution)
-        names = _label_names(imagej.get("Labels"), axes, shape)
+        steps, names = _steps(imagej, resolution), _label_names(imagej.get("Labels"), stack)
     if told := sorted(_DRAWN & imagej.keys()):
         log.warning("%s of the ImageJ stack are drawn on the originals and are left out", " and ".join(told))
     kept = {key: value for key, value in imagej.items() if key not in _COUNTS | _DRAWN}
     origin = TiffOrigin(kind, ome_text, kept, _storage_options(page, resolution))
-    stack = Hyperstack(axes, shape, steps, names, origin=origin)
-    return stack if len(names) == stack.n_channels else replace(stack, channel_names=())
+    names = names if len(names) == stack.n_channels else ()
+    return replace(stack, steps=steps, channel_names=names, origin=origin)
 
 
 def _resolution(page: Any) -> tuple[float, float, int] | None:
@@ -336,10 +333,9 @@ def _steps(imagej: Mapping[str, Any], resolution: tuple[float, float, int]) -> d
     return steps
 
 
-def _label_names(labels: Any, axes: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+def _label_names(labels: Any, stack: Hyperstack) -> tuple[str, ...]:
     """Names of channels from ImageJ's labels of slices, where all slices of a channel are called the same."""
-    lengths = dict(zip(axes, shape, strict=True))
-    channels, planes = lengths.get("C", 1), int(np.prod([lengths.get(letter, 1) for letter in "TZC"]))
+    channels, planes = stack.length("C"), math.prod(map(stack.length, "TZC"))
     if channels < 2 or not isinstance(labels, list | tuple) or len(labels) not in (channels, planes):
         return ()
     rows = [tuple(map(str, labels[start : start + channels])) for start in range(0, len(labels), channels)]
@@ -347,7 +343,7 @@ def _label_names(labels: Any, axes: str, shape: tuple[int, ...]) -> tuple[str, .
 
 
 class TiffWriter(NpyWriter):
-    """`aligned.tif`, one page per image; gathered in a memory map first because pages can arrive in any order.
+    """`aligned.tif`, one page per image.
 
     A source that is a scientific stack gets its axes, sizes and names back: ImageJ's way where it came from ImageJ,
     else as OME-TIFF.

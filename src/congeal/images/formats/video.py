@@ -102,7 +102,6 @@ class VideoFrames(ImageSource):
         return self._header
 
     def read(self, i: int) -> Image:
-        """Frame i as pixels (H, W, C), upright."""
         header = self.probe(i)
         with as_unreadable("frame", self.id(i)):
             with self._lock:
@@ -137,7 +136,6 @@ class VideoFrames(ImageSource):
         return found
 
     def _seek(self, row: int) -> None:
-        """Begin at a keyframe."""
         if self._container is not None:
             self._container.close()
         self._container = container = _open(self.path)

@@ -52,7 +52,6 @@ class ZarrReader(IndexedReader):
     """A Zarr array whose chunks must be whole. One that is not there is read as the fill value, as Zarr says."""
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
-        """Index the array; says so where a chunk is damaged."""
         with as_unreadable("chunk of the Zarr array, perhaps cut short", "the Zarr array"):
             self._check_blosc_chunks(at)
             return super().take(at)
@@ -172,7 +171,7 @@ def _steps(image: Mapping[str, Any], axes: str) -> dict[str, Step]:
 
 
 class ZarrWriter(NpyWriter):
-    """`aligned.zarr`; gathered in a memory map first, because images can arrive in any order.
+    """`aligned.zarr`, one array with the axes of its source.
 
     A Zarr comes back in its own version and, if it was OME-Zarr, with its metadata. Other scientific stacks become
     OME-Zarr 0.4, which most programs read; anything else is a plain array (N, H, W[, C]).
@@ -286,12 +285,11 @@ def _attributes(stack: Hyperstack, origin: ZarrOrigin, names: list[str]) -> dict
     before = [_name(axis) for axis in old.values()]
     own = image["datasets"][0] if image.get("datasets") else {}
     changes = [*own.get("coordinateTransformations", ()), *image.pop("coordinateTransformations", ())]
-    moves = [change["translation"] for change in changes if change.get("type") == "translation"]
-    moved = [dict(zip(before, move, strict=True)) for move in moves if len(move) == len(before)]
-    shifts = [{"type": "translation", "translation": [move.get(name, 0.0) for name in names]} for move in moved[:1]]
+    moves = [dict(zip(before, change.get("translation", ()), strict=False)) for change in changes]
+    shifts = [{"type": "translation", "translation": [move.get(name, 0.0) for name in names]} for move in moves if move]
     scale = [stack.steps[letter].size if letter in stack.steps else 1.0 for letter in stack.axes]
     image["datasets"] = [
-        {"path": origin.path, "coordinateTransformations": [{"type": "scale", "scale": scale}, *shifts]}
+        {"path": origin.path, "coordinateTransformations": [{"type": "scale", "scale": scale}, *shifts[:1]]}
     ]
     about["multiscales"] = [image]
     return attributes

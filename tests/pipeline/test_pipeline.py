@@ -161,13 +161,13 @@ def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
     from congeal.images.formats.output_files import FileWriter
 
     written: list[int] = []
-    write = FileWriter._put
+    put = FileWriter._put
 
     def stop_at_the_sixth(self: FileWriter, index: int, encoded: tuple[bytes, str]) -> None:
         if len(written) == 5:
             raise KeyboardInterrupt
         written.append(index)
-        write(self, index, encoded)
+        put(self, index, encoded)
 
     with monkeypatch.context() as patch:
         patch.setattr(FileWriter, "_put", stop_at_the_sixth)
@@ -624,9 +624,9 @@ def test_damage_between_a_stop_and_going_on_leaves_no_trace(
     def stop_at_the_sixth(writer: FileWriter, index: int, encoded: tuple[bytes, str]) -> None:
         if index == 5:
             raise KeyboardInterrupt
-        write(writer, index, encoded)
+        put(writer, index, encoded)
 
-    write = FileWriter._put
+    put = FileWriter._put
     with monkeypatch.context() as patch:
         patch.setattr(FileWriter, "_put", stop_at_the_sixth)
         patch.setattr("congeal.pipeline.render.SAVE_INTERVAL_S", 0.0)

@@ -219,9 +219,10 @@ def _move_header(text: str, pose: np.ndarray | None) -> Any:
     if not any(_WCS.fullmatch(key) for key in header):
         header.add_history("congeal: aligned")
         return header
-    affine = pose is not None and np.allclose(pose[2, :2] / pose[2, 2], 0, rtol=0, atol=1e-9)  # but for rounding
+    matrix = np.full((3, 3), np.nan) if pose is None else np.asarray(pose, dtype=np.float64) / pose[2, 2]
+    affine = np.allclose(matrix[2, :2], 0, rtol=0, atol=1e-9)  # but for rounding
     if affine and "CRPIX1" in header and not any(_DISTORTED.fullmatch(key) for key in header):
-        _move_wcs(header, np.asarray(pose, dtype=np.float64) / pose[2, 2])
+        _move_wcs(header, matrix)
         header.add_history("congeal: aligned; the WCS was moved with the image")
         return header
     for key in [key for key in header if _WCS.fullmatch(key)]:

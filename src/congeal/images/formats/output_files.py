@@ -74,19 +74,8 @@ class OutputNames:
     """A relative path without extension for each id, all different, in no other's way.
 
     An id such as "a/b.jpg" gives "a/b". The image extension stays where two ids differ in nothing else. Where names
-    would still meet, be too long, or lead out of the folder, a mark made from the id is put behind them.
-
-    Parameters
-    ----------
-    ids : iterable of str
-        Names of images, all different.
-
-    Attributes
-    ----------
-    stems : Ids
-        The path for each id, in order.
-    odd : bool
-        Whether some cannot be told from their ids, so that a table of them is needed.
+    would still meet, be too long, or lead out of the folder, a mark made from the id is put behind them. stems: the
+    paths, in order. odd: whether some cannot be told from their ids, so that a table of them is needed.
     """
 
     def __init__(self, ids: Iterable[str]) -> None:

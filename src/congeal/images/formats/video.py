@@ -86,7 +86,8 @@ class VideoFrames(ImageSource):
         if not claimed and long > 1.1 * self._n_present + 2:
             log.warning("%s was cut short: %d of about %d frames are there", path, self._n_present, long)
         pixels = _pixels(first[0])
-        self._header = Header(*pixels.shape, pixels.dtype)
+        height, width, channels = pixels.shape
+        self._header = Header(height, width, channels, pixels.dtype)
         self.frame_rate = float(rate) if rate else None
         self.layout = "video" if pixels.dtype == np.uint8 else "files"  # MP4 and GIF hold 8 bits
 

@@ -24,7 +24,7 @@ from congeal.images.sources.hyperstack import IndexedReader, open_stack
 MARKS = ("zarr.json", ".zarray", ".zgroup")
 _DEFAULT_AXES = {2: "YX", 3: "IYX", 4: "IYXC", 5: "TCZYX"}
 _WORDS = {"time": "T", "channel": "C", "depth": "Z", "row": "Y", "column": "X", "height": "Y", "width": "X"}
-_SPARE = "IQPRABDEFGHJKLMNOUVW"
+_SPARE = "IQPRABDEFGHJKLMNOUVW"  # letters for axes with other names
 # NGFF's word for a unit → its sign.
 _UNITS = {"micrometer": "µm", "nanometer": "nm", "millimeter": "mm", "angstrom": "Å", "second": "s", "minute": "min"}
 _UNITS |= {"millisecond": "ms", "hour": "h", "meter": "m", "centimeter": "cm", "picometer": "pm"}

@@ -62,12 +62,12 @@ def open_fits(path: Path, z: str | None = None) -> ImageSource:
         axes, shape, lock = _EXTRA_AXES[len(_EXTRA_AXES) - extra :] + "YX", tuple(map(int, chosen[0].shape)), Lock()
         readers = [_HduReader(hdu, axes, lock) for hdu in chosen]
         headers = tuple(_header_text(hdu.header) for hdu in chosen)
-        if len(chosen) == 1:
-            stack = Hyperstack(axes, shape, origin=FitsOrigin(headers[0]))
-            return open_stack(stack, readers[0], name=path.name, layout="fits", z=z)
-        origin = FitsOrigin(_header_text(hdus[0].header), headers)
-        stack = Hyperstack("T" + axes, (len(chosen), *shape), origin=origin)
-        return open_stack(stack, ReaderChain(readers, "T"), name=path.name, layout="fits", z=z)
+        reader: Any = readers[0]
+        stack = Hyperstack(axes, shape, origin=FitsOrigin(headers[0]))
+        if len(chosen) > 1:
+            origin = FitsOrigin(_header_text(hdus[0].header), headers)
+            reader, stack = ReaderChain(readers, "T"), Hyperstack("T" + axes, (len(chosen), *shape), origin=origin)
+        return open_stack(stack, reader, name=path.name, layout="fits", z=z)
 
 
 def decode_fits(data: bytes, id: str) -> Image:

@@ -42,8 +42,9 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())
 _PER_UNIT = {2: "inch", 3: "cm"}
 _COUNTS = frozenset(("ImageJ", "images", "channels", "slices", "frames", "hyperstack", "axes"))
 _DRAWN = frozenset(("ROI", "Overlays"))
+# Bytes of pixels in a TIFF with offsets of 32 bits: chosen by judgement, a gigabyte less than those offsets reach, which
+# leaves room for everything else. Beyond, offsets have 64 bits.
 MOST_CLASSIC = 3 << 30
-"""Bytes of pixels in a TIFF with offsets of 32 bits; beyond, those of 64 bits are used."""
 _LOSSLESS = {5: "lzw", 8: "zlib", 32946: "zlib", 50000: "zstd", 34925: "lzma"}
 _NEEDS_CODECS = ("lzw", "zstd")
 _OME_AXES = "TZCYXSR"  # R numbers the images of one file
@@ -372,12 +373,11 @@ class TiffWriter(NpyWriter):
         options = tiff_options(stack.length("S"), alpha=False) | dict(origin.options)
         if _is_planar(stack):
             options["planarconfig"] = "separate"
+        options["metadata"] = {"axes": stack.axes} if origin.kind == "shaped" else None
         if imagej:
             options["metadata"] = {**_imagej(origin, stack), "axes": stack.axes}
         elif origin.kind == "ome":
-            options |= {"description": hyperstack.write_ome(origin.text, stack, array.dtype).encode(), "metadata": None}
-        else:
-            options["metadata"] = {"axes": stack.axes} if origin.kind == "shaped" else None
+            options["description"] = hyperstack.write_ome(origin.text, stack, array.dtype).encode()
         with tifffile.TiffWriter(whole, bigtiff=large and not imagej, imagej=imagej) as file:
             if imagej and large:  # ImageJ finds the pages behind the first by counting bytes
                 options = {key: value for key, value in options.items() if key not in ("compression", "tile")}

@@ -42,8 +42,8 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())
 _PER_UNIT = {2: "inch", 3: "cm"}
 _COUNTS = frozenset(("ImageJ", "images", "channels", "slices", "frames", "hyperstack", "axes"))
 _DRAWN = frozenset(("ROI", "Overlays"))
-# Bytes of pixels in a TIFF with offsets of 32 bits: chosen by judgement, a gigabyte less than those offsets reach, which
-# leaves room for everything else. Beyond, offsets have 64 bits.
+# Bytes of pixels in a TIFF with offsets of 32 bits; beyond, offsets have 64. Chosen by judgement: a gigabyte less than
+# 32 bits reach leaves room for everything else.
 MOST_CLASSIC = 3 << 30
 _LOSSLESS = {5: "lzw", 8: "zlib", 32946: "zlib", 50000: "zstd", 34925: "lzma"}
 _NEEDS_CODECS = ("lzw", "zstd")

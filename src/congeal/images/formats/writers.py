@@ -42,6 +42,8 @@ FORMATS = ("auto", *_WRITERS)
 VIDEO_FORMATS = ("mp4", "gif")  # one file whose frames come one after the other
 # The last bytes of files that tell by them that they are complete. In an MP4 it is an empty box of our own.
 FILE_ENDS = {".png": b"IEND\xaeB`\x82", ".gif": b"\0;", ".mp4": b"\0\0\0\x08free", ".tar": bytes(2 * tarfile.BLOCKSIZE)}
+# The sizes of these files are multiples of a block.
+_BLOCK_BYTES = {".tar": tarfile.RECORDSIZE, ".fits": 2880}
 # Of other files: the module and the function that open them.
 _OPENERS = {
     ".npy": ("sources.arrays", "open_npy"),
@@ -301,7 +303,7 @@ class RowWriter:
 def is_complete(path: Path, images: int = 1, size: Size | None = None) -> bool:
     """Whether a file that a writer made ends as its format does, or holds (a multiple of) so many images of that size,
     the last of which can be read."""
-    if not is_plain(path):
+    if not is_plain(path) or path.stat().st_size % _BLOCK_BYTES.get(path.suffix, 1):
         return False
     end = FILE_ENDS.get(path.suffix)
     if end is not None:

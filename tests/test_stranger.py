@@ -233,7 +233,7 @@ def test_aligned_images_take_the_place_of_links(tmp_path: Path, format: str) -> 
     ):
         (out / name).symlink_to(victim)
     with open_writer(out, source, (24, 24), format=format) as writer:
-        writer.write_new(np.arange(3), blob(3)[..., None])
+        writer.begin_new(np.arange(3), blob(3)[..., None])()
     assert victim.read_text() == "years of work"
     with open_writer(out, source, (24, 24), format=format) as writer:
         assert len(writer.missing(np.arange(3))) == 0

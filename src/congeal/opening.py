@@ -18,7 +18,7 @@ from congeal.datasets import open_named
 from congeal.errors import CongealError
 from congeal.images.formats.array_files import is_idx, open_idx
 from congeal.images.formats.decode import EXTENSIONS, FITS
-from congeal.images.formats.video import ANIMATION, VIDEO, open_animation, open_video
+from congeal.images.formats.video import ANIMATION, VIDEO, VideoFrames, open_animation
 from congeal.images.formats.zarr import is_zarr, open_zarr
 from congeal.images.packing import packed_files
 from congeal.images.sources.arrays import ArraySource, ListSource, from_tensor, open_lazy, open_npy, open_npz
@@ -205,8 +205,8 @@ def _open_with(module: str, function: str) -> Callable[..., ImageSource]:
 
 
 # Suffix: what opens several files, one file, and one file that may be a stack with depth.
-_SETS = {".tar": _open_with("shards", "open_shards"), ".parquet": _open_with("parquet", "open_parquet")}
-_FILES = {".npz": open_npz, ".mat": _open_with("array_files", "open_mat"), **dict.fromkeys(VIDEO, open_video)}
+_SETS = {".tar": _open_with("shards", "ShardSource"), ".parquet": _open_with("shards", "ParquetSource")}
+_FILES = {".npz": open_npz, ".mat": _open_with("array_files", "open_mat"), **dict.fromkeys(VIDEO, VideoFrames)}
 _STACKS = dict.fromkeys(_TIFF, _open_with("tiff", "open_tiff")) | dict.fromkeys(FITS, _open_with("fits", "open_fits"))
 
 

@@ -96,7 +96,7 @@ def test_members_of_a_shard_stay_apart(tmp_path: Path) -> None:
             tar.addfile(member, io.BytesIO(buffer.getvalue()))
     source = open_images(tmp_path / "in.tar")
     with open_writer(tmp_path / "out", source, (24, 24)) as writer:
-        writer.write_new(np.arange(4), blob(4)[..., None])
+        writer.begin_new(np.arange(4), blob(4)[..., None])()
     with tarfile.open(tmp_path / "out" / "in.tar") as tar:
         names = tar.getnames()
     assert len(set(names)) == 4
@@ -106,7 +106,7 @@ def test_members_of_a_shard_stay_apart(tmp_path: Path) -> None:
     again = open_images(tmp_path / "out" / "in.tar")
     assert [again.read(i).pixels[..., 0].tolist() for i in range(4)] == blob(4).tolist()
     with open_writer(tmp_path / "files", source, (24, 24), "files") as writer:
-        writer.write_new(np.arange(4), blob(4)[..., None])
+        writer.begin_new(np.arange(4), blob(4)[..., None])()
     assert len(list((tmp_path / "files").rglob("*.png"))) == 4
 
 

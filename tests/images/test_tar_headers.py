@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from congeal.errors import CongealError
-from congeal.images.formats.shards import open_shards
+from congeal.images.formats.shards import ShardSource
 from small_files import picture
 
 
@@ -29,7 +29,7 @@ def named(*names: str) -> list[tarfile.TarInfo]:
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_files_with_short_names(tmp_path: Path, form: int) -> None:
     tar = write_tar(tmp_path / "a.tar", *named("a.png", "b/c.png", "d" * 96 + ".png", "e.txt"), form=form)
-    source = open_shards([tar], name="a")
+    source = ShardSource([tar], name="a")
     assert source.ids() == ["a", "b/c", "d" * 96]
     assert source.read(1).pixels.shape == (12, 12, 1)
 
@@ -40,7 +40,7 @@ def test_folders_links_and_long_names_between_files(tmp_path: Path, form: int) -
     folder.type, link.type, link.linkname = tarfile.DIRTYPE, tarfile.SYMTYPE, "a.png"
     for number, odd in enumerate([folder, link, *named("long/" * 25 + "a.png")]):
         tar = write_tar(tmp_path / f"{number}.tar", *named("a.png"), odd, *named("b.png"), form=form)
-        ids = open_shards([tar], name="odd").ids()
+        ids = ShardSource([tar], name="odd").ids()
         assert ids[0] == "a"
         assert ids[-1] == "b"
 
@@ -50,7 +50,7 @@ def test_a_tar_that_ends_too_early(tmp_path: Path, cut: int) -> None:
     tar = write_tar(tmp_path / "a.tar", *named("a.png", "b.png"))
     tar.write_bytes(tar.read_bytes()[:cut])
     with pytest.raises(CongealError, match="is not a complete, uncompressed tar file"):
-        open_shards([tar], name="cut")
+        ShardSource([tar], name="cut")
 
 
 def test_a_header_with_a_wrong_sum(tmp_path: Path) -> None:
@@ -59,4 +59,4 @@ def test_a_header_with_a_wrong_sum(tmp_path: Path) -> None:
     data[0:1] = b"x"
     tar.write_bytes(data)
     with pytest.raises(CongealError, match="is not a complete, uncompressed tar file"):
-        open_shards([tar], name="wrong")
+        ShardSource([tar], name="wrong")

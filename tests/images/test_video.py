@@ -42,9 +42,8 @@ def test_frames_in_any_order_are_those_in_order(tmp_path: Path, suffix: str, cod
 
 def test_reading_in_order_decodes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_images(write_video(tmp_path / "clip.mp4", FRAMES))
-    reader, begun = source._reader, list[int]()
-    seek = reader._seek
-    monkeypatch.setattr(reader, "_seek", lambda row: (begun.append(row), seek(row)))
+    begun, seek = list[int](), source._seek
+    monkeypatch.setattr(source, "_seek", lambda row: (begun.append(row), seek(row)))
     for i in range(len(source)):
         source.read(i)
     assert begun == [0]

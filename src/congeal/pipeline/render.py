@@ -24,7 +24,7 @@ from congeal.execution.shared_storage import open_filesystem, storage_errors
 from congeal.files import make_folders, sweep, write_bytes, write_json
 from congeal.images import ImageSource, Writer, open_writer
 from congeal.images.formats.shards import ShardWriter
-from congeal.images.formats.writers import GroupedWriter, chosen_format, group_folder, is_whole, set_transforms
+from congeal.images.formats.writers import GroupedWriter, chosen_format, group_folder, is_complete, set_transforms
 from congeal.images.sources.files import without_credentials
 from congeal.pipeline.display import display_range_of
 from congeal.pipeline.draw import SAMPLES, Drawing, cut_rows, draw_shards, rewrite_images
@@ -94,7 +94,7 @@ def resume_rendering(run: RunFolder, drawing: Drawing, rows: np.ndarray) -> Rend
     state = RenderState.load(run.work / STATE_FILE)
     drawn = np.intersect1d(drawing.samples, rows[: state.position])
     thumbnails = (run / SAMPLES / f"{i}_{side}.png" for i in drawn.tolist() for side in ("before", "after"))
-    return state if all(map(is_whole, thumbnails)) else RenderState()
+    return state if all(map(is_complete, thumbnails)) else RenderState()
 
 
 def render_here(

@@ -223,12 +223,9 @@ def open_mat(path: Path) -> ArraySource:
 
 def _are_taller(images: NDArray[np.uint8]) -> bool:
     """Whether ink spreads further down than across, over a sample: as ratios, so that no image outweighs the others."""
-    sample = images[evenly_spaced_rows(len(images), 500)].astype(np.float64)
-    place, variances = np.arange(_SIDE), []
-    for axis in (2, 1):  # ink per row, then per column
-        ink = sample.sum(axis)
-        ink /= np.maximum(ink.sum(1, keepdims=True), 1e-9)
-        variances.append((ink * place**2).sum(1) - (ink * place).sum(1) ** 2)
-    down, across = variances
+    sample, place = images[evenly_spaced_rows(len(images), 500)].astype(np.float64), np.arange(_SIDE)
+    ink = np.stack([sample.sum(2), sample.sum(1)])  # per row, and per column
+    ink /= np.maximum(ink.sum(2, keepdims=True), 1e-9)
+    down, across = (ink @ place**2) - (ink @ place) ** 2
     seen = (down > 0) & (across > 0)
     return bool(np.log(down[seen] / across[seen]).sum() >= 0)

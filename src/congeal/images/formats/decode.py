@@ -53,6 +53,8 @@ def as_unreadable(what: str, id: str) -> Iterator[None]:
             reason = "not an image, or a format that cannot be read"
         elif isinstance(error, Pillow.DecompressionBombError):
             reason = f"the image is too large ({text})"
+        elif isinstance(error, MissingExtra):
+            reason = text
         elif "imagecodecs" in text:
             reason = f"{text}: pip install 'congeal[formats]'"
         raise UnreadableImage(reason) from error
@@ -140,9 +142,7 @@ def orient(pixels: np.ndarray, orientation: int) -> np.ndarray:
     """(H, W, …) as stored → upright, for EXIF orientation 1–8."""
     if orientation >= 5:
         pixels = np.swapaxes(pixels, 0, 1)
-    flip_rows = orientation in (3, 4, 7, 8)
-    flip_columns = orientation in (2, 3, 6, 7)
-    return pixels[:: -1 if flip_rows else 1, :: -1 if flip_columns else 1]
+    return pixels[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
 def read_regular(path: str | os.PathLike[str], count: int = -1) -> bytes:
@@ -151,7 +151,11 @@ def read_regular(path: str | os.PathLike[str], count: int = -1) -> bytes:
     Reading a pipe or a device could block, or never end.
     """
     try:
-        check_regular(path)
+        known = os.stat(path)
+        if not stat.S_ISREG(known.st_mode):
+            kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+            raise UnreadableImage(f"is {kinds.get(stat.S_IFMT(known.st_mode), 'a device')}, not a file")
+        check_bytes(known.st_size)
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
             data = file.read(MOST_BYTES + 1 if count < 0 else count)
     except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
@@ -159,15 +163,6 @@ def read_regular(path: str | os.PathLike[str], count: int = -1) -> bytes:
     if count < 0:
         check_bytes(len(data))
     return data
-
-
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise UnreadableImage for a path to something that is not a file; nothing is opened."""
-    known = os.stat(path)
-    if not stat.S_ISREG(known.st_mode):
-        kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
-        raise UnreadableImage(f"is {kinds.get(stat.S_IFMT(known.st_mode), 'a device')}, not a file")
-    check_bytes(known.st_size)
 
 
 def check_bytes(size: int) -> None:
@@ -192,12 +187,7 @@ def deep_colour_png(data: bytes) -> bool:
 
 
 def _decode_deep_png(data: bytes, id: str) -> Image:
-    try:
-        codecs = require("imagecodecs", "formats")
-    except MissingExtra as error:
-        raise UnreadableImage(
-            "16-bit colour PNG needs the package 'imagecodecs': pip install 'congeal[formats]'"
-        ) from error
+    codecs = require("imagecodecs", "formats")
     check_size(*(int.from_bytes(data[k : k + 4], "big") for k in (20, 16)))
     pixels = codecs.png_decode(data)
     with Pillow.open(io.BytesIO(data)) as picture:
@@ -206,11 +196,7 @@ def _decode_deep_png(data: bytes, id: str) -> Image:
 
 
 def _target_mode(picture: Pillow.Image) -> str:
-    transparent = "transparency" in picture.info
-    if picture.mode == "P":
-        return "RGBA" if transparent else "RGB"
-    if transparent and picture.mode in ("L", "1"):
-        return "LA"
-    if transparent and picture.mode == "RGB":
-        return "RGBA"
+    """The mode in which the picture is taken over: most stay as they are, and transparency becomes alpha."""
+    if "transparency" in picture.info and picture.mode in ("1", "L", "P", "RGB"):
+        return "LA" if picture.mode in ("1", "L") else "RGBA"
     return picture.mode if picture.mode in _PLAIN else _CONVERT.get(picture.mode, "RGB")

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from congeal.errors import CongealError, require
-from congeal.files import is_plain, replacing
+from congeal.files import replacing
 from congeal.images.formats.decode import as_unopenable, check_size, make_image
 from congeal.images.formats.hyperstack import Hyperstack, ReaderChain
 from congeal.images.formats.writers import NpyWriter
@@ -29,15 +29,6 @@ from congeal.memmap import touch_pages
 
 log = logging.getLogger("congeal")
 
-Size = tuple[int, int]
-# Bytes of a FITS block, of which everything in a file is a multiple.
-BLOCK_BYTES = 2880
-MOVED = "congeal: aligned; the WCS was moved with the image"
-DROPPED = "congeal: aligned; the WCS no longer holds and was removed"
-ALIGNED = "congeal: aligned"
-# Largest entry of the last row of a matrix that counts as affine, per pixel: beyond rounding, and a displacement of a
-# thousandth of a pixel in images of a thousand pixels.
-AFFINE_TOLERANCE = 1e-9
 # Letters of the axes beyond Y and X; a cube has the last one.
 _EXTRA_AXES = "PRQI"
 # Cards that describe the data and are written anew; astropy does so itself for the size and type.
@@ -72,12 +63,12 @@ def open_fits(path: Path, z: str | None = None) -> ImageSource:
         axes, shape, lock = _EXTRA_AXES[len(_EXTRA_AXES) - extra :] + "YX", tuple(map(int, chosen[0].shape)), Lock()
         readers = [_HduReader(hdu, axes, lock) for hdu in chosen]
         headers = tuple(_header_text(hdu.header) for hdu in chosen)
-        if len(chosen) == 1:
-            stack = Hyperstack(axes, shape, origin=FitsOrigin(headers[0]))
-            return open_stack(stack, readers[0], name=path.name, layout="fits", z=z)
-        origin = FitsOrigin(_header_text(hdus[0].header), headers)
-        stack = Hyperstack("T" + axes, (len(chosen), *shape), origin=origin)
-        return open_stack(stack, ReaderChain(readers, "T"), name=path.name, layout="fits", z=z)
+        reader: Any = readers[0]
+        stack = Hyperstack(axes, shape, origin=FitsOrigin(headers[0]))
+        if len(chosen) > 1:
+            origin = FitsOrigin(_header_text(hdus[0].header), headers)
+            reader, stack = ReaderChain(readers, "T"), Hyperstack("T" + axes, (len(chosen), *shape), origin=origin)
+        return open_stack(stack, reader, name=path.name, layout="fits", z=z)
 
 
 def decode_fits(data: bytes, id: str) -> Image:
@@ -142,9 +133,6 @@ class FitsWriter(NpyWriter):
 
     file_name = "aligned.fits"
 
-    def _is_whole(self) -> bool:
-        return is_whole_fits(self.path, len(self.source), self.size)
-
     def _finish(self, array: np.ndarray) -> None:
         grey = array.ndim == 3 or array.shape[3] == 1
         stack = self.stack or Hyperstack("IYX" if grey else "IYXC", array.shape[:3] if grey else array.shape)
@@ -179,22 +167,6 @@ def fits_bytes(pixels: np.ndarray, text: str, pose: np.ndarray | None) -> bytes:
     return buffer.getvalue()
 
 
-def is_whole_fits(path: Path, images: int = 1, size: Size | None = None) -> bool:
-    """Whether a FITS file exists and is complete, with this many images of that size if one is given."""
-    fits = require("astropy.io.fits", "fits")
-    if not is_plain(path) or path.stat().st_size % BLOCK_BYTES or path.stat().st_size == 0:
-        return False
-    try:
-        with fits.open(path, memmap=True) as hdus:
-            pictures = [hdu for hdu in hdus if hdu.header["NAXIS"] >= 2]
-            end = max(hdu.fileinfo()["datLoc"] + hdu.fileinfo()["datSpan"] for hdu in hdus)
-            fitting = size is None or all(hdu.shape[-2:] == size for hdu in pictures)
-            planes = sum(int(np.prod(hdu.shape[:-2])) for hdu in pictures)
-            return bool(pictures and fitting and planes % images == 0 and end <= path.stat().st_size)
-    except Exception:  # damaged files raise nearly anything
-        return False
-
-
 def _write_hdu(
     file: IO[bytes],
     planes: Iterable[np.ndarray],
@@ -215,7 +187,7 @@ def _write_hdu(
             file.write(_header_bytes(_move_header(text, pose), shape, values.dtype, primary=primary))
         file.write(_stored_bytes(values))
         count += values.nbytes
-    file.write(bytes(-count % BLOCK_BYTES))
+    file.write(bytes(-count % 2880))  # everything in a file is a multiple of such blocks
 
 
 def _stored_bytes(values: np.ndarray) -> bytes:
@@ -246,17 +218,17 @@ def _move_header(text: str, pose: np.ndarray | None) -> Any:
     """The header of an image that was moved by a matrix; None if that is unknown or differs between planes."""
     header = _parse_header(text)
     if not any(_WCS.fullmatch(key) for key in header):
-        header.add_history(ALIGNED)
+        header.add_history("congeal: aligned")
         return header
-    matrix = None if pose is None else np.asarray(pose, dtype=np.float64) / pose[2, 2]
-    affine = matrix is not None and np.abs(matrix[2, :2]).max() < AFFINE_TOLERANCE
-    if matrix is not None and affine and "CRPIX1" in header and not any(_DISTORTED.fullmatch(key) for key in header):
+    matrix = np.full((3, 3), np.nan) if pose is None else np.asarray(pose, dtype=np.float64) / pose[2, 2]
+    affine = np.allclose(matrix[2, :2], 0, rtol=0, atol=1e-9)  # but for rounding
+    if affine and "CRPIX1" in header and not any(_DISTORTED.fullmatch(key) for key in header):
         _move_wcs(header, matrix)
-        header.add_history(MOVED)
+        header.add_history("congeal: aligned; the WCS was moved with the image")
         return header
     for key in [key for key in header if _WCS.fullmatch(key)]:
         del header[key]
-    header.add_history(DROPPED)
+    header.add_history("congeal: aligned; the WCS no longer holds and was removed")
     return header
 
 
@@ -267,18 +239,15 @@ def _move_wcs(header: Any, aligned_from_source: np.ndarray) -> None:
     header["CRPIX1"], header["CRPIX2"] = (linear @ reference + shift + 1).tolist()
     if np.array_equal(linear, np.eye(2)):
         return
-    name, scale = "PC", np.array([header.get("CDELT1", 1.0), header.get("CDELT2", 1.0)])
-    if any(f"CD{i}_{j}" in header for i in (1, 2) for j in (1, 2)):
-        name, scale = "CD", np.ones(2)
-    missing = np.eye(2) if name == "PC" else np.zeros((2, 2))
-    before = np.array([[header.get(f"{name}{i}_{j}", missing[i - 1, j - 1]) for j in (1, 2)] for i in (1, 2)])
-    if name == "PC" and "CROTA2" in header:
+    name, scale, missing = "PC", np.array([header.get("CDELT1", 1.0), header.get("CDELT2", 1.0)]), np.eye(2)
+    if "CROTA2" in header:
         turn, ratio = np.radians(header["CROTA2"]), scale[1] / scale[0]
-        before = np.array([[np.cos(turn), -np.sin(turn) * ratio], [np.sin(turn) / ratio, np.cos(turn)]])
-    if name == "PC":
-        for key in ("CROTA1", "CROTA2"):
-            header.remove(key, ignore_missing=True)
+        missing = np.array([[np.cos(turn), -np.sin(turn) * ratio], [np.sin(turn) / ratio, np.cos(turn)]])
+    if any(f"CD{i + 1}_{j + 1}" in header for i, j in np.ndindex(2, 2)):
+        name, scale, missing = "CD", np.ones(2), np.zeros((2, 2))
+    before = np.array([[header.get(f"{name}{i}_{j}", missing[i - 1, j - 1]) for j in (1, 2)] for i in (1, 2)])
     after = (scale[:, None] * before) @ np.linalg.inv(linear) / scale[:, None]
-    for i in (1, 2):
-        for j in (1, 2):
-            header[f"{name}{i}_{j}"] = float(after[i - 1, j - 1])
+    for key in ("CROTA1", "CROTA2"):
+        header.remove(key, ignore_missing=True)
+    for (i, j), value in np.ndenumerate(after):
+        header[f"{name}{i + 1}_{j + 1}"] = float(value)

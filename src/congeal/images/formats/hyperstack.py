@@ -89,15 +89,8 @@ class Hyperstack:
         index = np.unravel_index(range(self.n_images)[i], tuple(map(self.length, self.image_axes)))
         return dict(zip(self.image_axes, map(int, index), strict=True))
 
-    def number(self, at: Mapping[str, int]) -> int:
-        """Which image lies there; letters of other axes are ignored."""
-        return self._ravel(at, self.image_axes)
-
-    def channel(self, at: Mapping[str, int]) -> int:
-        """Which channel of its image lies there; letters of other axes are ignored."""
-        return self._ravel(at, self.channel_axes)
-
-    def _ravel(self, at: Mapping[str, int], letters: str) -> int:
+    def index(self, at: Mapping[str, int], letters: str) -> int:
+        """Which image (letters: `image_axes`) or which of its channels (`channel_axes`) lies there."""
         number = 0
         for letter in letters:
             number = number * self.length(letter) + at.get(letter, 0)
@@ -105,8 +98,8 @@ class Hyperstack:
 
     def plane(self, images: np.ndarray, at: Mapping[str, int]) -> np.ndarray:
         """The plane (H, W) that lies there, of images (N, H, W) or (N, H, W, C) of this stack."""
-        image = images[self.number(at)]
-        return np.asarray(image if image.ndim == 2 else image[..., self.channel(at)])
+        image = images[self.index(at, self.image_axes)]
+        return np.asarray(image if image.ndim == 2 else image[..., self.index(at, self.channel_axes)])
 
     def places(self, letters: str) -> Iterator[dict[str, int]]:
         """Every position along these axes, the last one fastest."""
@@ -140,7 +133,7 @@ class Hyperstack:
         if np.array_equal(rows, np.arange(self.n_images)):
             return self
         if not self.image_axes:
-            return replace(self, axes="I" + self.axes, shape=(1, *self.shape))._shortened("I", rows)
+            return replace(self, axes="I" + self.axes, shape=(1, *self.shape)).taken(rows)
         slowest, inner = self.image_axes[0], self.image_axes[1:]
         block = math.prod(map(self.length, inner))
         whole = rows[::block] // block
@@ -153,13 +146,13 @@ class Hyperstack:
 
     def _shortened(self, letter: str, positions: np.ndarray) -> Hyperstack:
         shape = tuple(len(positions) if a == letter else n for a, n in zip(self.axes, self.shape, strict=True))
-        before = self.chosen.get(letter)
-        chosen = tuple(int(p) if before is None else before[int(p)] for p in positions)
+        before = self.chosen.get(letter, range(int(positions.max(initial=0)) + 1))
         steps, gaps = dict(self.steps), set(np.diff(positions).tolist())
         if letter in steps and len(gaps) == 1 and min(gaps) > 0:
             steps[letter] = Step(steps[letter].size * gaps.pop(), steps[letter].unit)
-        elif letter in steps and len(positions) > 1:
-            del steps[letter]
+        elif len(positions) > 1:
+            steps.pop(letter, None)
+        chosen = tuple(before[p] for p in positions.tolist())
         return replace(self, shape=shape, steps=steps, chosen={**self.chosen, letter: chosen})
 
 
@@ -170,7 +163,6 @@ class ReaderChain:
         self.readers, self.letter, self.dtype = readers, letter, readers[0].dtype
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
-        """What the reader that is meant gives."""
         block: np.ndarray = self.readers[at[self.letter]].take({key: n for key, n in at.items() if key != self.letter})
         return block
 
@@ -196,22 +188,17 @@ def projects(stack: Hyperstack, z: str | None, name: str) -> str | None:
 
 # ---- OME-XML
 
-OME_MARK = "openmicroscopy.org/Schemas/OME"
-"""Text that looks like OME-XML has this in it."""
-
-
-class BrokenOme(CongealError):
-    """The text is no OME-XML; the message says what is wrong with it."""
+OME_MARK = "openmicroscopy.org/Schemas/OME"  # in any text that looks like OME-XML
 
 
 def parse_ome(xml: str) -> ET.Element:
-    """The root of an OME-XML text that has at least one image in it."""
+    """The root of an OME-XML text that describes images; else `CongealError` with what is wrong with it."""
     try:
         root = ET.fromstring(xml)
     except (ET.ParseError, ValueError) as error:
-        raise BrokenOme(first_line(error)) from error
+        raise CongealError(first_line(error)) from error
     if not root.tag.endswith("}OME") or not any(True for _ in _pixels(root)):
-        raise BrokenOme("it describes no image")
+        raise CongealError("it describes no image")
     return root
 
 
@@ -246,27 +233,28 @@ def write_ome(xml: str, stack: Hyperstack, dtype: np.dtype) -> str:
     ET.register_namespace("", namespace)
     ET.register_namespace("xsi", "http://www.w3.org/2001/XMLSchema-instance")
     root.attrib.pop("UUID", None)
-    for region in _children(root, "ROI"):
-        root.remove(region)
+    for parent in [*root.iter()]:
+        for name in ("ROI", "ROIRef", "TiffData", "BinData", "MetadataOnly"):
+            for child in _children(parent, name):
+                parent.remove(child)
+    sizes = {f"Size{letter}": str(stack.length(letter)) for letter in "XYZT"} | {"SizeC": str(stack.n_channels)}
+    order = sorted("CZT", key=stack.axes.rfind, reverse=True)
     n_pages = math.prod(map(stack.length, "TZC"))  # of one image of the file
     gone = ["BigEndian", "Interleaved"] + (["TimeIncrement", "TimeIncrementUnit"] if "T" not in stack.steps else [])
     for k, pixels in enumerate(_pixels(root)):
         for name in gone:
             pixels.attrib.pop(name, None)
-        pixels.attrib.update(_sizes(stack))
-        for child in [child for name in ("TiffData", "BinData", "MetadataOnly") for child in _children(pixels, name)]:
-            pixels.remove(child)
+        pixels.attrib.update(sizes, DimensionOrder="XY" + "".join(order))
         data = {"IFD": str(k * n_pages), "PlaneCount": str(n_pages)}
         pixels.insert(len(_children(pixels, "Channel")), ET.Element(f"{{{namespace}}}TiffData", data))
         _renumber_planes(pixels, stack)
-    for image in _children(root, "Image"):
-        for reference in _children(image, "ROIRef"):
-            image.remove(reference)
     return ET.tostring(root, encoding="unicode")
 
 
 def _new_ome(stack: Hyperstack, dtype: np.dtype) -> str:
     """OME-XML with what is known of a stack that came without; sizes are for the caller."""
+    from tifffile import OmeXml
+
     facts: dict[str, Any] = {}
     for letter, step in stack.steps.items():
         key = "TimeIncrement" if letter == "T" else f"PhysicalSize{letter}"
@@ -276,34 +264,22 @@ def _new_ome(stack: Hyperstack, dtype: np.dtype) -> str:
         facts["Channel"] = {"Name": stack.channel_names[::samples]}
     axes = "CYXS" if samples > 1 else "CYX"
     shape = (channels, *stack.size, samples)[: len(axes)]
-    from tifffile import OmeXml
-
     xml = OmeXml(Creator="congeal")
     for _ in range(stack.length("R")):
         xml.addimage(dtype, shape, (channels, 1, 1, *stack.size, samples), axes=axes, **facts)
     return xml.tostring()
 
 
-def _sizes(stack: Hyperstack) -> dict[str, str]:
-    sizes = {f"Size{letter}": str(stack.length(letter)) for letter in "XYZT"}
-    order = sorted("TZC", key=stack.axes.find)  # axes that are not there come first
-    return {**sizes, "SizeC": str(stack.n_channels), "DimensionOrder": "XY" + "".join(reversed(order))}
-
-
 def _renumber_planes(pixels: ET.Element, stack: Hyperstack) -> None:
     """Keep the elements of the planes that were kept, under their new numbers."""
     for plane in _children(pixels, "Plane"):
-        if stack.ragged:
-            pixels.remove(plane)
-            continue
         for letter, positions in stack.chosen.items():
-            old = plane.get(f"The{letter}")
-            if old is None:
-                continue
-            if not old.isdecimal() or int(old) not in positions:
+            old = plane.get(f"The{letter}", "")
+            if stack.ragged or (old and (not old.isdecimal() or int(old) not in positions)):
                 pixels.remove(plane)
                 break
-            plane.set(f"The{letter}", str(positions.index(int(old))))
+            if old:
+                plane.set(f"The{letter}", str(positions.index(int(old))))
 
 
 def _children(element: ET.Element, name: str) -> list[ET.Element]:

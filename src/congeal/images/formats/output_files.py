@@ -18,7 +18,7 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import LONGEST_NAME, OutputFolders, shortened, write_bytes, write_rows
 from congeal.images.formats.decode import EXTENSIONS, FITS
-from congeal.images.formats.writers import Size, Writer, is_whole
+from congeal.images.formats.writers import Size, Writer, is_complete
 from congeal.images.sources.base import ImageSource
 from congeal.transforms.ids import Ids
 
@@ -56,9 +56,8 @@ class FileWriter(Writer):
         write_bytes(self._folders.above(below) / os.path.basename(below), data)
 
     def _found(self, index: int) -> Path | None:
-        """The file of image `index`, if it is there."""
         paths = (self.folder / (self._names.stems[index] + extension) for extension in WRITTEN)
-        return next((path for path in paths if is_whole(path)), None)
+        return next((path for path in paths if is_complete(path)), None)
 
     def done(self, index: int) -> bool:
         return self._found(index) is not None
@@ -75,19 +74,8 @@ class OutputNames:
     """A relative path without extension for each id, all different, in no other's way.
 
     An id such as "a/b.jpg" gives "a/b". The image extension stays where two ids differ in nothing else. Where names
-    would still meet, be too long, or lead out of the folder, a mark made from the id is put behind them.
-
-    Parameters
-    ----------
-    ids : iterable of str
-        Names of images, all different.
-
-    Attributes
-    ----------
-    stems : Ids
-        The path for each id, in order.
-    odd : bool
-        Whether some cannot be told from their ids, so that a table of them is needed.
+    would still meet, be too long, or lead out of the folder, a mark made from the id is put behind them. stems: the
+    paths, in order. odd: whether some cannot be told from their ids, so that a table of them is needed.
     """
 
     def __init__(self, ids: Iterable[str]) -> None:
@@ -154,37 +142,26 @@ def _marked(stem: str, id: str, tries: int) -> str:
     return f"{above}{slash}{shortened(last, _LONGEST_STEM - len(mark) - 1)}~{mark}"
 
 
-def join_alpha(pixels: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """(H, W, C) and a mask in [0, 1] → (H, W, C+1) with the mask as alpha in the pixels' own range."""
-    if mask is None:
-        return pixels
-    if pixels.dtype.kind in "ui":
-        alpha = np.rint(mask * np.float64(np.iinfo(pixels.dtype).max)).astype(pixels.dtype)
-    else:
-        alpha = mask.astype(pixels.dtype)
-    return np.concatenate([pixels, alpha[..., None]], axis=-1)
-
-
-def suits_png(pixels: np.ndarray) -> bool:
-    """Whether a PNG that Pillow reads holds (H, W, C) without loss: 8 bits in 1–4 channels, 16 bits in one."""
-    if pixels.dtype in (np.uint8, bool):
-        return pixels.shape[-1] <= 4
-    return pixels.dtype == np.uint16 and pixels.shape[-1] == 1
-
-
 def encode(pixels: np.ndarray, mask: np.ndarray | None = None, *, tiff: bool = False) -> tuple[bytes, str]:
-    """(H, W, C) → (file bytes, extension): PNG where it is lossless, else or on request TIFF."""
+    """(H, W, C) and a mask in [0, 1], which becomes alpha → (file bytes, extension).
+
+    PNG where Pillow reads it back without loss (8 bits in 1 to 4 channels, 16 bits in one), else or on request TIFF.
+    """
     if pixels.dtype == bool:
         pixels = pixels.astype(np.uint8) * np.uint8(255)
-    whole = join_alpha(pixels, mask)
-    if not tiff and suits_png(whole):
-        return png_bytes(whole), ".png"
+    if mask is not None:
+        most = np.iinfo(pixels.dtype).max if pixels.dtype.kind in "ui" else None
+        alpha = mask if most is None else np.rint(mask * np.float64(most))
+        pixels = np.concatenate([pixels, alpha.astype(pixels.dtype)[..., None]], axis=-1)
+    channels = pixels.shape[-1]
+    if not tiff and channels <= {"uint8": 4, "uint16": 1}.get(pixels.dtype.name, 0):
+        return png_bytes(pixels), ".png"
     from tifffile import imwrite
 
-    if whole.dtype.kind not in "uif":
-        raise CongealError(f"TIFF holds no images of type {whole.dtype}")
-    buffer, channels = io.BytesIO(), whole.shape[-1]
-    imwrite(buffer, whole[..., 0] if channels == 1 else whole, **tiff_options(channels, alpha=mask is not None))
+    if pixels.dtype.kind not in "uif":
+        raise CongealError(f"TIFF holds no images of type {pixels.dtype}")
+    buffer = io.BytesIO()
+    imwrite(buffer, pixels[..., 0] if channels == 1 else pixels, **tiff_options(channels, alpha=mask is not None))
     return buffer.getvalue(), ".tif"
 
 
@@ -195,23 +172,18 @@ def png_bytes(pixels: np.ndarray) -> bytes:
     the best of PNG's filters for photographs: 4 to 7 times as fast as trying all of them, and no larger.
     """
     height, width, channels = pixels.shape
-    depth = 8 * pixels.dtype.itemsize
+    step = channels * pixels.dtype.itemsize  # bytes of a pixel
     rows = np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder(">")).view(np.uint8).reshape(height, -1)
-    header = struct.pack(">IIBBBBB", width, height, depth, _PNG_COLOUR[channels], 0, 0, 0)
-    # libdeflate takes half of zlib's time; isal took less, but files of the same pixels once had other bytes.
-    data = bytes(deflate.zlib_compress(_filter_rows(rows, channels * pixels.dtype.itemsize), 1))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, (b"IHDR", b"IDAT", b"IEND"), (header, data, b"")))
-
-
-def _filter_rows(rows: np.ndarray, step: int) -> np.ndarray:
-    """Rows as PNG stores them, each behind the number of its filter; a pixel is `step` bytes."""
     above, left = np.zeros_like(rows), np.zeros_like(rows)
     above[1:], left[:, step:] = rows[:-1], rows[:, :-step]
     # (a + b) // 2 without leaving 8 bits: what both share, and half of what they do not.
     average = (above & left) + ((above ^ left) >> 1)
-    filtered = np.full((len(rows), rows.shape[1] + 1), 3, np.uint8)  # 3 is the average of left and above, rounded down
+    filtered = np.full((height, rows.shape[1] + 1), 3, np.uint8)  # 3 is the number of this filter
     np.subtract(rows, average, out=filtered[:, 1:])
-    return filtered
+    header = struct.pack(">IIBBBBB", width, height, 8 * pixels.dtype.itemsize, _PNG_COLOUR[channels], 0, 0, 0)
+    # libdeflate takes half of zlib's time; isal took less, but files of the same pixels once had other bytes.
+    data = bytes(deflate.zlib_compress(filtered, 1))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, (b"IHDR", b"IDAT", b"IEND"), (header, data, b"")))
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

@@ -1,4 +1,8 @@
-"""Tar shards in the WebDataset layout: the members of one sample share a name up to the first dot."""
+"""Files that hold many encoded images: tar shards in the WebDataset layout, read and written, and Parquet tables.
+
+The members of one sample of a shard share a name up to the first dot. A table has a column of encoded images (bytes, or
+a struct with 'bytes' and 'path') or of nested lists.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,37 @@ import io
 import os
 import tarfile
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from congeal.errors import CongealError
+from congeal.errors import CongealError, require
 from congeal.files import replacing, writing
-from congeal.images.formats.decode import EXTENSIONS, check_bytes, decode, probe
+from congeal.images.formats.decode import (
+    EXTENSIONS,
+    as_unopenable,
+    as_unreadable,
+    check_bytes,
+    decode,
+    make_image,
+    probe,
+)
 from congeal.images.formats.output_files import OutputNames, encode, safe_name, write_names
-from congeal.images.formats.writers import Size, Writer, is_whole
+from congeal.images.formats.writers import Size, Writer, is_complete
 from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage, unique_ids
 from congeal.transforms.ids import Ids
 
 # Images per shard, if they do not come from shards: `docs/formats.md` promises it.
 SHARD_IMAGES = 10_000
+_IMAGE_NAMES = ("image", "img", "images", "picture", "bytes", "png", "jpg", "jpeg", "pixels")
+_ID_NAMES = ("id", "key", "name", "file_name", "filename", "path", "__key__")
 
 
 class ShardSource(ImageSource):
@@ -48,10 +65,9 @@ class ShardSource(ImageSource):
         self._shards, self._offsets, self._sizes = (np.array(one) for one in (shards, offsets, sizes))
         if not len(self):
             raise CongealError(f"{name} has no images; these are read: {' '.join(sorted(EXTENSIONS))}")
-        names = Counter(path.name for path in self.paths)
-        if max(names.values()) > 1:
-            twice = names.most_common(1)[0][0]
-            raise CongealError(f"two shards are called {twice}: give them different names")
+        ((common, times),) = Counter(path.name for path in self.paths).most_common(1)
+        if times > 1:
+            raise CongealError(f"two shards are called {common}: give them different names")
         self._ids = self._keys = Ids(key for part in keys for key in part)
         if not self._keys.unique:  # keys that occur in several shards get the shard's name in front
             counts, pairs = Counter(self._keys), zip(self._keys, self._shards, strict=True)
@@ -59,17 +75,10 @@ class ShardSource(ImageSource):
             self._ids = unique_ids(key if counts[key] == 1 else f"{stems[shard]}/{key}" for key, shard in pairs)
 
     def _file(self, number: int) -> Path:
-        """Where a shard can be read."""
         return self.paths[number]
 
     def __len__(self) -> int:
         return len(self._offsets)
-
-    def id(self, i: int) -> str:
-        return self._ids[i]
-
-    def ids(self) -> Ids:
-        return self._ids
 
     def shard_of(self, i: int) -> tuple[str, str]:
         return self.paths[self._shards[i]].name, self._keys[i]
@@ -92,11 +101,6 @@ class ShardSource(ImageSource):
                 return file.read(self._sizes[i])
         except OSError as error:
             raise UnreadableImage(f"{path} cannot be read ({error.strerror})") from error
-
-
-def open_shards(paths: Sequence[Path], *, name: str) -> ShardSource:
-    """One or several .tar files, in the given order."""
-    return ShardSource(paths, name=name)
 
 
 class _Member(NamedTuple):
@@ -144,6 +148,90 @@ def _unusable(member: tarfile.TarInfo) -> str:
     return ""
 
 
+class ParquetSource(ImageSource):
+    """One image per row. A row group is read when one of its images is asked for, and the last one is kept."""
+
+    def __init__(self, paths: Sequence[Path], *, name: str) -> None:
+        parquet, self._types = require("pyarrow.parquet", "parquet"), require("pyarrow.types", "parquet")
+        self.name, self.paths, self._lock, self._files = name, list(paths), Lock(), list[Any]()
+        for path in self.paths:
+            with as_unopenable(path, "Parquet file"):
+                self._files.append(parquet.ParquetFile(path))
+            if self._files[-1].schema_arrow.names != self._files[0].schema_arrow.names:
+                raise CongealError(f"{path} has other columns than {self.paths[0]}: open them one at a time")
+        self._groups = [(f, g) for f, file in enumerate(self._files) for g in range(file.metadata.num_row_groups)]
+        counts = [self._files[f].metadata.row_group(g).num_rows for f, g in self._groups]
+        self._starts = [0, *accumulate(counts)]
+        self._column = self._image_column(self._files[0].schema_arrow)
+        self._ids = self._read_ids()
+        self._held: tuple[int, Any] = (-1, None)
+
+    def _image_column(self, schema: Any) -> str:
+        usable = [field.name for field in schema if self._holds_images(field.type)]
+        if usable:
+            return str(next((name for name in _IMAGE_NAMES if name in usable), usable[0]))
+        raise CongealError(
+            f"{self.name} has no column of images (bytes or nested lists); it has {', '.join(schema.names)}"
+        )
+
+    def _holds_images(self, kind: Any) -> bool:
+        types = self._types
+        if types.is_struct(kind):
+            return any(field.name == "bytes" for field in kind)
+        return types.is_binary(kind) or types.is_large_binary(kind) or hasattr(kind, "value_field")  # a list
+
+    def _read_ids(self) -> Ids:
+        schema = self._files[0].schema_arrow
+        kind = schema.field(self._column).type
+        column = next((name for name in _ID_NAMES if name in schema.names and name != self._column), None)
+        if column is None and self._types.is_struct(kind) and any(field.name == "path" for field in kind):
+            column = f"{self._column}.path"
+        if column is None:
+            return Ids(str(i) for i in range(len(self)))
+        names: list[Any] = []
+        for path, file in zip(self.paths, self._files, strict=True):
+            with as_unopenable(path, "Parquet file"):
+                values = file.read(columns=[column]).column(0).to_pylist()
+            names += [value.get("path") if isinstance(value, dict) else value for value in values]
+        if len(names) != len(self):
+            raise CongealError(f"{self.name} is damaged: it announces {len(self)} rows and holds {len(names)}")
+        return unique_ids(str(i) if name is None else str(name) for i, name in enumerate(names))
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, i: int) -> Image:
+        i = range(len(self))[i]
+        group = bisect_right(self._starts, i) - 1
+        with self._lock:
+            if self._held[0] != group:
+                file, row_group = self._groups[group]
+                with as_unreadable("row group", self.id(i)):
+                    table = self._files[file].read_row_group(row_group, columns=[self._column])
+                self._held = (group, table.column(0).combine_chunks())
+            row = i - self._starts[group]
+            if row >= len(self._held[1]):
+                raise UnreadableImage("its row group is damaged: it holds fewer rows than announced")
+            cell = self._held[1][row]
+        value = cell.as_py()
+        if isinstance(value, dict):
+            value = value.get("bytes")
+        if value is None:
+            raise UnreadableImage("the table has no image in this row")
+        return decode(value, self.id(i)) if isinstance(value, bytes) else self._from_lists(value, cell.type, self.id(i))
+
+    def _from_lists(self, value: list[Any], kind: Any, id: str) -> Image:
+        while hasattr(kind, "value_type"):
+            kind = kind.value_type
+        try:
+            pixels = np.array(value, dtype=kind.to_pandas_dtype())
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise UnreadableImage(f"the nested list is not an array ({error})") from error
+        if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "buif" or 0 in pixels.shape:
+            raise UnreadableImage(f"shape {pixels.shape} of {pixels.dtype} is not an image (H, W) or (H, W, C)")
+        return make_image(id, pixels)
+
+
 def _key(id: str) -> str:
     """The key of an image in a shard: no dot, because what follows the first one is the extension."""
     stem, suffix = os.path.splitext(safe_name(id))
@@ -162,7 +250,7 @@ class ShardWriter(Writer):
         self._current: tuple[str, tarfile.TarFile] | None = None  # the shard at hand
         self._members: tuple[str, dict[str, str]] = ("", {})  # a shard, and the member of each key in it
         self._open = ExitStack()  # its file
-        self._written: set[str] = {path.name for path in folder.glob("*.tar") if is_whole(path)}
+        self._written: set[str] = {path.name for path in folder.glob("*.tar") if is_complete(path)}
 
     def _place(self, index: int) -> tuple[str, str]:
         place = self.source.shard_of(index)
@@ -188,7 +276,6 @@ class ShardWriter(Writer):
         return encode(pixels, mask)
 
     def _put(self, index: int, encoded: tuple[bytes, str]) -> None:
-        """Put one file into the shard of image `index`, which ends the shard before it."""
         data, extension = encoded
         shard, _ = self._place(index)
         if self._current is None or shard != self._current[0]:
@@ -222,7 +309,6 @@ class ShardWriter(Writer):
             self._current = None
 
     def close(self) -> None:
-        """Complete the last shard, and list the members that are not called after their keys."""
         self.end_shard()
         places = map(self._place, range(len(self.source)))
         if any(safe_name(key) != key for _, key in places):

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import math
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import tifffile
 from PIL import Image as Pillow
 
 from congeal.errors import CongealError
-from congeal.files import is_plain, replacing
+from congeal.files import replacing
 from congeal.images.formats import hyperstack
 from congeal.images.formats.decode import (
     ORIENTATION_TAG,
@@ -31,7 +30,7 @@ from congeal.images.formats.decode import (
 )
 from congeal.images.formats.hyperstack import Hyperstack, ReaderChain, Step
 from congeal.images.formats.output_files import tiff_options
-from congeal.images.formats.writers import NpyWriter
+from congeal.images.formats.writers import NpyWriter, Size
 from congeal.images.sources.arrays import MOST_UNPACKED, HyperstackSource, IndexedReader, Reader, open_stack
 from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage
 from congeal.memmap import touch_pages
@@ -43,15 +42,14 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())
 _PER_UNIT = {2: "inch", 3: "cm"}
 _COUNTS = frozenset(("ImageJ", "images", "channels", "slices", "frames", "hyperstack", "axes"))
 _DRAWN = frozenset(("ROI", "Overlays"))
-Size = tuple[int, int]
+# Bytes of pixels in a TIFF with offsets of 32 bits; beyond, offsets have 64. Chosen by judgement: a gigabyte less than
+# 32 bits reach leaves room for everything else.
 MOST_CLASSIC = 3 << 30
-"""Bytes of pixels in a TIFF with offsets of 32 bits; beyond, those of 64 bits are used."""
 _LOSSLESS = {5: "lzw", 8: "zlib", 32946: "zlib", 50000: "zstd", 34925: "lzma"}
 _NEEDS_CODECS = ("lzw", "zstd")
 _OME_AXES = "TZCYXSR"  # R numbers the images of one file
 _OME_TYPES = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64")
 _IMAGEJ_TYPES = ("uint8", "uint16", "float32")
-_BIG = 43  # number of BigTIFF, whose offsets have 8 bytes
 _WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR, _LAB = 0, 3, 5, 6, 8
 
 
@@ -88,10 +86,9 @@ def open_tiff(path: Path, z: str | None = None) -> ImageSource:
         _check_chain(file)
         series = file.series
         _check_whole(path, file)
-        if all(not _has_alpha(one.keyframe) and _is_plain_page(one.keyframe) for one in series):
-            found = _open_series(path, file, z)
-            if found is not None:
-                return found
+        plain = all(_is_plain_page(one.keyframe) for one in series)
+        if plain and (found := _open_series(path, file, z)) is not None:
+            return found
         if z not in (None, "auto", "planes"):
             raise CongealError(f"{path} has no Z axis to project: leave out --z {z}")
         pages = _pages(file)
@@ -107,18 +104,12 @@ def _pages(file: tifffile.TiffFile) -> list[Any]:
 
 def _check_chain(file: tifffile.TiffFile) -> None:
     """Refuse a file in which a page names one before it as the next: its pages would never end."""
-    handle, kind, seen = file.filehandle, file.tiff, set[int]()
-    handle.seek(8 if kind.version == _BIG else 4)
-    while len(data := handle.read(kind.offsetsize)) == kind.offsetsize:
-        (offset,) = struct.unpack(kind.offsetformat, data)
-        if offset in seen:
+    seen, file.pages.useframes = set[int](), True  # which are found without reading all their tags
+    for page in file.pages:
+        if page.offset in seen:
             raise CongealError("the TIFF file is damaged: its pages go round in a circle")
-        seen.add(offset)
-        handle.seek(offset)
-        data = handle.read(kind.tagnosize)
-        if offset == 0 or len(data) < kind.tagnosize:
-            break
-        handle.seek(offset + kind.tagnosize + struct.unpack(kind.tagnoformat, data)[0] * kind.tagsize)
+        seen.add(page.offset)
+    file.pages.useframes = False
 
 
 def _check_whole(path: Path, file: tifffile.TiffFile) -> None:
@@ -156,7 +147,7 @@ def probe_tiff(path: Path) -> Header | None:
         with tifffile.TiffFile(path) as file:
             _check_chain(file)
             page = file.pages.first
-            if len(file.pages) > 1 or "C" in file.series[0].axes or _has_alpha(page) or not _is_plain_page(page):
+            if len(file.pages) > 1 or "C" in file.series[0].axes or not _is_plain_page(page):
                 return None
             return Header(page.imagelength, page.imagewidth, int(page.samplesperpixel), np.dtype(page.dtype))
     except Exception:  # whatever is wrong with the file, reading it says so with a reason
@@ -187,14 +178,14 @@ def _page_image(page: Any, id: str) -> Image:
 
 
 def _orientation(page: Any) -> int:
-    tag = page.tags.get(ORIENTATION_TAG)
-    return int(tag.value) if tag is not None and 1 <= int(tag.value) <= 8 else 1
+    value = page.tags.valueof(ORIENTATION_TAG)
+    return int(value) if value is not None and 1 <= int(value) <= 8 else 1
 
 
 def _is_plain_page(page: Any) -> bool:
-    """Stored values are the pixels: no palette, no inversion, no turning."""
+    """Stored values are the pixels: no palette, no inversion, no turning, no alpha."""
     special = page.photometric in (_WHITE_IS_ZERO, _PALETTE) or _needs_pillow(page) or _orientation(page) > 1
-    return not special and page.dtype is not None and page.dtype.kind in "uif"
+    return not special and not _has_alpha(page) and page.dtype is not None and page.dtype.kind in "uif"
 
 
 def _needs_pillow(page: Any) -> bool:
@@ -212,17 +203,13 @@ def _has_alpha(page: Any) -> bool:
 class TiffOrigin:
     """What a TIFF has besides pixels: "imagej", "ome", "shaped" (tifffile's own) or "plain"; for a TIFF writer.
 
-    text: the OME-XML. imagej: ImageJ's own metadata. resolution: (x, y, unit) of the tags. compression, predictor: the
-    numbers of the tags. tile: (height, width), if there are tiles.
+    text: the OME-XML. imagej: ImageJ's own metadata. options: how its pages are stored, in the words of tifffile.
     """
 
     kind: str
     text: str = ""
     imagej: Mapping[str, Any] = field(default_factory=dict)
-    resolution: tuple[float, float, int] | None = None
-    compression: int = 1
-    predictor: int = 1
-    tile: Size | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _open_series(path: Path, file: tifffile.TiffFile, z: str | None) -> ImageSource | None:
@@ -256,14 +243,15 @@ def _ome_text(path: Path, file: tifffile.TiffFile) -> str:
         return ""
     try:
         hyperstack.parse_ome(text)
-        if file.series[0].kind != "ome":
-            raise hyperstack.BrokenOme("it does not fit the pages")
-        return text
-    except hyperstack.BrokenOme as error:
-        log.warning(
-            "the OME-XML of %s is broken (%s): its pages are taken as they are, without names and sizes", path, error
-        )
-        return ""
+        if file.series[0].kind == "ome":
+            return text
+        reason = "it does not fit the pages"
+    except CongealError as error:
+        reason = str(error)
+    log.warning(
+        "the OME-XML of %s is broken (%s): its pages are taken as they are, without names and sizes", path, reason
+    )
+    return ""
 
 
 def _reader(series: Sequence[Any]) -> Reader | None:
@@ -290,7 +278,6 @@ class PagedReader:
         self._numbers = np.arange(len(series.pages)).reshape(series.shape[:split])
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
-        """Decode the pages of the block and put them together."""
         numbers = np.asarray(self._numbers[tuple(at.get(letter, slice(None)) for letter in self._outer)])
         index = tuple(at.get(letter, slice(None)) for letter in self._inner)
         planes = [self._page(number)[index] for number in numbers.reshape(-1).tolist()]
@@ -310,45 +297,36 @@ def _describe(file: Any, series: Any, axes: str, shape: tuple[int, ...], ome_tex
     kind = "ome" if ome_text else series.kind if series.kind in ("imagej", "shaped") else "plain"
     imagej: dict[str, Any] = dict(file.imagej_metadata or {}) if kind == "imagej" else {}
     resolution = _resolution(page)
+    stack = Hyperstack(axes, shape)
     steps: dict[str, Step] = {}
     names: tuple[str, ...] = ()
     if ome_text:
         steps, names = hyperstack.read_ome(ome_text)
     elif resolution is not None:
-        steps = _steps(imagej, resolution)
-        names = _label_names(imagej.get("Labels"), axes, shape)
-    channels = int(np.prod([n for letter, n in zip(axes, shape, strict=True) if letter in "CS"]))
-    told = sorted(_DRAWN & imagej.keys())
-    if told:
+        steps, names = _steps(imagej, resolution), _label_names(imagej.get("Labels"), stack)
+    if told := sorted(_DRAWN & imagej.keys()):
         log.warning("%s of the ImageJ stack are drawn on the originals and are left out", " and ".join(told))
     kept = {key: value for key, value in imagej.items() if key not in _COUNTS | _DRAWN}
-    tile = (int(page.tilelength), int(page.tilewidth)) if page.is_tiled else None
-    origin = TiffOrigin(kind, ome_text, kept, resolution, int(page.compression), int(page.predictor), tile)
-    return Hyperstack(axes, shape, steps, names if len(names) == channels else (), origin=origin)
+    origin = TiffOrigin(kind, ome_text, kept, _storage_options(page, resolution))
+    names = names if len(names) == stack.n_channels else ()
+    return replace(stack, steps=steps, channel_names=names, origin=origin)
 
 
 def _resolution(page: Any) -> tuple[float, float, int] | None:
     """The tags of the page: pixels per unit along X and Y, and which unit; None if it has none that mean anything."""
-    values = []
-    for name in ("XResolution", "YResolution"):
-        tag = page.tags.get(name)
-        if tag is None or not isinstance(tag.value, tuple) or len(tag.value) != 2 or not all(tag.value):
-            return None
-        values.append(tag.value[0] / tag.value[1])
-    tag = page.tags.get("ResolutionUnit")
-    return values[0], values[1], int(tag.value) if tag is not None else 2
+    values = [page.tags.valueof(name) for name in ("XResolution", "YResolution")]
+    if not all(isinstance(value, tuple) and len(value) == 2 and all(value) for value in values):
+        return None
+    (x, per_x), (y, per_y) = values
+    return x / per_x, y / per_y, int(page.tags.valueof("ResolutionUnit", 2))
 
 
 def _steps(imagej: Mapping[str, Any], resolution: tuple[float, float, int]) -> dict[str, Step]:
     unit = str(imagej.get("unit", ""))
     if "\\u" in unit:
         unit = unit.encode("ascii", "ignore").decode("unicode_escape")
-    if unit in ("um", "micron", "microns"):
-        unit = "µm"
-    x, y, code = resolution
-    if not unit and code in _PER_UNIT:
-        unit = _PER_UNIT[code]
-    steps = {"X": Step(1 / x, unit), "Y": Step(1 / y, unit)} if unit else {}
+    unit = "µm" if unit in ("um", "micron", "microns") else unit or _PER_UNIT.get(resolution[2], "")
+    steps = {letter: Step(1 / per_unit, unit) for letter, per_unit in zip("XY", resolution, strict=False) if unit}
     for letter, key, own in (("Z", "spacing", unit), ("T", "finterval", "s")):
         value = imagej.get(key)
         if isinstance(value, int | float) and np.isfinite(value) and value > 0:
@@ -356,10 +334,9 @@ def _steps(imagej: Mapping[str, Any], resolution: tuple[float, float, int]) -> d
     return steps
 
 
-def _label_names(labels: Any, axes: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+def _label_names(labels: Any, stack: Hyperstack) -> tuple[str, ...]:
     """Names of channels from ImageJ's labels of slices, where all slices of a channel are called the same."""
-    lengths = dict(zip(axes, shape, strict=True))
-    channels, planes = lengths.get("C", 1), int(np.prod([lengths.get(letter, 1) for letter in "TZC"]))
+    channels, planes = stack.length("C"), math.prod(map(stack.length, "TZC"))
     if channels < 2 or not isinstance(labels, list | tuple) or len(labels) not in (channels, planes):
         return ()
     rows = [tuple(map(str, labels[start : start + channels])) for start in range(0, len(labels), channels)]
@@ -367,7 +344,7 @@ def _label_names(labels: Any, axes: str, shape: tuple[int, ...]) -> tuple[str, .
 
 
 class TiffWriter(NpyWriter):
-    """`aligned.tif`, one page per image; gathered in a memory map first because pages can arrive in any order.
+    """`aligned.tif`, one page per image.
 
     A source that is a scientific stack gets its axes, sizes and names back: ImageJ's way where it came from ImageJ,
     else as OME-TIFF.
@@ -379,10 +356,6 @@ class TiffWriter(NpyWriter):
         """Pages of Y and X, with colour samples on the side on which they were."""
         axes = _outer(stack) + ("SYX" if _is_planar(stack) else "YXS" if "S" in stack.axes else "YX")
         return replace(stack, axes=axes, shape=tuple(map(stack.length, axes)))
-
-    def _is_whole(self) -> bool:
-        pages = len(self.source) if self.stack is None else math.prod(map(self.stack.length, _outer(self.stack)))
-        return is_whole_tiff(self.path, pages, self.size)
 
     def _finish(self, array: np.ndarray) -> None:
         grey = array.ndim == 3 or array.shape[3] == 1
@@ -397,15 +370,14 @@ class TiffWriter(NpyWriter):
             origin = replace(origin, kind="shaped")
         imagej = origin.kind == "imagej" and array.dtype.name in _IMAGEJ_TYPES and not set(stack.axes) - set("TZCYXS")
         large = array.nbytes > MOST_CLASSIC
-        options = tiff_options(stack.length("S"), alpha=False) | _storage_options(origin)
+        options = tiff_options(stack.length("S"), alpha=False) | dict(origin.options)
         if _is_planar(stack):
             options["planarconfig"] = "separate"
+        options["metadata"] = {"axes": stack.axes} if origin.kind == "shaped" else None
         if imagej:
             options["metadata"] = {**_imagej(origin, stack), "axes": stack.axes}
         elif origin.kind == "ome":
-            options |= {"description": hyperstack.write_ome(origin.text, stack, array.dtype).encode(), "metadata": None}
-        else:
-            options["metadata"] = {"axes": stack.axes} if origin.kind == "shaped" else None
+            options["description"] = hyperstack.write_ome(origin.text, stack, array.dtype).encode()
         with tifffile.TiffWriter(whole, bigtiff=large and not imagej, imagej=imagej) as file:
             if imagej and large:  # ImageJ finds the pages behind the first by counting bytes
                 options = {key: value for key, value in options.items() if key not in ("compression", "tile")}
@@ -418,34 +390,15 @@ class TiffWriter(NpyWriter):
     def _stack_pages(self, array: np.ndarray, stack: Hyperstack) -> Iterator[np.ndarray]:
         """Pages in the order of the file: (H, W), or with colour samples (H, W, S) or (S, H, W)."""
         for at in stack.places(_outer(stack)):
-            image = array[stack.number(at)]
+            image = array[stack.index(at, stack.image_axes)]
             touch_pages(image.nbytes)
             if "S" in stack.axes:
-                start = stack.channel(at)  # S is the last of the channel axes
+                start = stack.index(at, stack.channel_axes)  # S is the last of the channel axes
                 page = image[..., start : start + stack.length("S")]
                 page = np.moveaxis(page, -1, 0) if _is_planar(stack) else page
             else:
                 page = stack.plane(array, at)
             yield np.ascontiguousarray(page)
-
-
-def is_whole_tiff(path: Path, pages: int = 1, size: Size | None = None) -> bool:
-    """Whether a TIFF is there with all its pages, of that size if one is given."""
-    if not is_plain(path) or path.stat().st_size == 0:
-        return False
-    try:
-        with tifffile.TiffFile(path) as file:
-            first, count = file.pages.first, len(file.pages)
-            fits = size is None or (first.imagelength, first.imagewidth) == size
-            series = file.series[0]
-            if count == 1 < pages and file.is_imagej and series.dataoffset is not None:  # one page stands for all
-                end = series.dataoffset + series.nbytes
-                return fits and series.size == pages * first.size and end <= path.stat().st_size
-            last = file.pages[-1].aspage()  # written in order
-            end = max(map(sum, zip(last.dataoffsets, last.databytecounts, strict=True)))
-            return count == pages and fits and end <= path.stat().st_size
-    except Exception:  # damaged files raise nearly anything
-        return False
 
 
 def _is_planar(stack: Hyperstack) -> bool:
@@ -465,36 +418,33 @@ def _tiles(page: np.ndarray, tile: Size, stack: Hyperstack) -> Iterator[np.ndarr
                 yield np.ascontiguousarray(plane[top : top + tile[0], left : left + tile[1]])
 
 
-def _storage_options(origin: TiffOrigin) -> dict[str, Any]:
-    """Compression, tiles and resolution as they were, where that loses nothing and can be written here."""
+def _storage_options(page: Any, resolution: tuple[float, float, int] | None) -> dict[str, Any]:
+    """Compression, tiles and resolution of a page, where they lose nothing and can be written here."""
     codecs = importlib.util.find_spec("imagecodecs") is not None
     options: dict[str, Any] = {}
-    if origin.compression != 1:
-        name = _LOSSLESS.get(origin.compression, "zlib")  # what was lossy once is not made worse
+    if page.compression != 1:
+        name = _LOSSLESS.get(int(page.compression), "zlib")  # what was lossy once is not made worse
         options["compression"] = "zlib" if name in _NEEDS_CODECS and not codecs else name
-        if origin.predictor != 1 and origin.compression in _LOSSLESS and codecs:
-            options["predictor"] = origin.predictor
-    if origin.tile and all(side and side % 16 == 0 for side in origin.tile):
-        options["tile"] = origin.tile
-    if origin.resolution is not None:
-        options |= {"resolution": origin.resolution[:2], "resolutionunit": origin.resolution[2]}
+        if page.predictor != 1 and page.compression in _LOSSLESS and codecs:
+            options["predictor"] = int(page.predictor)
+    if page.is_tiled and page.tilelength % 16 == page.tilewidth % 16 == 0:
+        options["tile"] = (int(page.tilelength), int(page.tilewidth))
+    if resolution is not None:
+        options |= {"resolution": resolution[:2], "resolutionunit": resolution[2]}
     return options
 
 
 def _imagej(origin: TiffOrigin, stack: Hyperstack) -> dict[str, Any]:
-    """ImageJ's own metadata, of the slices that were kept."""
+    """ImageJ's own metadata, with the labels of the slices that were kept."""
     facts = dict(origin.imagej)
     labels = facts.pop("Labels", None)
     if not isinstance(labels, list | tuple) or stack.ragged:
         return facts
+    first = (stack.image_axes or "I")[0]  # the axis along which images may have been left out
+    inner = math.prod(map(stack.length, "TZC")) // stack.length(first)
     if len(labels) == stack.length("C"):
-        return {**facts, "Labels": list(labels)}
-    letters = [letter for letter in "TZC" if letter in stack.axes]
-    before = [max(stack.length(letter), 1 + max(stack.chosen.get(letter, (0,)))) for letter in letters]
-    if letters and len(labels) % int(np.prod(before[1:])) == 0:
-        grid = np.arange(len(labels)).reshape(-1, *before[1:])
-        for k, letter in enumerate(letters):
-            if letter in stack.chosen:
-                grid = grid.take(stack.chosen[letter], axis=k)
-        facts["Labels"] = [labels[n] for n in grid.reshape(-1)]
+        facts["Labels"] = list(labels)
+    elif len(labels) % inner == 0:
+        rows = stack.chosen.get(first, range(len(labels) // inner))
+        facts["Labels"] = [label for row in rows for label in labels[row * inner : (row + 1) * inner]]
     return facts

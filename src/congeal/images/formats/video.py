@@ -1,8 +1,7 @@
 """Videos (extra `video`) and animated GIF and WebP files, read frame by frame and written as MP4 or GIF.
 
 Reading: the packets are listed once without decoding them, which gives the number of frames, their times and the
-keyframes. `read(i)` continues from the frame before it, or starts at the last keyframe before i if that is nearer. If
-the times are unusable (some AVI files have none), frames are counted from the beginning.
+keyframes. If the times are unusable (some AVI files have none), frames are counted from the beginning.
 
 Writing: frames are added in the order of the source, and the file appears when it is complete. A run that was
 interrupted makes the frames again from the originals, which gives the same file.
@@ -12,18 +11,16 @@ from __future__ import annotations
 
 import io
 import logging
-import struct
 from abc import abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image as Pillow
@@ -31,9 +28,9 @@ from PIL.GifImagePlugin import getdata
 
 from congeal.errors import CongealError, first_line, require
 from congeal.execution.threads import usable_cores
-from congeal.files import is_plain, replacing, writing
+from congeal.files import replacing, writing
 from congeal.images.formats.decode import as_unopenable, as_unreadable, check_size, make_image
-from congeal.images.formats.writers import VIDEO_FORMATS, Size, Writer
+from congeal.images.formats.writers import FILE_ENDS, VIDEO_FORMATS, Size, Writer, is_complete
 from congeal.images.sources.base import Header, Image, ImageSource, UnreadableImage
 
 log = logging.getLogger("congeal")
@@ -41,9 +38,6 @@ log = logging.getLogger("congeal")
 VIDEO = frozenset([".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm"])
 ANIMATION = frozenset([".gif", ".webp"])
 CUT_SHORT = "the video ends before this frame: the file was cut short"
-# A keyframe at most this many frames ahead is reached by decoding instead of by a seek, which opens the file again.
-# Chosen by judgement: no result depends on it.
-MAX_DECODED_AHEAD = 8
 # Frames whose decoded times are compared with those of the packets. Chosen by judgement: about one second.
 CHECKED_FRAMES = 24
 # A header that claims more missing frames than this is damaged. Chosen by judgement: about an hour of video.
@@ -55,53 +49,64 @@ ENCODER_THREADS = 4
 # Shortest duration of a GIF frame, in hundredths of a second: browsers slow down faster changes.
 MIN_GIF_HUNDREDTHS = 2
 _GREY = {"gray": "gray", "gray16le": "gray16le", "gray16be": "gray16le"}
-# The first encoder that is installed. Without cpu-independent, x264 writes other bytes on other processors.
-_CODECS = {
-    "libx264": {"crf": "18", "preset": "veryfast", "x264-params": "cpu-independent=1"},
-    "mpeg4": {"q": "2"},
-}
+# Without cpu-independent, x264 writes other bytes on other processors.
+_X264_OPTIONS = {"crf": "18", "preset": "veryfast", "x264-params": "cpu-independent=1"}
 _GIF_LOOP = b"!\xff\x0bNETSCAPE2.0\x03\x01\x00\x00\x00"
 
 
-@dataclass(frozen=True)
-class _Index:
-    """The frames of a video in presentation order."""
-
-    times: list[int]  # in the time base of the stream; empty if they are unusable
-    keys: list[int]  # positions of keyframes
-    frames: int  # present in the file
-    missing: int  # claimed by the header but not present
-    header: Header
-    rate: float | None  # frames per second
-
-
 class VideoFrames(ImageSource):
-    """The frames of one video file."""
+    """The frames of one video file, decoded in order; threads ask for them nearly so: the last few are kept."""
 
     def __init__(self, path: Path) -> None:
-        self.name, self.path = path.name, path
-        self._index = _index_packets(path)
-        self.frame_rate = self._index.rate
-        self.layout = "video" if self._index.header.dtype == np.uint8 else "files"  # MP4 and GIF hold 8 bits
-        self._reader, self._lock, self._warned = _FrameReader(path, self._index), Lock(), False
+        self.name, self.path, self._lock, self._warned = path.name, path, Lock(), False
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._next, self._container, self._decoded = 0, None, iter(())  # type: int, Any, Iterator[Any]
+        with _open(path) as container:
+            stream = _video_stream(path, container)
+            packets = [
+                (packet.pts, packet.is_keyframe, bool(getattr(packet, "is_discard", False)))
+                for packet in _packets(container, stream)
+                if packet.size
+            ]
+            claimed, rate = int(stream.frames or 0), stream.average_rate or stream.base_rate
+            long = (container.duration or 0) / 1e6 * float(rate or 0)  # in frames; some files state only the duration
+        first = [*islice(_frames_of(path), CHECKED_FRAMES)]
+        if not first:
+            raise CongealError(f"{path} holds no frames")
+        times = [time for time, _, hidden in packets if not hidden]
+        usable = None not in times and len(set(times)) == len(times)
+        # In some files these are not presentation times, which the first frames show.
+        usable = usable and sorted(times)[: len(first)] == [frame.pts for frame in first]
+        self._times = sorted(times) if usable else []  # in the time base of the stream, in presentation order
+        self._row = {time: row for row, time in enumerate(self._times)}
+        self._keyframes = sorted(self._row[time] for time, is_key, _ in packets if is_key and time in self._row)
+        self._n_present = len(times) if usable else sum(1 for _ in _frames_of(path))
+        missing = claimed - (len(packets) if usable else self._n_present)
+        self._n_frames = self._n_present + (missing if 0 <= missing <= MAX_MISSING_FRAMES else 0)
+        if not claimed and long > 1.1 * self._n_present + 2:
+            log.warning("%s was cut short: %d of about %d frames are there", path, self._n_present, long)
+        pixels = _pixels(first[0])
+        height, width, channels = pixels.shape
+        self._header = Header(height, width, channels, pixels.dtype)
+        self.frame_rate = float(rate) if rate else None
+        self.layout = "video" if pixels.dtype == np.uint8 else "files"  # MP4 and GIF hold 8 bits
 
     def __len__(self) -> int:
-        return self._index.frames + self._index.missing
+        return self._n_frames
 
     def id(self, i: int) -> str:
         return f"{self.name}[{range(len(self))[i]:05d}]"  # which also selects it
 
     def probe(self, i: int) -> Header:
-        if i >= self._index.frames:
+        if i >= self._n_present:
             raise UnreadableImage(CUT_SHORT)
-        return self._index.header
+        return self._header
 
     def read(self, i: int) -> Image:
-        """Frame i as pixels (H, W, C), upright."""
         header = self.probe(i)
         with as_unreadable("frame", self.id(i)):
             with self._lock:
-                frame = self._reader.frame(i)
+                frame = self._frame(i)
             pixels = _pixels(frame)  # outside the lock: colour conversion takes longer than decoding
         size = pixels.shape[:2]
         if size != (header.height, header.width) and not self._warned:
@@ -112,32 +117,17 @@ class VideoFrames(ImageSource):
             )
         return Image(self.id(i), pixels)
 
-    def _some_pixels(self, count: int) -> Iterator[bytes]:
-        """None: the file itself is part of the fingerprint, and sampling frames takes as long as decoding all."""
-        return iter(())
-
-
-class _FrameReader:
-    """Decodes the frames of a video in order and keeps the last few: threads ask for them nearly in order."""
-
-    def __init__(self, path: Path, index: _Index) -> None:
-        self.path, self.index, self._can_seek = path, index, bool(index.times)
-        self._row = {time: row for row, time in enumerate(index.times)}
-        self._kept: OrderedDict[int, Any] = OrderedDict()
-        self._room = 2 * usable_cores() + 4
-        self._next, self._container, self._frames = 0, None, iter(())  # type: int, Any, Iterator[Any]
-
-    def frame(self, i: int) -> Any:
-        """Frame i, decoded now or recently."""
+    def _frame(self, i: int) -> Any:
+        """Frame i, decoded now or recently: from the frame before it or from a keyframe, whichever is nearer."""
         if i in self._kept:
             return self._kept[i]
-        place = bisect_right(self.index.keys, i) if self._can_seek else 0
-        nearest = self.index.keys[place - 1] if place else 0
-        if self._container is None or i < self._next or nearest - self._next > MAX_DECODED_AHEAD:
+        place = bisect_right(self._keyframes, i)
+        nearest = self._keyframes[place - 1] if place else 0
+        if self._container is None or i < self._next or nearest > self._next:
             self._seek(nearest)
         found = self._decode_until(i)
-        if found is None and self._can_seek:  # some files cannot be decoded from their keyframes
-            self._can_seek = False
+        if found is None and self._keyframes:  # some files cannot be decoded from their keyframes
+            self._keyframes = []
             self._seek(0)
             found = self._decode_until(i)
         if found is None:
@@ -147,36 +137,27 @@ class _FrameReader:
         return found
 
     def _seek(self, row: int) -> None:
-        """Begin at a keyframe."""
         if self._container is not None:
             self._container.close()
         self._container = container = _open(self.path)
         if row:
-            container.seek(self.index.times[row], stream=container.streams.video[0])
-        self._frames, self._next = _decode_frames(container), row
+            container.seek(self._times[row], stream=container.streams.video[0])
+        self._decoded, self._next = _decode_frames(container), row
 
     def _decode_until(self, i: int) -> Any:
         """Decode up to frame i; None if there is none."""
         begun = self._next
-        for frame in self._frames:
-            row = self._row.get(frame.pts, -1) if self.index.times else self._next
+        for frame in self._decoded:
+            row = self._row.get(frame.pts, -1) if self._times else self._next
             if row < begun:
                 continue  # before the keyframe: its reference frames were not decoded
             self._kept[row] = frame
-            if len(self._kept) > self._room:
+            if len(self._kept) > 2 * usable_cores() + 4:
                 self._kept.popitem(last=False)
             self._next = row + 1
             if row >= i:
                 return frame if row == i else None
         return None
-
-
-def open_video(path: Path) -> ImageSource:
-    """A video given by itself: every frame is one image."""
-    source = VideoFrames(path)
-    if not len(source):
-        raise CongealError(f"{path} holds no frames")
-    return source
 
 
 def _open(path: Path) -> Any:
@@ -189,6 +170,18 @@ def _open(path: Path) -> Any:
             f"{path} cannot be opened as a video ({reason}): it is damaged, cut short before its "
             "index was written, or of a kind that is not read"
         ) from error
+
+
+def _video_stream(path: Path, container: Any) -> Any:
+    if not container.streams.video:
+        raise CongealError(f"{path} has no video in it, only sound or data")
+    stream = container.streams.video[0]
+    if stream.codec_context is None:
+        raise CongealError(
+            f"there is no decoder for the video in {path} here: convert it first, for example with "
+            f"'ffmpeg -i {path.name} -c:v libx264 {path.stem}-h264.mp4'"
+        )
+    return stream
 
 
 def _packets(container: Any, stream: Any) -> Iterator[Any]:
@@ -208,45 +201,6 @@ def _decode_frames(container: Any) -> Iterator[Any]:
 def _frames_of(path: Path) -> Iterator[Any]:
     with _open(path) as container:
         yield from _decode_frames(container)
-
-
-def _index_packets(path: Path) -> _Index:
-    """Index the packets of a video; only its first frames are decoded."""
-    with _open(path) as container:
-        if not container.streams.video:
-            raise CongealError(f"{path} has no video in it, only sound or data")
-        stream = container.streams.video[0]
-        if stream.codec_context is None:
-            raise CongealError(
-                f"there is no decoder for the video in {path} here: convert it first, for example with "
-                f"'ffmpeg -i {path.name} -c:v libx264 {path.stem}-h264.mp4'"
-            )
-        packets = [
-            (packet.pts, packet.is_keyframe, bool(getattr(packet, "is_discard", False)))
-            for packet in _packets(container, stream)
-            if packet.size
-        ]
-        claimed, rate = int(stream.frames or 0), stream.average_rate or stream.base_rate
-        long = (container.duration or 0) / 1e6 * float(rate or 0)  # in frames; some containers state the duration only
-    first = [*islice(_frames_of(path), CHECKED_FRAMES)]
-    if not first:
-        return _Index([], [], 0, 0, Header(0, 0, 3, np.dtype(np.uint8)), None)
-    times = [time for time, _, hidden in packets if not hidden]
-    known = None not in times and len(set(times)) == len(times)
-    # In some files these are not presentation times, which the first frames show.
-    usable = known and (ordered := sorted(times))[: len(first)] == [frame.pts for frame in first]
-    frames = len(times) if usable else sum(1 for _ in _frames_of(path))
-    missing = claimed - (len(packets) if usable else frames)
-    if not 0 <= missing <= MAX_MISSING_FRAMES:
-        missing = 0
-    if not claimed and long > 1.1 * frames + 2:
-        log.warning("%s was cut short: %d of about %d frames are there", path, frames, long)
-    row = {time: k for k, time in enumerate(ordered)} if usable else {}
-    rows = sorted(row[time] for time, is_key, hidden in packets if is_key and not hidden and time in row)
-    pixels = _pixels(first[0])
-    height, width, channels = pixels.shape
-    header = Header(height, width, channels, pixels.dtype)
-    return _Index([*row], rows, frames, missing, header, float(rate) if rate else None)
 
 
 def _pixels(frame: Any) -> np.ndarray:
@@ -277,12 +231,10 @@ class Animation(ImageSource):
         return f"{self.name}[{range(len(self))[i]:05d}]"  # which also selects it
 
     def probe(self, i: int) -> Header:
-        """All frames have the size of the picture, and colours."""
         width, height = self._picture.size
         return Header(height, width, 3, np.dtype(np.uint8))
 
     def read(self, i: int) -> Image:
-        """Frame i in RGB, with a mask if something of it is transparent."""
         width, height = self._picture.size
         check_size(height, width, 4 * height * width)
         with as_unreadable("frame", self.id(i)), self._lock:
@@ -328,25 +280,18 @@ def _check_kind(id: str, channels: int, dtype: np.dtype, format: str) -> None:
         )
 
 
-class FrameSteps(NamedTuple):
-    """How an open file takes a frame, and how it ends."""
-
-    add: Callable[[Any], Any]
-    finish: Callable[[], Any]
-
-
 class VideoWriter(Writer):
     """Base of the MP4 and GIF writers: frames are encoded in any thread and added in order to one file."""
 
     format: str
+    end: Any  # what is added after the last frame
 
     def __init__(self, folder: Path, source: ImageSource, size: Size, *, alone: bool = True) -> None:
         super().__init__(folder, source, size, alone=alone)
         self.path = folder / f"aligned.{self.format}"
         self.rate = Fraction(source.frame_rate or DEFAULT_FRAMES_PER_SECOND).limit_denominator(1001)
-        self._complete = is_plain(self.path) and self._is_whole()
-        self._open = ExitStack()
-        self._steps: FrameSteps | None = None  # of the open file
+        self._complete, self._open = is_complete(self.path), ExitStack()
+        self._add: Callable[[Any], Any] | None = None  # a frame to the open file
 
     def done(self, index: int) -> bool:
         return self._complete
@@ -357,16 +302,16 @@ class VideoWriter(Writer):
 
     def _put(self, index: int, encoded: Any) -> None:
         with writing(self.path):
-            if self._steps is None:
-                self._steps = self._begin(self._open.enter_context(replacing(self.path)))
-            self._steps.add(encoded)
+            if self._add is None:
+                self._add = self._begin(self._open.enter_context(replacing(self.path)))
+            self._add(encoded)
 
     def close(self) -> None:
-        if self._steps is not None:
+        if self._add is not None:
             with writing(self.path):
-                self._steps.finish()
+                self._add(self.end)
                 self._open.close()
-            self._steps, self._complete = None, True
+            self._add, self._complete = None, True
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
@@ -375,32 +320,18 @@ class VideoWriter(Writer):
             self._open.__exit__(kind, error, trace)  # an incomplete video is useless
 
     @abstractmethod
-    def _is_whole(self) -> bool:
-        """Whether the file ends as it should."""
-
-    @abstractmethod
     def _frame(self, index: int, pixels: np.ndarray) -> Any:
         """8-bit pixels (h, w, 1 or 3) → a frame of the file."""
 
     @abstractmethod
-    def _begin(self, file: IO[bytes]) -> FrameSteps:
-        """Begin the file."""
+    def _begin(self, file: IO[bytes]) -> Callable[[Any], Any]:
+        """Begin the file; returns what adds a frame to it."""
 
 
 class Mp4Writer(VideoWriter):
     """`aligned.mp4`: H.264, each frame at its time in the source, so that a skipped frame prolongs the one before."""
 
-    format = "mp4"
-
-    def _is_whole(self) -> bool:
-        """Whether its boxes fill the file and the last of them is the index (moov)."""
-        name, place, size = b"", 0, self.path.stat().st_size
-        with self.path.open("rb") as file:
-            while place + 8 <= size:
-                file.seek(place)
-                length, name, longer = struct.unpack(">I4sQ", file.read(16).ljust(16))
-                place += max(8, longer if length == 1 else length)
-        return place == size and name == b"moov"
+    format, end = "mp4", None
 
     def _frame(self, index: int, pixels: np.ndarray) -> Any:
         av = require("av", "video")
@@ -412,29 +343,29 @@ class Mp4Writer(VideoWriter):
         frame.pts, frame.time_base = index, 1 / self.rate
         return frame
 
-    def _begin(self, file: IO[bytes]) -> FrameSteps:
+    def _begin(self, file: IO[bytes]) -> Callable[[Any], Any]:
         av = require("av", "video")
-        codec = next((name for name in _CODECS if _has_encoder(name)), None)
-        if codec is None:
-            raise CongealError("the installed PyAV cannot write H.264 or MPEG-4: use --output-format gif or files")
+
+        def mark_end() -> None:  # behind the index, which is written when the container is closed
+            file.seek(0, io.SEEK_END)
+            file.write(FILE_ENDS[".mp4"])
+
+        self._open.callback(mark_end)
         container = self._open.enter_context(av.open(file, "w", format="mp4"))
-        stream = container.add_stream(codec, rate=self.rate)
+        try:
+            stream = container.add_stream("libx264", rate=self.rate)
+        except Exception as error:  # PyAV versions raise different errors for a missing codec
+            raise CongealError("the installed PyAV cannot write H.264: use --output-format gif or files") from error
         stream.height, stream.width = (side + side % 2 for side in self.size)
-        stream.pix_fmt, stream.options = "yuv420p", dict(_CODECS[codec])
+        stream.pix_fmt, stream.options = "yuv420p", dict(_X264_OPTIONS)
         stream.codec_context.thread_count = ENCODER_THREADS
-        return FrameSteps(lambda frame: container.mux(stream.encode(frame)), lambda: container.mux(stream.encode()))
+        return lambda frame: container.mux(stream.encode(frame))
 
 
 class GifWriter(VideoWriter):
     """`aligned.gif`: complete frames, each with its own palette; grey is kept exactly."""
 
-    format = "gif"
-
-    def _is_whole(self) -> bool:
-        with self.path.open("rb") as file:
-            begins = file.read(3) == b"GIF"
-            file.seek(-1, io.SEEK_END)
-            return begins and file.read() == b";"
+    format, end = "gif", b";"
 
     def _frame(self, index: int, pixels: np.ndarray) -> bytes:
         begin, end = (round(100 * k / self.rate) for k in (index, index + 1))
@@ -444,15 +375,7 @@ class GifWriter(VideoWriter):
         picture = picture.convert("P") if grey else picture.quantize(256)  # only these have a palette to be written
         return b"".join(getdata(picture, duration=duration, disposal=1, include_color_table=True))
 
-    def _begin(self, file: IO[bytes]) -> FrameSteps:
+    def _begin(self, file: IO[bytes]) -> Callable[[Any], Any]:
         height, width = self.size
         file.write(b"GIF89a" + width.to_bytes(2, "little") + height.to_bytes(2, "little") + bytes(3) + _GIF_LOOP)
-        return FrameSteps(file.write, lambda: file.write(b";"))
-
-
-def _has_encoder(codec: str) -> bool:
-    av = require("av", "video")
-    try:
-        return bool(av.codec.Codec(codec, "w"))
-    except Exception:  # PyAV versions raise different errors for a missing codec
-        return False
+        return file.write

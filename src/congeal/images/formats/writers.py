@@ -17,9 +17,10 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import DAMAGED, create_npy, is_plain, make_folders, put_in_place, sweep, writing
 from congeal.images.formats.hyperstack import Hyperstack
+from congeal.images.intensity import NOT_FINITE
 from congeal.images.sources.arrays import as_slice
-from congeal.images.sources.base import ImageSource
-from congeal.memmap import touch_pages, track_pages
+from congeal.images.sources.base import ImageSource, UnreadableImage
+from congeal.memmap import track_pages
 
 Size = tuple[int, int]
 # Folder of the images that are in no group.
@@ -39,8 +40,16 @@ _WRITERS = {
 }
 FORMATS = ("auto", *_WRITERS)
 VIDEO_FORMATS = ("mp4", "gif")  # one file whose frames come one after the other
-PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
-TAR_END = bytes(2 * tarfile.BLOCKSIZE)
+# The last bytes of files that tell by them that they are complete. In an MP4 it is an empty box of our own.
+FILE_ENDS = {".png": b"IEND\xaeB`\x82", ".gif": b"\0;", ".mp4": b"\0\0\0\x08free", ".tar": bytes(2 * tarfile.BLOCKSIZE)}
+# The sizes of these files are multiples of a block.
+_BLOCK_BYTES = {".tar": tarfile.RECORDSIZE, ".fits": 2880}
+# Of other files: the module and the function that open them.
+_OPENERS = {
+    ".npy": ("sources.arrays", "open_npy"),
+    ".tif": ("formats.tiff", "open_tiff"),
+    ".fits": ("formats.fits", "open_fits"),
+}
 
 
 class Writer(ABC):
@@ -73,27 +82,24 @@ class Writer(ABC):
         self._put(index, self._encode(index, pixels, mask))
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
-        """`write_new` in two steps: what needs no order is done here, in any thread; calling the answer does the rest.
+        """Write those of these images (B, h, w, C) that are not done yet, in two steps.
 
-        The second steps are taken in one thread and in the order of the source.
+        What needs no order is done here, in any thread. Calling the answer does the rest: in one thread and in the
+        order of the source.
         """
         new = [
             (index, self._encode(index, pixels[k], None if masks is None else masks[k]))
             for k, index in enumerate(indices.tolist())
             if not self.done(index)
         ]
+
+        def put() -> None:
+            while new:
+                self._put(*new.pop(0))
+
         if self.any_order:
-            self._put_all(new)
-            new = []
-        return partial(self._put_all, new)
-
-    def _put_all(self, encoded: Sequence[tuple[int, Any]]) -> None:
-        for index, one in encoded:
-            self._put(index, one)
-
-    def write_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> None:
-        """Write those of these images (B, h, w, C) that are not done yet."""
-        self.begin_new(indices, pixels, masks)()
+            put()
+        return put
 
     def missing(self, indices: np.ndarray) -> np.ndarray:
         """Those of these images that are not done yet."""
@@ -156,8 +162,8 @@ def set_transforms(writer: Writer, source: ImageSource, aligned_from_source: np.
 class NpyWriter(Writer):
     """`aligned.npy` (N, h, w[, C]), one row per image of the source; rows of skipped images stay zero.
 
-    Other formats with all images in one file gather them in the same memory map first, because images can arrive in
-    any order. They override `file_name`, `_is_whole`, `_finish` and, for the axes of a scientific stack, `_arranged`.
+    Other formats with all images in one file gather them in the same array first, because images can arrive in any
+    order. They override `file_name`, `_finish` and, for the axes of a scientific stack, `_arranged`.
     """
 
     any_order = True
@@ -168,24 +174,19 @@ class NpyWriter(Writer):
         self._lock, self.path = Lock(), folder / self.file_name
         self.stack = None if source.hyperstack is None else self._arranged(source.hyperstack.resized(size))
         self._partial, self._marks = folder / ".aligned.partial.npy", folder / ".aligned.done.npy"
-        self._array: np.ndarray | None = None
-        self._done: np.ndarray | None = None
-        self._complete = self._is_whole()
+        self._rows: RowWriter | None = None
+        self._done = np.zeros(len(source), dtype=bool)
+        self._complete = self._is_complete()
         if not self._complete and is_plain(self._partial) and is_plain(self._marks):
             self._resume()
-        track_pages(self._array)
 
     def _arranged(self, stack: Hyperstack) -> Hyperstack:
         """The stack with its axes in the order of the format."""
         return stack
 
-    def _is_whole(self) -> bool:
+    def _is_complete(self) -> bool:
         """Whether the finished file is there and undamaged."""
-        try:
-            shape = np.load(self.path, mmap_mode="r").shape if is_plain(self.path) else ()
-        except DAMAGED:
-            return False
-        return shape[:3] == (len(self.source), *self.size)
+        return is_complete(self.path, len(self.source), self.size)
 
     def _finish(self, array: np.ndarray) -> None:
         """Make the file of all rows."""
@@ -193,24 +194,22 @@ class NpyWriter(Writer):
 
     def _resume(self) -> None:
         try:
-            array, done = np.load(self._partial, mmap_mode="r+"), np.load(self._marks, mmap_mode="r+")
+            array, done = np.load(self._partial, mmap_mode="r"), np.load(self._marks, mmap_mode="r+")
         except DAMAGED:
             return  # it was stopped while these files were made
         if done.shape == (len(self.source),) and array.shape[:3] == (len(self.source), *self.size):
-            self._array, self._done = array, done
+            self._rows, self._done = RowWriter(self._partial, self.source), done
 
     def _allocate(self, pixels: np.ndarray) -> None:
         channels = () if self.source.grey and pixels.shape[-1] == 1 else (pixels.shape[-1],)
-        self._array = create_npy(self._partial, (len(self.source), *self.size, *channels), pixels.dtype)
+        create_npy(self._partial, (len(self.source), *self.size, *channels), pixels.dtype)
         self._done = create_npy(self._marks, (len(self.source),), np.dtype(bool))
-        track_pages(self._array)
-        self._complete = False
+        self._rows = RowWriter(self._partial, self.source)
 
     def _put(self, index: int, encoded: np.ndarray) -> None:
         self._put_rows(np.array([index]), encoded[None])
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
-        """Nothing: rows are copied together in the second step."""
         missing = self.missing(indices)
         return partial(self._put_rows, missing, pixels[as_slice(np.isin(indices, missing))])
 
@@ -218,20 +217,16 @@ class NpyWriter(Writer):
         if not len(indices):
             return
         with self._lock:
-            if self._array is None or self._done is None:
+            if self._rows is None:
                 self._allocate(pixels)
-            assert self._array is not None
-            assert self._done is not None
-            row = self._array[0]
-            _check_kind(self.source.id(int(indices[0])), pixels, row)
-            self._array[as_slice(indices)] = pixels.reshape(-1, *row.shape)
+            assert self._rows is not None
+            self._rows.begin_new(indices, pixels)
             self._done[indices] = True
-            touch_pages(pixels.nbytes)
 
     @property
     def has_room(self) -> bool:
         """Whether there is a file with rows, whole or not."""
-        return self._complete or self._array is not None
+        return self._complete or self._rows is not None
 
     def make_room(self, pixels: np.ndarray) -> Path | None:
         """The file into which other processes may write rows like these (B, h, w, C); None if all is done."""
@@ -241,91 +236,92 @@ class NpyWriter(Writer):
 
     def all_written(self, indices: np.ndarray) -> None:
         """Other processes have written these rows."""
-        if self._done is not None:
-            self._done[indices] = True
+        self._done[indices] = True
 
     def missing(self, indices: np.ndarray) -> np.ndarray:
-        if self._complete or self._done is None:
-            return indices[:0] if self._complete else indices
-        return indices[~self._done[indices]]
+        return indices[:0] if self._complete else indices[~self._done[indices]]
 
     def done(self, index: int) -> bool:
         return not len(self.missing(np.array([index])))
 
     def flush(self) -> None:
-        for array in (self._array, self._done):  # the marks last: they speak of the pixels
-            if isinstance(array, np.memmap):
-                array.flush()
+        if self._rows is not None:
+            self._rows.flush()
+        if isinstance(self._done, np.memmap):  # last: it speaks of the pixels
+            self._done.flush()
 
     def close(self) -> None:
-        if self._array is None:
+        if self._rows is None:
             return
-        self.flush()
-        self._finish(self._array)
-        self._array = self._done = None
+        self._rows.close()
+        array = np.load(self._partial, mmap_mode="r")
+        track_pages(array)
+        self._finish(array)
+        self._rows = None
         self._partial.unlink(missing_ok=True)
         self._marks.unlink(missing_ok=True)
         self._complete = True
 
 
 class RowWriter:
-    """Writes rows into the array that another process's `NpyWriter` made room for: at their places, with plain writes,
-    because on a network's disk two machines must not map the same page. Several threads may write at once."""
+    """Writes rows into the array that a `NpyWriter` made room for, perhaps in another process: at their places, with
+    plain writes, because on a network's disk two machines must not map the same page. Threads may write at once."""
 
     def __init__(self, file: Path, source: ImageSource) -> None:
         array = np.load(file, mmap_mode="r")
         self._row, self._offset, self._source = array[0], int(array.offset), source
-        self._file, self._lock = file.open("r+b"), Lock()
+        self._path, self._file, self._lock = file, file.open("r+b"), Lock()
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
         """All of it: rows stand by themselves."""
-        _check_kind(self._source.id(int(indices[0])), pixels, self._row)
+        row = self._row
+        if pixels.dtype != row.dtype or pixels[0].size != row.size:
+            raise CongealError(
+                f"image {self._source.id(int(indices[0]))} is {pixels.shape[1:]} of {pixels.dtype}, the others "
+                f"{row.shape} of {row.dtype}: write files instead of one array"
+            )
         follows = np.flatnonzero(np.diff(indices) != 1) + 1
         runs = zip(np.split(indices, follows), np.split(np.ascontiguousarray(pixels), follows), strict=True)
-        with writing(Path(self._file.name)), self._lock:  # a place in the file is all threads' place
+        with writing(self._path), self._lock:  # a place in the file is all threads' place
             for rows, images in runs:
-                self._file.seek(self._offset + int(rows[0]) * self._row.nbytes)
+                self._file.seek(self._offset + int(rows[0]) * row.nbytes)
                 self._file.write(images.data)
-        return _nothing
+        return lambda: None
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Bring the rows to the disk."""
-        with writing(Path(self._file.name)):
+        with writing(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._file.close()
+
+    def close(self) -> None:
+        """Bring the rows to the disk and end."""
+        self.flush()
+        self._file.close()
 
 
-def _nothing() -> None:
-    """The second step of writing where the first does all."""
-
-
-def _check_kind(id: str, pixels: np.ndarray, row: np.ndarray) -> None:
-    """Refuse images that do not fit the rows of an array."""
-    if pixels.dtype != row.dtype or pixels[0].size != row.size:
-        raise CongealError(
-            f"image {id} is {pixels.shape[1:]} of {pixels.dtype}, the others {row.shape} of {row.dtype}: write files "
-            "instead of one array"
-        )
-
-
-def is_whole(path: Path) -> bool:
-    """Whether a file that a writer made is there up to its last bytes."""
-    if not is_plain(path):
+def is_complete(path: Path, images: int = 1, size: Size | None = None) -> bool:
+    """Whether a file that a writer made ends as its format does, or holds (a multiple of) so many images of that size,
+    the last of which can be read."""
+    if not is_plain(path) or path.stat().st_size % _BLOCK_BYTES.get(path.suffix, 1):
         return False
-    if path.suffix == ".tif":
-        from congeal.images.formats.tiff import is_whole_tiff
-
-        return is_whole_tiff(path)
-    if path.suffix == ".fits":
-        from congeal.images.formats.fits import is_whole_fits
-
-        return is_whole_fits(path)
-    end = PNG_END if path.suffix == ".png" else TAR_END
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(-min(size, len(end)), os.SEEK_END)
-        return file.read() == end and (path.suffix == ".png" or size % tarfile.RECORDSIZE == 0)
+    end = FILE_ENDS.get(path.suffix)
+    if end is not None:
+        with path.open("rb") as file:
+            file.seek(-min(len(end), file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return file.read() == end
+    module, name = _OPENERS[path.suffix]
+    try:
+        source: ImageSource = getattr(import_module(f"congeal.images.{module}"), name)(path)
+        source = source.parts or source
+        if len(source) % images or size not in (None, source.probe(0)[:2]):
+            return False
+        source.read(len(source) - 1)
+    except UnreadableImage as error:
+        return str(error) == NOT_FINITE
+    except CongealError:
+        return False
+    return True
 
 
 def check_group_name(name: str) -> str:
@@ -378,7 +374,6 @@ class GroupedWriter(Writer):
         return self._writers[int(self._group[index])].done(int(self._place[index]))
 
     def begin_new(self, indices: np.ndarray, pixels: np.ndarray, masks: np.ndarray | None = None) -> Callable[[], None]:
-        """Both steps of every group's own writer."""
         rest = []
         for number in np.unique(self._group[indices]).tolist():
             own = np.flatnonzero(self._group[indices] == number)

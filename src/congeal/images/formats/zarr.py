@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -25,21 +25,12 @@ from congeal.memmap import touch_pages
 MARKS = ("zarr.json", ".zarray", ".zgroup")
 _DEFAULT_AXES = {2: "YX", 3: "IYX", 4: "IYXC", 5: "TCZYX"}
 _WORDS = {"time": "T", "channel": "C", "depth": "Z", "row": "Y", "column": "X", "height": "Y", "width": "X"}
-_SPARE = "IQPRABDEFGHJKLMNOUVW"
-# Codecs that decode to numbers and run no code, unlike pickle.
-_CODECS = {
-    *("blosc", "zlib", "gzip", "zstd", "lz4", "bz2", "lzma", "zfpy", "pcodec", "packbits", "sharding_indexed"),
-    *("shuffle", "delta", "astype", "fixedscaleoffset", "quantize", "bitround", "bytes", "transpose"),
-    *("crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"),
-}
+_SPARE = "IQPRABDEFGHJKLMNOUVW"  # letters for axes with other names
 # NGFF's word for a unit → its sign.
 _UNITS = {"micrometer": "µm", "nanometer": "nm", "millimeter": "mm", "angstrom": "Å", "second": "s", "minute": "min"}
 _UNITS |= {"millisecond": "ms", "hour": "h", "meter": "m", "centimeter": "cm", "picometer": "pm"}
 _UNIT_WORDS = {sign: word for word, sign in _UNITS.items()}
 _AXIS_TYPES = {"T": "time", "C": "channel"}
-MOST_BLOCK = 256 << 20
-"""Bytes that are put together before they are written; larger chunks are cut to single planes. Chosen by judgement: a
-small part of the memory of any machine."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,6 @@ class ZarrReader(IndexedReader):
     """A Zarr array whose chunks must be whole. One that is not there is read as the fill value, as Zarr says."""
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
-        """Index the array; says so where a chunk is damaged."""
         with as_unreadable("chunk of the Zarr array, perhaps cut short", "the Zarr array"):
             self._check_blosc_chunks(at)
             return super().take(at)
@@ -91,16 +81,20 @@ def is_zarr(folder: Path) -> bool:
 
 def open_zarr(path: Path, z: str | None = None) -> ImageSource:
     """The full resolution of an OME-Zarr image, or a plain array (N, H, W[, C])."""
+    array, stack = _open_array(path)
+    reader = ZarrReader(array, stack.axes, chunk=int(array.chunks[0]) if stack.axes[0] not in "YX" else 1)
+    source = open_stack(stack, reader, name=path.name, layout="zarr", z=z)
+    source.files = tuple(sorted(file for file in path.rglob("*") if file.is_file()))
+    return source
+
+
+def _open_array(path: Path) -> tuple[Any, Hyperstack]:
     zarr = require("zarr", "zarr")
     with as_unopenable(path, "Zarr array or OME-Zarr image"):
         found = zarr.open(str(path), mode="r")
         array, image = (found, {}) if isinstance(found, zarr.Array) else _array_of(path, found)
         _refuse_codecs(path, array)
-        stack = _describe(path, array, dict(found.attrs), image)
-    reader = ZarrReader(array, stack.axes, chunk=int(array.chunks[0]) if stack.axes[0] not in "YX" else 1)
-    source = open_stack(stack, reader, name=path.name, layout="zarr", z=z)
-    source.files = tuple(sorted(file for file in path.rglob("*") if file.is_file()))
-    return source
+        return array, _describe(path, array, dict(found.attrs), image)
 
 
 def _array_of(path: Path, group: Any) -> tuple[Any, dict[str, Any]]:
@@ -123,28 +117,10 @@ def _array_of(path: Path, group: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _refuse_codecs(path: Path, array: Any) -> None:
-    """Refuse what is not known to decode to numbers and nothing else."""
+    """Refuse the one codec that runs code from the file."""
     about = array.metadata.to_dict()
-    for name in _codec_names([about.get("filters"), about.get("compressor"), about.get("codecs")]):
-        plain = name.removeprefix("numcodecs.")
-        if plain not in _CODECS and not plain.startswith("imagecodecs_"):
-            raise CongealError(f"{path} is stored with the codec '{name}', which is not opened: store it with another")
-
-
-def _codec_names(value: Any) -> Iterator[str]:
-    """Names of codecs in a description. Some versions of zarr describe a codec by itself, not by its settings."""
-    for describe in ("get_config", "to_dict"):
-        if callable(getattr(value, describe, None)):
-            value = getattr(value, describe)()
-    if isinstance(value, Mapping):
-        known = value.get("id", value.get("name"))
-        if isinstance(known, str):
-            yield known
-        for inner in value.values():
-            yield from _codec_names(inner)
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for inner in value:
-            yield from _codec_names(inner)
+    if "pickle" in str([about.get(key) for key in ("filters", "compressor", "codecs")]).lower():
+        raise CongealError(f"{path} is stored with the codec 'pickle', which is not opened: store it with another")
 
 
 def _describe(path: Path, array: Any, attributes: Mapping[str, Any], image: Mapping[str, Any]) -> Hyperstack:
@@ -170,8 +146,9 @@ def _describe(path: Path, array: Any, attributes: Mapping[str, Any], image: Mapp
     about: Any = attributes.get("ome", attributes)
     version = str(about.get("version") or image.get("version") or "0.4")
     origin = replace(origin, ngff=version, path=str(image["datasets"][0]["path"]))
-    channels = _channel_names(about)
-    channels = channels if len(channels) == stack.n_channels else ()
+    shown = (about.get("omero") or {}).get("channels") or ()
+    channels = tuple(str(channel.get("label", "")) for channel in shown)
+    channels = channels if any(channels) and len(channels) == stack.n_channels else ()
     return replace(stack, steps=_steps(image, axes), channel_names=channels, origin=origin)
 
 
@@ -179,37 +156,23 @@ def _letters(names: Sequence[str]) -> str:
     """One letter for each name: its own if it is one, that of a common word, else a spare one."""
     known = [name.upper() if len(name) == 1 and name.isascii() else _WORDS.get(name.lower(), "") for name in names]
     spare = (letter for letter in _SPARE if letter not in known)
-    letters = ""
-    for letter in known:
-        letters += letter if letter.isalpha() and letter not in letters else next(spare)
-    return letters
+    return "".join(a if a.isalpha() and a not in known[:k] else next(spare) for k, a in enumerate(known))
 
 
 def _steps(image: Mapping[str, Any], axes: str) -> dict[str, Step]:
     """Pixel sizes and time step from the scales of the image and of its full resolution."""
-    scale = np.ones(len(axes))
-    told = False
-    key = "coordinateTransformations"
+    scale, key = np.ones(len(axes)), "coordinateTransformations"
     for change in [*image["datasets"][0].get(key, ()), *image.get(key, ())]:
         if change.get("type") == "scale" and len(change.get("scale", ())) == len(axes):
-            scale, told = scale * np.asarray(change["scale"], dtype=float), True
-    if not told:
-        return {}
+            scale *= np.asarray(change["scale"], dtype=float)
     units = [axis.get("unit", "") if isinstance(axis, Mapping) else "" for axis in image["axes"]]
     pairs = zip(axes, scale.tolist(), units, strict=True)
     known = [one for one in pairs if one[0] in "XYZT" and (one[2] or one[1] != 1)]
     return {letter: Step(size, _UNITS.get(unit, unit)) for letter, size, unit in known}
 
 
-def _channel_names(about: Any) -> tuple[str, ...]:
-    shown = about.get("omero") if isinstance(about, Mapping) else None
-    channels = shown.get("channels") if isinstance(shown, Mapping) else None
-    names = [str(channel.get("label", "")) for channel in channels or () if isinstance(channel, Mapping)]
-    return tuple(names) if any(names) else ()
-
-
 class ZarrWriter(NpyWriter):
-    """`aligned.zarr`; gathered in a memory map first, because images can arrive in any order.
+    """`aligned.zarr`, one array with the axes of its source.
 
     A Zarr comes back in its own version and, if it was OME-Zarr, with its metadata. Other scientific stacks become
     OME-Zarr 0.4, which most programs read; anything else is a plain array (N, H, W[, C]).
@@ -220,20 +183,16 @@ class ZarrWriter(NpyWriter):
     def _arranged(self, stack: Hyperstack) -> Hyperstack:
         return stack if isinstance(stack.origin, ZarrOrigin) else _in_ngff_order(stack)
 
-    def _is_whole(self) -> bool:
+    def _is_complete(self) -> bool:
         """Whether every chunk is there: none is left out when it is written."""
-        zarr = require("zarr", "zarr")
         if self.path.is_symlink() or not self.path.is_dir():
             return False
         try:
-            array = zarr.open(str(self.path), mode="r")
-            if not isinstance(array, zarr.Array):
-                array = array[next(iter(array.array_keys()))]
-            shape = (len(self.source), *self.size) if self.stack is None else self.stack.shape
-            fits = array.shape[: len(shape)] == shape
-            return bool(fits and array.nchunks_initialized == array.nchunks)
-        except Exception:  # damaged metadata raise nearly anything
+            array = _open_array(self.path)[0]
+        except CongealError:
             return False
+        shape = (len(self.source), *self.size) if self.stack is None else self.stack.shape
+        return bool(array.shape[: len(shape)] == shape and array.nchunks_initialized == array.nchunks)
 
     def _finish(self, array: np.ndarray) -> None:
         partial = self.folder / ".aligned.partial.zarr"
@@ -247,26 +206,21 @@ class ZarrWriter(NpyWriter):
         put_in_place(partial, self.path)
 
     def _fill(self, out: Any, array: np.ndarray, stack: Hyperstack) -> None:
-        """Write block by block, each of whole chunks, so that no chunk is written twice."""
+        """Write chunk by chunk, so that none is written twice and memory holds one."""
         letters = [letter for letter in stack.axes if letter not in "YX"]
         upright = stack.axes.index("Y") < stack.axes.index("X")
-        for block in _blocks(stack, out.chunks):
-            values = np.empty(tuple(len(block[letter]) for letter in stack.axes), array.dtype)
-            for index in np.ndindex(*(len(block[letter]) for letter in letters)):
+        steps = [range(0, length, chunk) for length, chunk in zip(stack.shape, out.chunks, strict=True)]
+        for corner in product(*steps):
+            ends = map(min, np.add(corner, out.chunks).tolist(), stack.shape)
+            block = {letter: slice(*ends) for letter, *ends in zip(stack.axes, corner, ends, strict=True)}
+            values = np.empty([one.stop - one.start for one in block.values()], array.dtype)
+            for index in product(*(range(block[letter].start, block[letter].stop) for letter in letters)):
                 place = dict(zip(letters, index, strict=True))
-                plane = stack.plane(array, {letter: block[letter][k] for letter, k in place.items()})
+                plane = stack.plane(array, place)[block["Y"], block["X"]]
                 touch_pages(plane.nbytes)
-                values[tuple(place.get(letter, slice(None)) for letter in stack.axes)] = plane if upright else plane.T
-            out[tuple(slice(block[letter].start, block[letter].stop) for letter in stack.axes)] = values
-
-
-def _blocks(stack: Hyperstack, chunks: tuple[int, ...]) -> Iterator[dict[str, range]]:
-    ranges = []
-    for letter, length, chunk in zip(stack.axes, stack.shape, chunks, strict=True):
-        step = length if letter in "YX" else chunk
-        ranges.append([range(start, min(length, start + step)) for start in range(0, length, step)])
-    for chosen in product(*ranges):
-        yield dict(zip(stack.axes, chosen, strict=True))
+                inside = tuple(place[a] - block[a].start if a in place else slice(None) for a in stack.axes)
+                values[inside] = plane if upright else plane.T
+            out[tuple(block.values())] = values
 
 
 def _in_ngff_order(stack: Hyperstack) -> Hyperstack:
@@ -293,7 +247,7 @@ def _create_array(path: Path, stack: Hyperstack, dtype: np.dtype) -> Any:
     names = [*origin.names] if len(origin.names) == len(stack.axes) else [*stack.axes.lower()]
     options: dict[str, Any] = {
         "shape": stack.shape,
-        "chunks": _chunks(stack, origin, dtype),
+        "chunks": _chunks(stack, origin),
         "dtype": dtype,
         "zarr_format": origin.format,
         "config": {"write_empty_chunks": True},
@@ -311,16 +265,11 @@ def _create_array(path: Path, stack: Hyperstack, dtype: np.dtype) -> Any:
     return group.create_array(origin.path, **options)
 
 
-def _chunks(stack: Hyperstack, origin: ZarrOrigin, dtype: np.dtype) -> tuple[int, ...]:
+def _chunks(stack: Hyperstack, origin: ZarrOrigin) -> tuple[int, ...]:
     given = origin.storage.get("chunks", ())
-    if len(given) == len(stack.shape):
-        chunks = tuple(min(chunk, length) for chunk, length in zip(given, stack.shape, strict=True))
-    else:
-        chunks = tuple(min(n, 1024) if a in "YX" else 1 for a, n in zip(stack.axes, stack.shape, strict=True))
-    together = [n if a in "YX" else c for a, n, c in zip(stack.axes, stack.shape, chunks, strict=True)]
-    if int(np.prod(together)) * dtype.itemsize > MOST_BLOCK:
-        chunks = tuple(c if a in "YX" else 1 for a, c in zip(stack.axes, chunks, strict=True))
-    return chunks
+    if len(given) != len(stack.shape):
+        given = [1024 if letter in "YX" else 1 for letter in stack.axes]
+    return tuple(map(min, given, stack.shape))
 
 
 def _attributes(stack: Hyperstack, origin: ZarrOrigin, names: list[str]) -> dict[str, Any]:
@@ -329,18 +278,19 @@ def _attributes(stack: Hyperstack, origin: ZarrOrigin, names: list[str]) -> dict
     about = attributes.get("ome", attributes)
     image = about["multiscales"][0]
     old = {_name(axis): axis for axis in image.get("axes", ())}
-    image["axes"] = [
-        old.get(name) or _new_axis(name, letter, stack) for name, letter in zip(names, stack.axes, strict=True)
-    ]
+    image["axes"] = []
+    for name, letter in zip(names, stack.axes, strict=True):
+        unit = stack.steps[letter].unit if letter in stack.steps else ""
+        axis = {"name": name, "type": _AXIS_TYPES.get(letter, "space")}
+        image["axes"].append(old.get(name) or axis | ({"unit": _UNIT_WORDS.get(unit, unit)} if unit else {}))
     before = [_name(axis) for axis in old.values()]
     own = image["datasets"][0] if image.get("datasets") else {}
     changes = [*own.get("coordinateTransformations", ()), *image.pop("coordinateTransformations", ())]
-    moves = [change["translation"] for change in changes if change.get("type") == "translation"]
-    moved = [dict(zip(before, move, strict=True)) for move in moves if len(move) == len(before)]
-    shifts = [{"type": "translation", "translation": [move.get(name, 0.0) for name in names]} for move in moved[:1]]
+    moves = [dict(zip(before, change.get("translation", ()), strict=False)) for change in changes]
+    shifts = [{"type": "translation", "translation": [move.get(name, 0.0) for name in names]} for move in moves if move]
     scale = [stack.steps[letter].size if letter in stack.steps else 1.0 for letter in stack.axes]
     image["datasets"] = [
-        {"path": origin.path, "coordinateTransformations": [{"type": "scale", "scale": scale}, *shifts]}
+        {"path": origin.path, "coordinateTransformations": [{"type": "scale", "scale": scale}, *shifts[:1]]}
     ]
     about["multiscales"] = [image]
     return attributes
@@ -348,9 +298,3 @@ def _attributes(stack: Hyperstack, origin: ZarrOrigin, names: list[str]) -> dict
 
 def _name(axis: Any) -> str:
     return str(axis["name"]) if isinstance(axis, Mapping) else str(axis)
-
-
-def _new_axis(name: str, letter: str, stack: Hyperstack) -> dict[str, str]:
-    axis = {"name": name, "type": _AXIS_TYPES.get(letter, "space")}
-    unit = stack.steps[letter].unit if letter in stack.steps else ""
-    return {**axis, "unit": _UNIT_WORDS.get(unit, unit)} if unit else axis

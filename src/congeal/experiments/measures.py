@@ -61,7 +61,7 @@ class AlignTask:
 
     def cell(self, name: str, *numbers: Numbers, **facts: Any) -> Cell:
         """The cell that aligns and then measures `numbers`; facts are further columns of its row."""
-        facts |= {"source": self.source, "method": self.method, "params": self.all_params(), "limit": self.limit}
+        known = {"source": self.source, "method": self.method, "params": self.all_params(), "limit": self.limit}
 
         def measure(folder: Path) -> Row:
             row = self.align(folder)
@@ -71,7 +71,7 @@ class AlignTask:
                     row |= measured(images, folder)
             return row
 
-        return Cell(name=name, facts=facts, measure=measure)
+        return Cell(name=name, facts=known | facts, measure=measure)
 
     def all_params(self) -> dict[str, Any]:
         """The settings of the method, those of --quick included."""

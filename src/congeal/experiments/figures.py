@@ -18,10 +18,7 @@ from congeal.rows import evenly_spaced_rows, finite_rows
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import transforms_of
 
-TILE = 56  # side of one picture, in pixels
-GAP = 4
-EMPTY = 200  # grey level of what is not there
-SHOWN = 12  # images of each set
+TILE, GAP = 56, 4  # side of one picture and the space between two, in pixels
 DOTS = 150  # per inch
 
 Picture = np.ndarray  # (side, side, 3) uint8
@@ -59,7 +56,7 @@ def samples(path: Path, folder: Path, rows: Rows, *, down: str = "digit") -> Non
         if found.aligned_size is None:
             raise ValueError("transforms of a run know the size of the aligned picture")
         known = np.flatnonzero(finite_rows(found.matrices))
-        chosen = known[evenly_spaced_rows(len(known), SHOWN)]
+        chosen = known[evenly_spaced_rows(len(known), 12)]
         for transforms, end in ((start_of(run), "in"), (found, "out")):
             poses = zip(chosen, np.linalg.inv(transforms.matrices[chosen]), strict=True)
             shown = [warp_image(images.read(int(i)), pose, found.aligned_size).pixels for i, pose in poses]
@@ -114,7 +111,7 @@ def tile(picture: Pillow.Image | Path | None, side: int = TILE) -> Picture:
     if isinstance(picture, Path):
         picture = Pillow.open(picture) if picture.is_file() else None
     if picture is None:
-        return np.full((side, side, 3), EMPTY, np.uint8)
+        return np.full((side, side, 3), 200, np.uint8)
     filtering = Pillow.Resampling.NEAREST if max(picture.size) < side else Pillow.Resampling.BICUBIC
     return np.asarray(picture.convert("RGB").resize((side, side), filtering))
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from congeal.comparison.compare import true_error
 from congeal.comparison.process import align_source, run_in_process
@@ -40,8 +41,6 @@ KEPT_METRICS = (
     *("collapsed", "verdict", "fit_seconds", "align_seconds", "images_per_second", "seed", "version"),
 )
 CHUNK_VALUES = 1 << 20  # pixel values at a time: a thousand digits, a few photographs
-ZOOM_STEPS = 20  # halvings of the zoom's range: to a millionth
-MAX_ENERGY_ERROR = 0.005  # beyond it the wanted energy is out of reach
 
 Numbers = Callable[[ImageSource, Path], Row]
 """What is measured of a finished run: from the images and the run folder."""
@@ -162,15 +161,11 @@ def apsnr_at_energy(source: ImageSource, found: Transforms, energy: float) -> fl
     a half and two gives that energy: the object is gone.
     """
     rows = np.flatnonzero(finite_rows(found.matrices))
-    low, high = 0.5, 2.0  # a wider view shows a smaller object: energy falls from low to high
-    for _ in range(ZOOM_STEPS):
-        middle = (low * high) ** 0.5
-        if quality(source, found, rows, middle)[1] > energy:
-            low = middle
-        else:
-            high = middle
-    decibel, reached = quality(source, found, rows, (low * high) ** 0.5)
-    return decibel if abs(reached - energy) < MAX_ENERGY_ERROR else None
+    try:  # a wider view shows a smaller object
+        zoom = brentq(lambda zoom: quality(source, found, rows, zoom)[1] - energy, 0.5, 2.0, xtol=1e-6)
+    except ValueError:
+        return None
+    return quality(source, found, rows, zoom)[0]
 
 
 # ---- APSNR in wrapping uint8 arithmetic, which may be how the values that the paper prints came about
@@ -194,14 +189,11 @@ def wrapped_squares(images: Any, mean: Any) -> float:
 
 def wrapped_numbers(images: ImageSource, folder: Path) -> Row:
     """`apsnr_uint8_wrap_before` and `…_after` of a finished run, whose images are shown as at the start and the end."""
-    both = {"before": start_of(folder), "after": transforms_of(folder)}
-    return {f"apsnr_uint8_wrap_{when}": _wrapped(images, transforms) for when, transforms in both.items()}
-
-
-def _wrapped(source: ImageSource, found: Transforms) -> float:
-    """Reads the images twice, because the mean has to be known before the squares."""
-    rows, stats = np.flatnonzero(finite_rows(found.matrices)), RunningStats()
-    for _, images in aligned_batches(source, found, rows):
-        stats.update(images * 255)
-    total = sum(wrapped_squares(images * 255, stats.mean) for _, images in aligned_batches(source, found, rows))
-    return decibels(total / (stats.count * stats.mean.size))
+    row: Row = {}
+    for when, found in (("before", start_of(folder)), ("after", transforms_of(folder))):
+        rows, stats = np.flatnonzero(finite_rows(found.matrices)), RunningStats()
+        for _, aligned in aligned_batches(images, found, rows):  # the mean has to be known before the squares
+            stats.update(aligned * 255)
+        total = sum(wrapped_squares(aligned * 255, stats.mean) for _, aligned in aligned_batches(images, found, rows))
+        row[f"apsnr_uint8_wrap_{when}"] = decibels(total / (stats.count * stats.mean.size))
+    return row

@@ -14,7 +14,7 @@ from typing import Any
 
 from congeal.errors import CongealError
 from congeal.files import read_json, refuse_links, write_text
-from congeal.report.page import brightened, contrast_of, fill_template, listed_skipped, picture, shown_config
+from congeal.report.page import contrast_of, fill_template, listed_skipped, picture, shown_config
 from congeal.runs.folder import RunFolder
 
 Row = dict[str, Any]
@@ -172,7 +172,7 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
     }
     contrast = {
         "mean": contrast_of(files["mean"], dark_ground=any(row.get("kind") == "object" for row in done)),
-        "variance": brightened(files["variance"]),
+        "variance": contrast_of(files["variance"], dark_ground=True),
     }
 
     def shown(kind: str, path: Path | None) -> dict[str, Any] | None:

@@ -98,15 +98,13 @@ def drift(moved: Mapping[str, np.ndarray], step: int) -> dict[str, Any] | None:
 
 def is_ordered(*quantities: np.ndarray) -> bool:
     """Whether in any of these (N,) neighbours are more alike than images far apart (von Neumann's ratio)."""
-    return any(_neighbours_alike(values[np.isfinite(values)]) for values in quantities)
-
-
-def _neighbours_alike(values: np.ndarray) -> bool:
-    n, variance = len(values), float(np.var(values)) if len(values) else 0.0
-    if n < 8 or variance < 1e-12:
-        return False
-    ratio = float(np.square(np.diff(values)).mean()) / (2 * variance)
-    return ratio < MAX_NEIGHBOUR_RATIO and 1 - ratio > MIN_STANDARD_ERRORS / np.sqrt(n)
+    for values in quantities:
+        known = values[np.isfinite(values)]
+        if len(known) >= 8 and (variance := float(np.var(known))) >= 1e-12:
+            ratio = float(np.square(np.diff(known)).mean()) / (2 * variance)
+            if ratio < MAX_NEIGHBOUR_RATIO and 1 - ratio > MIN_STANDARD_ERRORS / np.sqrt(len(known)):
+                return True
+    return False
 
 
 def orientation_words(matrices: np.ndarray) -> list[str]:

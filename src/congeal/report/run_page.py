@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,7 +15,6 @@ from congeal.report.page import (
     MAX_LISTED_NAMES,
     MAX_NAME_LENGTH,
     Contrast,
-    brightened,
     contrast_of,
     fill_template,
     listed_skipped,
@@ -23,14 +22,15 @@ from congeal.report.page import (
     shown_config,
 )
 from congeal.report.sections import (
+    MAX_HISTOGRAM_ROWS,
     Confidence,
-    SetNumbers,
+    ImageNumbers,
     confidence_of,
     gallery,
     gather_groups,
     gather_matches,
     histograms,
-    set_numbers,
+    image_numbers,
     shown_confidence,
 )
 from congeal.runs.folder import RunFolder
@@ -69,10 +69,13 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
     metrics, config = run.read_json("metrics.json"), shown_config(run)
     confidence = confidence_of(run)
     faceless = [row["id"] for row in run.read_rows("boxes.csv") if row["remark"]]
-    whole = set_numbers(run, metrics["n_images"] + metrics["n_skipped"])
-    charts = [] if whole is None else histograms(whole.numbers)
+    n_images = metrics["n_images"] + metrics["n_skipped"]
+    step = -(-n_images // MAX_HISTOGRAM_ROWS) or 1
+    numbers = image_numbers(run, range(0, n_images, step))
+    charts = [] if numbers is None else histograms(numbers)
     contrast = page_contrast(run)
     sure = shown_confidence(run, confidence)
+    usual = usual_values(numbers or {}, confidence)
     cards = gallery(run, confidence, contrast, charts if sure is None else [*charts, sure["chart"]])
     return {
         "name": run.path.resolve().name,
@@ -90,11 +93,11 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
             {**one, "name": COLUMN_TITLES.get(one["name"], one["name"])} for one in curves(run.read_rows("metrics.csv"))
         ],
         "histograms": charts,
-        "unmoved": [] if whole is None else [q.name for q in QUANTITIES if not changed(q, whole.numbers[q.key])],
-        "drift": None if whole is None else drift({q.key: whole.numbers[q.key] for q in QUANTITIES}, whole.step),
+        "unmoved": [] if numbers is None else [q.name for q in QUANTITIES if not changed(q, numbers[q.key])],
+        "drift": None if numbers is None else drift({q.key: numbers[q.key] for q in QUANTITIES}, step),
         "gallery": cards,
         "groups": gather_groups(run, metrics, cards, contrast),
-        "worst": images_to_check(cards, usual_values(whole, confidence)),
+        "worst": [{**card, "reasons": reasons(card, usual)} for card in cards[:MAX_IMAGES_TO_CHECK]],
         **listed_skipped(run),
         "faceless": [name[:MAX_NAME_LENGTH] for name in faceless[:MAX_LISTED_NAMES]],
         "n_faceless": len(faceless),
@@ -115,7 +118,7 @@ def pictures(run: RunFolder, contrast: Contrast) -> dict[str, Any]:
     """Mean and spread of the set before and after, and what was done to show them."""
     means = {"before": run.work / "mean_before.png", "after": run / "mean.png"}
     spreads = {"before": run.work / "variance_before.png", "after": run / "variance.png"}
-    gain = brightened(spreads.values())
+    gain = contrast_of(spreads.values(), dark_ground=True)
     return {
         "mean": {side: picture(path, contrast=contrast) for side, path in means.items()},
         "variance": {side: picture(path, contrast=gain) for side, path in spreads.items()},
@@ -138,10 +141,9 @@ def decided(metrics: dict[str, Any]) -> list[dict[str, str]]:
     return [{"name": name, "outcome": outcomes.get(name, ""), "reason": reasons.get(name, "")} for name in names]
 
 
-def usual_values(whole: SetNumbers | None, confidence: Confidence | None) -> dict[str, tuple[float, float]]:
+def usual_values(numbers: ImageNumbers, confidence: Confidence | None) -> dict[str, tuple[float, float]]:
     """What is usual in a set, for saying what is not."""
     nothing = np.zeros(0)
-    numbers = {} if whole is None else whole.numbers
     usual = {key: typical(numbers.get(key, nothing)) for key in ("score", "corners")}
     usual["out_of_frame"] = typical(numbers.get("outside", nothing) / 100)
     return usual | {"uncertainty": typical(nothing if confidence is None else confidence.uncertainty)}
@@ -221,14 +223,6 @@ def typical(values: np.ndarray) -> tuple[float, float]:
         return float("nan"), float("nan")
     middle, above = np.quantile(known, [0.5, 0.84])
     return float(middle), float(above - middle)
-
-
-def images_to_check(cards: Sequence[Mapping[str, Any]], usual: UsualValues) -> list[dict[str, Any]]:
-    """The first five of the gallery's cards, which come worst first, each with `reasons`: sentences.
-
-    usual: `typical` of score, uncertainty, corners and out_of_frame over the whole set.
-    """
-    return [{**card, "reasons": reasons(card, usual)} for card in cards[:MAX_IMAGES_TO_CHECK]]
 
 
 def reasons(card: Mapping[str, Any], usual: UsualValues) -> list[str]:

@@ -158,7 +158,7 @@ def test_report_stands_alone(tmp_path: Path) -> None:
 
 def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_folder(tmp_path / "photos", blob())
-    from congeal.images.formats.writers import FileWriter
+    from congeal.images.formats.output_files import FileWriter
 
     written: list[int] = []
     write = FileWriter.write
@@ -416,7 +416,7 @@ def test_a_set_beyond_the_budget_is_decoded_once_for_each_use_and_not_kept(
         remembered.read(i)
     assert isinstance(remembered, SourceView)
     assert remembered._cache is not None
-    assert remembered._cache._images is None, "a set that does not fit is not held in part"
+    assert not remembered._cache._images, "a set that does not fit is not held in part"
 
 
 def test_remembering_does_not_make_another_set() -> None:
@@ -619,7 +619,7 @@ def test_a_lost_state_does_not_leave_old_pixels(photos: Path, tmp_path: Path) ->
 def test_damage_between_a_stop_and_going_on_leaves_no_trace(
     photos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: float
 ) -> None:
-    from congeal.images.formats.writers import FileWriter
+    from congeal.images.formats.output_files import FileWriter
 
     def stop_at_the_sixth(writer: FileWriter, index: int, *pixels: np.ndarray) -> None:
         if index == 5:

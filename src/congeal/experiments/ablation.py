@@ -77,7 +77,7 @@ def plan(options: Options) -> list[Cell]:
     for variant, (part, params) in VARIANTS.items():
         for name in list(SETS)[-1:] if options.quick else list(SETS):
             for digit in chosen.digits:
-                common = {"method": "dprc", "limit": chosen.limit, "options": options, "isolated": False}
+                common = {"method": "dprc", "limit": chosen.limit, "options": options}
                 task = AlignTask(source=SETS[name].format(digit=digit), params=params, **common)  # type: ignore[arg-type]
                 facts = {"digit": digit, "set": name, "variant": variant}
                 cells.append(task.cell(f"{part}-{file_part(name)}-{digit}", numbers, **facts))

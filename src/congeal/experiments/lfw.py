@@ -42,7 +42,7 @@ def plan(options: Options) -> list[Cell]:
     ]
     for subject in subjects:  # a fit without iterations leaves the images where Deep Congealing put them
         still = {"method": "lsc", "params": {"blurs": (0.0,), "iterations": (0,)}}
-        task = AlignTask(source=f"lfw-deepfunneled:{subject}", limit=limit, options=options, isolated=False, **still)  # type: ignore[arg-type]
+        task = AlignTask(source=f"lfw-deepfunneled:{subject}", limit=limit, options=options, **still)  # type: ignore[arg-type]
         numbers = (landmark_numbers, wrapped_numbers, without_start)
         cells.append(task.cell(f"{FUNNELED}-{subject}", *numbers, subject=subject, grow=0.0, method=FUNNELED))
     return cells

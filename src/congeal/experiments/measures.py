@@ -1,12 +1,11 @@
 """The usual cell: one set aligned by one method in a run folder, and numbers that metrics.json does not have.
 
-An alignment runs in a process of its own where time limit, time or peak memory matter; else here, which saves loading
-torch every time. Numbers are of 8-bit images of one size; `found` is `aligned_from_source`.
+An alignment runs in a process of its own, for the time limit and its peak memory. Numbers are of
+8-bit images of one size; `found` is `aligned_from_source`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,19 +25,17 @@ from congeal.experiments.tables import Row
 from congeal.geometry import invert, warp
 from congeal.images import ImageSource
 from congeal.opening import open_images
-from congeal.pipeline.align import align
 from congeal.rows import finite_rows
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
-
-log = logging.getLogger("congeal")
 
 # Of metrics.json, what tables may want.
 KEPT_METRICS = (
     *("n_images", "n_skipped", "motion", "likeness_before", "likeness_after", "improved_share", "apsnr_before"),
     *("apsnr_after", "uncertainty_px", "trained", "energy_ratio", "mean_scale", "blank_share", "out_of_frame_share"),
     *("collapsed", "verdict", "fit_seconds", "align_seconds", "images_per_second", "seed", "version"),
+    "peak_memory_mb",  # as the process that did the work noted it, also after an interruption
 )
 CHUNK_VALUES = 1 << 20  # pixel values at a time: a thousand digits, a few photographs
 
@@ -55,7 +52,6 @@ class AlignTask:
     options: Options
     params: Mapping[str, Any] | None = None
     limit: int | None = None
-    isolated: bool = True
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def cell(self, name: str, *numbers: Numbers, **facts: Any) -> Cell:
@@ -78,32 +74,20 @@ class AlignTask:
         return {**quick, **(self.params or {})}
 
     def align(self, folder: Path) -> Row:
-        """Align into `folder`, or finish what is there; gives the numbers, `run` (relative to the experiment), or an
-        `error` of a process that failed. Only a process of its own tells its peak memory and, if it was never
-        interrupted, `total_seconds` from opening the source to the report."""
+        """Align into `folder` in a process of its own, or finish what is there; gives the numbers, `run` (relative to
+        the experiment), or an `error` of a process that failed. `total_seconds` from opening the source to the report
+        are known if it was never interrupted."""
         options: dict[str, Any] = {"method": self.method, "params": self.all_params(), "limit": self.limit}
         options |= {"seed": self.options.seed, "quiet": self.options.quiet, "write_aligned": False, **self.more}
-        if not self.isolated and self.options.time_limit is None:
-            level = log.level
-            log.setLevel(logging.WARNING)  # what `align` says about each of many cells is too much
-            try:
-                return run_facts(folder, align(self.source, folder, **options).metrics)
-            finally:
-                log.setLevel(level)
         resumed = folder.exists()
         work = (align_source, self.source, str(folder), options)
         outcome = run_in_process(*work, time_limit=self.options.time_limit)
         if "error" in outcome:
             return outcome
-        # As the process that did the work noted it, which after an interruption is not the one that just ended.
-        row = run_facts(folder, outcome["metrics"]) | {"peak_memory_mb": outcome["metrics"]["peak_memory_mb"]}
+        row: Row = {"run": f"{folder.parent.name}/{folder.name}"}
+        row |= {key: outcome["metrics"].get(key) for key in KEPT_METRICS}
         seconds = None if resumed else round(outcome["seconds"], 3)
         return row | {"idle_memory_mb": outcome["idle_memory_mb"], "total_seconds": seconds}
-
-
-def run_facts(folder: Path, metrics: Mapping[str, Any]) -> Row:
-    """`KEPT_METRICS` of a run, and its folder relative to the experiment."""
-    return {"run": f"{folder.parent.name}/{folder.name}", **{key: metrics.get(key) for key in KEPT_METRICS}}
 
 
 def start_of(folder: Path) -> Transforms:

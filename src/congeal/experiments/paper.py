@@ -63,7 +63,7 @@ def plan(options: Options) -> list[Cell]:
         networks, size, batch = ("lfw", FACE_SIZE, BATCH // 2) if name == "face" else ("mnist", 28, BATCH)
         printed_params = {"networks": networks, "steps": steps, "batch_size": batch, "code_size": CODE_SIZE}
         printed_params["watch_every"] = max(1, steps // 40)
-        common = {"limit": chosen.limit, "options": options, "isolated": False, "more": {"size": size}}
+        common = {"limit": chosen.limit, "options": options, "more": {"size": size}}
         for variant, (part, params) in {**VARIANTS, RECIPE: ("recipe", {})}.items():
             method = "dprc" if variant == RECIPE else "dprc-as-printed"
             settings = params if variant == RECIPE else {**printed_params, **params}

@@ -30,7 +30,7 @@ def plan(options: Options) -> list[Cell]:
     cells = []
     for variant, sigma, method, digit in product(VARIANTS, SIGMAS, chosen.methods, chosen.digits):
         source = f"{VARIANTS[variant]}:{digit}@{sigma}"
-        task = AlignTask(source=source, method=method, limit=chosen.limit, options=options, isolated=False)
+        task = AlignTask(source=source, method=method, limit=chosen.limit, options=options)
         facts = {"digit": digit, "sigma": sigma, "variant": variant}
         numbers = (true_error_numbers, wrapped_numbers, numbers_of_kept)
         cells.append(task.cell(f"{variant}-{sigma}-{method}-{digit}", *numbers, **facts))

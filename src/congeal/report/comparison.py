@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,6 @@ KEYS = (
 )
 # One column per status of single images in table.csv.
 STATUS = tuple(f"n_{status}" for status in ("ok", "outlier", "failed", "blank"))
-ALIGNMENT = "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|"
-HEADINGS = (
-    *("method", "motion", "likeness before", "after", "APSNR before", "after"),
-    *("energy", "scale", "out of frame", "blank", "seconds", "MB", "verdict"),
-)
 
 
 def write_tables(run: RunFolder, rows: Sequence[Row]) -> None:
@@ -84,8 +79,13 @@ def verdict_words(row: Row) -> str:
 def markdown(rows: Sequence[Row]) -> str:
     """A table for people. Likeness and APSNR of a collapsed row are struck out, the best likeness is bold."""
     winner = best(rows)
-    lines = [table_line(HEADINGS), ALIGNMENT]
-    lines += [table_line(cells(row, row is winner)) for row in rows]
+    headings, rules, texts = zip(*COLUMNS, strict=True)
+    lines = [table_line(headings), f"|{'|'.join(rules)}|"]
+    for row in rows:
+        cells = [text(row) for text in texts]
+        if row is winner:
+            cells[BEST_COLUMN] = f"**{cells[BEST_COLUMN]}**"
+        lines.append(table_line(cells))
     notes = [
         "Likeness of each image to the mean of the others: 1 is perfect, and the highest is best. APSNR in dB. "
         "Energy and scale: 1 is right. Seconds are for fitting alone."
@@ -105,29 +105,27 @@ def idle_memory_mb(rows: Sequence[Row]) -> float | None:
     return min((row["idle_memory_mb"] for row in rows if row.get("idle_memory_mb")), default=None)
 
 
-def cells(row: Row, is_best: bool) -> list[str]:
-    """The texts of a row of the Markdown table."""
-    likeness, apsnr = fixed(row.get("likeness_after"), 3), fixed(row["apsnr_after"])
-    if row["collapsed"]:
-        likeness, apsnr = (value if value == "–" else f"~~{value}~~" for value in (likeness, apsnr))
-        apsnr += " collapsed"
-    elif is_best:
-        likeness = f"**{likeness}**"
-    return [
-        row["method"],
-        motion_words(row),
-        fixed(row.get("likeness_before"), 3),
-        likeness,
-        fixed(row["apsnr_before"]),
-        apsnr,
-        fixed(row["energy_ratio"]),
-        fixed(row["mean_scale"]),
-        share(row["out_of_frame_share"]),
-        share(row["blank_share"]),
-        fixed(row["fit_seconds"], 1),
-        fixed(row["peak_memory_mb"], 0),
-        verdict_words(row),
-    ]
+def _struck(row: Row, text: str) -> str:
+    return f"~~{text}~~" if row["collapsed"] and text != "–" else text
+
+
+COLUMNS: Sequence[tuple[str, str, Callable[[Row], str]]] = (
+    ("method", "---", lambda row: row["method"]),
+    ("motion", "---", motion_words),
+    ("likeness before", "--:", lambda row: fixed(row.get("likeness_before"), 3)),
+    ("after", "--:", lambda row: _struck(row, fixed(row.get("likeness_after"), 3))),
+    ("APSNR before", "--:", lambda row: fixed(row["apsnr_before"])),
+    ("after", "--:", lambda row: _struck(row, fixed(row["apsnr_after"])) + " collapsed" * bool(row["collapsed"])),
+    ("energy", "--:", lambda row: fixed(row["energy_ratio"])),
+    ("scale", "--:", lambda row: fixed(row["mean_scale"])),
+    ("out of frame", "--:", lambda row: share(row["out_of_frame_share"])),
+    ("blank", "--:", lambda row: share(row["blank_share"])),
+    ("seconds", "--:", lambda row: fixed(row["fit_seconds"], 1)),
+    ("MB", "--:", lambda row: fixed(row["peak_memory_mb"], 0)),
+    ("verdict", "---", verdict_words),
+)
+"""Of the table for people: heading, alignment and text."""
+BEST_COLUMN = 3
 
 
 def table_line(texts: Sequence[str]) -> str:

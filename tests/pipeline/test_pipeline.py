@@ -161,16 +161,16 @@ def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
     from congeal.images.formats.output_files import FileWriter
 
     written: list[int] = []
-    write = FileWriter.write
+    put = FileWriter._put
 
-    def stop_at_the_sixth(self: FileWriter, index: int, *pixels: np.ndarray) -> None:
+    def stop_at_the_sixth(self: FileWriter, index: int, encoded: tuple[bytes, str]) -> None:
         if len(written) == 5:
             raise KeyboardInterrupt
         written.append(index)
-        write(self, index, *pixels)
+        put(self, index, encoded)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FileWriter, "write", stop_at_the_sixth)
+        patch.setattr(FileWriter, "_put", stop_at_the_sixth)
         with pytest.raises(KeyboardInterrupt):
             align(folder, tmp_path / "run", **OPTIONS)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "aligned").iterdir()}
@@ -621,14 +621,14 @@ def test_damage_between_a_stop_and_going_on_leaves_no_trace(
 ) -> None:
     from congeal.images.formats.output_files import FileWriter
 
-    def stop_at_the_sixth(writer: FileWriter, index: int, *pixels: np.ndarray) -> None:
+    def stop_at_the_sixth(writer: FileWriter, index: int, encoded: tuple[bytes, str]) -> None:
         if index == 5:
             raise KeyboardInterrupt
-        write(writer, index, *pixels)
+        put(writer, index, encoded)
 
-    write = FileWriter.write
+    put = FileWriter._put
     with monkeypatch.context() as patch:
-        patch.setattr(FileWriter, "write", stop_at_the_sixth)
+        patch.setattr(FileWriter, "_put", stop_at_the_sixth)
         patch.setattr("congeal.pipeline.render.SAVE_INTERVAL_S", 0.0)
         patch.setattr("congeal.pipeline.draw.MAX_BATCH_IMAGES", 1)
         patch.setattr("congeal.pipeline.render.time.monotonic", lambda: 0.0)  # so that every image is noted

@@ -14,7 +14,7 @@ from congeal.errors import CongealError
 from congeal.experiments import figures
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask, apsnr_at_energy
+from congeal.experiments.measures import align_cell, apsnr_at_energy
 from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource
 from congeal.runs.originals import transforms_of
@@ -69,7 +69,7 @@ def plan(options: Options) -> list[Cell]:
     if options.methods not in (None, ("dprc",)):
         raise CongealError("the ablation takes dprc apart: leave out --methods")
     chosen = options.select(limit=1000)
-    cells = []
+    limit, cells = chosen.limit, []
 
     def numbers(images: ImageSource, folder: Path) -> Row:
         return {"apsnr_at_energy": apsnr_at_energy(images, transforms_of(folder), ENERGY)}
@@ -77,10 +77,10 @@ def plan(options: Options) -> list[Cell]:
     for variant, (part, params) in VARIANTS.items():
         for name in list(SETS)[-1:] if options.quick else list(SETS):
             for digit in chosen.digits:
-                common = {"method": "dprc", "limit": chosen.limit, "options": options}
-                task = AlignTask(source=SETS[name].format(digit=digit), params=params, **common)  # type: ignore[arg-type]
+                cell_name, source = f"{part}-{file_part(name)}-{digit}", SETS[name].format(digit=digit)
+                asked: dict[str, Any] = {"source": source, "method": "dprc", "params": params, "limit": limit}
                 facts = {"digit": digit, "set": name, "variant": variant}
-                cells.append(task.cell(f"{part}-{file_part(name)}-{digit}", numbers, **facts))
+                cells.append(align_cell(cell_name, facts, options, numbers, **asked))
     return cells
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from congeal.evaluation.grouping import accuracy, purity
 from congeal.experiments import printed
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask
+from congeal.experiments.measures import align_cell
 from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource, prepare
 from congeal.images.sources.arrays import ArraySource
@@ -57,8 +57,8 @@ def plan(options: Options) -> list[Cell]:
     cells = [*label_cells(options), *three_digit_cells(options), *mixed_cells(options), *pure_cells(options)]
     if not options.quick:  # everything: sorted, aligned, measured and drawn, in a process of its own
         for source, n in LARGE:
-            task = AlignTask(source=source, method="joint", limit=n, options=options, more={"groups": 10})
-            cells.append(task.cell(f"large-{n or 'all'}", label_numbers, part="large"))
+            asked: dict[str, Any] = {"source": source, "method": "joint", "limit": n, "groups": 10}
+            cells.append(align_cell(f"large-{n or 'all'}", {"part": "large"}, options, label_numbers, **asked))
     return cells
 
 

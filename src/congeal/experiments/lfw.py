@@ -6,14 +6,16 @@ deep-funneled images, which Deep Congealing aligned, are measured as they are, i
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from congeal.datasets.lfw import LANDMARKS, landmarks
 from congeal.evaluation import landmark_error
 from congeal.experiments import figures, printed
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask, start_of, wrapped_numbers
+from congeal.experiments.measures import align_cell, start_of, wrapped_numbers
 from congeal.experiments.tables import Column, Row, Rows, Table, before
 from congeal.geometry import map_points
 from congeal.images import ImageSource
@@ -32,19 +34,15 @@ def plan(options: Options) -> list[Cell]:
     subjects = QUICK_SUBJECTS if options.quick else printed.LFW_SUBJECTS
     grown = QUICK_GROWN if options.quick else tuple(GROWN)
     limit = options.limit or (QUICK_LIMIT if options.quick else None)
-    cells = [
-        AlignTask(source=f"lfw:{subject}@{grow}", method=method, limit=limit, options=options).cell(
-            f"{method}-{grow}-{subject}", landmark_numbers, wrapped_numbers, subject=subject, grow=grow
-        )
-        for method in options.methods or METHODS
-        for grow in grown
-        for subject in subjects
-    ]
+    numbers, cells = (landmark_numbers, wrapped_numbers), []
+    for method, grow, subject in product(options.methods or METHODS, grown, subjects):
+        name, facts, source = f"{method}-{grow}-{subject}", {"subject": subject, "grow": grow}, f"lfw:{subject}@{grow}"
+        cells.append(align_cell(name, facts, options, *numbers, source=source, method=method, limit=limit))
     for subject in subjects:  # a fit without iterations leaves the images where Deep Congealing put them
-        still = {"method": "lsc", "params": {"blurs": (0.0,), "iterations": (0,)}}
-        task = AlignTask(source=f"lfw-deepfunneled:{subject}", limit=limit, options=options, **still)  # type: ignore[arg-type]
-        numbers = (landmark_numbers, wrapped_numbers, without_start)
-        cells.append(task.cell(f"{FUNNELED}-{subject}", *numbers, subject=subject, grow=0.0, method=FUNNELED))
+        facts = {"subject": subject, "grow": 0.0, "method": FUNNELED}
+        asked: dict[str, Any] = {"source": f"lfw-deepfunneled:{subject}", "method": "lsc", "limit": limit}
+        asked["params"] = {"blurs": (0.0,), "iterations": (0,)}
+        cells.append(align_cell(f"{FUNNELED}-{subject}", facts, options, *numbers, without_start, **asked))
     return cells
 
 

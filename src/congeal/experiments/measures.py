@@ -7,7 +7,6 @@ An alignment runs in a process of its own, for the time limit and its peak memor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,51 +42,41 @@ Numbers = Callable[[ImageSource, Path], Row]
 """What is measured of a finished run: from the images and the run folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AlignTask:
-    """What is aligned with what. `more` are further arguments of `congeal.align`."""
+def align_cell(
+    name: str,
+    facts: Mapping[str, Any],
+    options: Options,
+    *numbers: Numbers,
+    source: str,
+    method: str,
+    params: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    **more: Any,
+) -> Cell:
+    """The cell that aligns in a process of its own, and then measures `numbers`.
 
-    source: str
-    method: str
-    options: Options
-    params: Mapping[str, Any] | None = None
-    limit: int | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    facts: further columns of its row; more: further arguments of `congeal.align`. The row also has `run`, relative to
+    the experiment, and `total_seconds` from opening the source to the report if it was never interrupted.
+    """
+    quick = QUICK_PARAMS.get(method, {}) if options.quick else {}
+    known = {"source": source, "method": method, "params": {**quick, **(params or {})}, "limit": limit}
+    asked = {"method": method, "params": known["params"], "limit": limit, "seed": options.seed, "quiet": options.quiet}
 
-    def cell(self, name: str, *numbers: Numbers, **facts: Any) -> Cell:
-        """The cell that aligns and then measures `numbers`; facts are further columns of its row."""
-        known = {"source": self.source, "method": self.method, "params": self.all_params(), "limit": self.limit}
-
-        def measure(folder: Path) -> Row:
-            row = self.align(folder)
-            if "error" not in row:
-                images = open_images(self.source, limit=self.limit)
-                for measured in numbers:
-                    row |= measured(images, folder)
-            return row
-
-        return Cell(name=name, facts=known | facts, measure=measure)
-
-    def all_params(self) -> dict[str, Any]:
-        """The settings of the method, those of --quick included."""
-        quick = QUICK_PARAMS.get(self.method, {}) if self.options.quick else {}
-        return {**quick, **(self.params or {})}
-
-    def align(self, folder: Path) -> Row:
-        """Align into `folder` in a process of its own, or finish what is there; gives the numbers, `run` (relative to
-        the experiment), or an `error` of a process that failed. `total_seconds` from opening the source to the report
-        are known if it was never interrupted."""
-        options: dict[str, Any] = {"method": self.method, "params": self.all_params(), "limit": self.limit}
-        options |= {"seed": self.options.seed, "quiet": self.options.quiet, "write_aligned": False, **self.more}
+    def measure(folder: Path) -> Row:
         resumed = folder.exists()
-        work = (align_source, self.source, str(folder), options)
-        outcome = run_in_process(*work, time_limit=self.options.time_limit)
+        work = (align_source, source, str(folder), {**asked, "write_aligned": False, **more})
+        outcome = run_in_process(*work, time_limit=options.time_limit)
         if "error" in outcome:
             return outcome
-        row: Row = {"run": f"{folder.parent.name}/{folder.name}"}
+        row: Row = {"run": f"{folder.parent.name}/{folder.name}", "idle_memory_mb": outcome["idle_memory_mb"]}
         row |= {key: outcome["metrics"].get(key) for key in KEPT_METRICS}
-        seconds = None if resumed else round(outcome["seconds"], 3)
-        return row | {"idle_memory_mb": outcome["idle_memory_mb"], "total_seconds": seconds}
+        row["total_seconds"] = None if resumed else round(outcome["seconds"], 3)
+        images = open_images(source, limit=limit)
+        for measured in numbers:
+            row |= measured(images, folder)
+        return row
+
+    return Cell(name=name, facts=known | dict(facts), measure=measure)
 
 
 def start_of(folder: Path) -> Transforms:

@@ -13,7 +13,7 @@ from congeal.errors import CongealError
 from congeal.experiments import figures, printed
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask
+from congeal.experiments.measures import align_cell
 from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource
 from congeal.report.comparison import verdict_words
@@ -63,12 +63,18 @@ def plan(options: Options) -> list[Cell]:
         networks, size, batch = ("lfw", FACE_SIZE, BATCH // 2) if name == "face" else ("mnist", 28, BATCH)
         printed_params = {"networks": networks, "steps": steps, "batch_size": batch, "code_size": CODE_SIZE}
         printed_params["watch_every"] = max(1, steps // 40)
-        common = {"limit": chosen.limit, "options": options, "more": {"size": size}}
         for variant, (part, params) in {**VARIANTS, RECIPE: ("recipe", {})}.items():
             method = "dprc" if variant == RECIPE else "dprc-as-printed"
             settings = params if variant == RECIPE else {**printed_params, **params}
-            task = AlignTask(source=source, method=method, params=settings, **common)  # type: ignore[arg-type]
-            cells.append(task.cell(f"{name}-{part}", numbers_of_training, set=name, variant=variant))
+            asked: dict[str, Any] = {
+                "source": source,
+                "method": method,
+                "params": settings,
+                "limit": chosen.limit,
+                "size": size,
+            }
+            facts = {"set": name, "variant": variant}
+            cells.append(align_cell(f"{name}-{part}", facts, options, numbers_of_training, **asked))
     return cells
 
 
@@ -113,9 +119,16 @@ def draw(folder: Path, rows: Rows) -> None:
     for name in table.distinct(rows, "set"):
         own = {row["variant"]: row for row in rows if row["set"] == name}
         recipe = own.pop(RECIPE, None)
-        levels = {} if recipe is None else {key: recipe[end] for key, end in ends.items()}  # dashed lines
-        curves = {key: RunFolder.existing(folder / row["run"]).read_rows("metrics.csv") for key, row in own.items()}
-        figures.training(folder / "figures" / f"training_{name}.png", curves, CURVES, levels)
+        levels = {} if recipe is None else {CURVES[key]: recipe[end] for key, end in ends.items()}  # dashed lines
+        histories = {key: RunFolder.existing(folder / row["run"]).read_rows("metrics.csv") for key, row in own.items()}
+        panels = {
+            title: {
+                label: [(int(row["step"]), float(row[key])) for row in history if row.get(key)]
+                for label, history in histories.items()
+            }
+            for key, title in CURVES.items()
+        }
+        figures.curves(folder / "figures" / f"training_{name}.png", panels, "step", levels=levels)
 
 
 PAPER = Experiment(

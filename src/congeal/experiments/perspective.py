@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from congeal.datasets.synthetic import loses_half_its_ink
 from congeal.experiments import figures, printed
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask, kept_numbers, true_error_numbers, wrapped_numbers
+from congeal.experiments.measures import align_cell, kept_numbers, true_error_numbers, wrapped_numbers
 from congeal.experiments.tables import Row, Rows, Table
 from congeal.images import ImageSource
 from congeal.runs.folder import RunFolder
@@ -29,11 +30,14 @@ def plan(options: Options) -> list[Cell]:
     chosen = options.select(limit=6000, methods=METHODS)
     cells = []
     for variant, sigma, method, digit in product(VARIANTS, SIGMAS, chosen.methods, chosen.digits):
-        source = f"{VARIANTS[variant]}:{digit}@{sigma}"
-        task = AlignTask(source=source, method=method, limit=chosen.limit, options=options)
         facts = {"digit": digit, "sigma": sigma, "variant": variant}
         numbers = (true_error_numbers, wrapped_numbers, numbers_of_kept)
-        cells.append(task.cell(f"{variant}-{sigma}-{method}-{digit}", *numbers, **facts))
+        asked: dict[str, Any] = {
+            "source": f"{VARIANTS[variant]}:{digit}@{sigma}",
+            "method": method,
+            "limit": chosen.limit,
+        }
+        cells.append(align_cell(f"{variant}-{sigma}-{method}-{digit}", facts, options, *numbers, **asked))
     return cells
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from congeal.experiments import figures, printed
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask
+from congeal.experiments.measures import align_cell
 from congeal.experiments.tables import Row, Rows, Table
 
 METHODS = ("rasl", "tgrasta", "joint")
@@ -32,8 +32,8 @@ def plan(options: Options) -> list[Cell]:
     cells = []
     for family, digit, method, n in points:
         source, limit = (f"mnist:{digit}", n) if family == "mnist" else (f"infimnist:{digit}@{n}", None)
-        task = AlignTask(source=source, method=method, limit=limit, options=options)
-        cells.append(task.cell(f"{family}-{method}-{digit}-{n}", digit=digit, n=n, family=family))
+        name, facts = f"{family}-{method}-{digit}-{n}", {"digit": digit, "n": n, "family": family}
+        cells.append(align_cell(name, facts, options, source=source, method=method, limit=limit))
     return cells
 
 
@@ -78,8 +78,8 @@ def draw(folder: Path, rows: Rows) -> None:
         ratios = [(row["n"], relative(row, rows).get("relative")) for row in ordered]
         times[label] = [(n, ratio) for n, ratio in ratios if ratio is not None]
         memory[label] = [(row["n"], row["peak_memory_mb"]) for row in ordered if row.get("peak_memory_mb")]
-    figures.curves(folder / "figures" / "time.png", times, "images", "time(N) / time(first)")
-    figures.curves(folder / "figures" / "memory.png", memory, "images", "peak memory, MB")
+    figures.curves(folder / "figures" / "time.png", {"time(N) / time(first)": times}, "images", log=True)
+    figures.curves(folder / "figures" / "memory.png", {"peak memory, MB": memory}, "images", log=True)
 
 
 SCALING = Experiment(

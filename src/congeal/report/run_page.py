@@ -23,8 +23,6 @@ from congeal.report.page import (
 )
 from congeal.report.sections import (
     MAX_HISTOGRAM_ROWS,
-    Confidence,
-    ImageNumbers,
     confidence_of,
     gallery,
     gather_groups,
@@ -75,7 +73,10 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
     charts = [] if numbers is None else histograms(numbers)
     contrast = page_contrast(run)
     sure = shown_confidence(run, confidence)
-    usual = usual_values(numbers or {}, confidence)
+    nothing = np.zeros(0)
+    usual = {key: typical((numbers or {}).get(key, nothing)) for key in ("score", "corners")}
+    usual["out_of_frame"] = typical((numbers or {}).get("outside", nothing) / 100)
+    usual["uncertainty"] = typical(nothing if confidence is None else confidence.uncertainty)
     cards = gallery(run, confidence, contrast, charts if sure is None else [*charts, sure["chart"]])
     return {
         "name": run.path.resolve().name,
@@ -141,14 +142,6 @@ def decided(metrics: dict[str, Any]) -> list[dict[str, str]]:
     return [{"name": name, "outcome": outcomes.get(name, ""), "reason": reasons.get(name, "")} for name in names]
 
 
-def usual_values(numbers: ImageNumbers, confidence: Confidence | None) -> dict[str, tuple[float, float]]:
-    """What is usual in a set, for saying what is not."""
-    nothing = np.zeros(0)
-    usual = {key: typical(numbers.get(key, nothing)) for key in ("score", "corners")}
-    usual["out_of_frame"] = typical(numbers.get("outside", nothing) / 100)
-    return usual | {"uncertainty": typical(nothing if confidence is None else confidence.uncertainty)}
-
-
 # ---- sentences: what to try next, and which images need a look and why
 
 UsualValues = Mapping[str, tuple[float, float]]
@@ -160,8 +153,17 @@ DISTORTED = ("shrunk", "zoomed")
 
 def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> list[str]:
     """At most four sentences that name the flag or command to use."""
-    steps = _for_verdict(metrics, config)
-    if metrics["verdict"] == "mixed":
+    verdict, motion = metrics["verdict"], metrics.get("motion")
+    steps = []
+    if verdict in (*DISTORTED, "worse") and motion in SIMPLER:
+        steps.append(f"Try --motion {SIMPLER[motion]} (this run: {motion}), which has fewer ways to go wrong.")
+    if verdict == "unchanged" and motion in RICHER and metrics.get("motion_asked") != "auto":
+        steps.append(f"If the images are not aligned yet, try --motion {RICHER[motion]} (this run: {motion}).")
+    if verdict in (*DISTORTED, "worse"):
+        steps.append("Try a clear, typical image as --reference PATH, or compare methods with 'congeal compare'.")
+    if verdict == "failed" and not config.get("init"):
+        steps.append("Give a rough start with --init boxes.csv if the object lies at very different places.")
+    if verdict == "mixed":
         steps.append(
             f"Leave out the images that do not belong to the set: 'congeal studio {run}' shows the images, worst first."
         )
@@ -174,7 +176,7 @@ def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> lis
         )
     if metrics.get("n_skipped"):
         steps.append(f"Not used: {counted(metrics['n_skipped'])}; the reasons are in the list of skipped images.")
-    if not metrics["collapsed"] and metrics["verdict"] == "good":
+    if not metrics["collapsed"] and verdict == "good":
         commands = f"'congeal studio {run}' or 'congeal propagate {run}'"
         steps.append(f"To carry marks to every image, draw them once on the mean: {commands}.")
     return steps[:4]
@@ -183,21 +185,6 @@ def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> lis
 def counted(n: int) -> str:
     """A number of images in words."""
     return f"{n:,} image" if n == 1 else f"{n:,} images"
-
-
-def _for_verdict(metrics: dict[str, Any], config: dict[str, Any]) -> list[str]:
-    verdict, motion = metrics["verdict"], metrics.get("motion")
-    chosen = metrics.get("motion_asked") == "auto"
-    steps = []
-    if verdict in (*DISTORTED, "worse") and motion in SIMPLER:
-        steps.append(f"Try --motion {SIMPLER[motion]} (this run: {motion}), which has fewer ways to go wrong.")
-    if verdict == "unchanged" and motion in RICHER and not chosen:
-        steps.append(f"If the images are not aligned yet, try --motion {RICHER[motion]} (this run: {motion}).")
-    if verdict in (*DISTORTED, "worse"):
-        steps.append("Try a clear, typical image as --reference PATH, or compare methods with 'congeal compare'.")
-    if verdict == "failed" and not config.get("init"):
-        steps.append("Give a rough start with --init boxes.csv if the object lies at very different places.")
-    return steps
 
 
 MAX_IMAGES_TO_CHECK = 5

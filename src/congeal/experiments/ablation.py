@@ -17,6 +17,7 @@ from congeal.experiments.experiment import Cell, Experiment, Options
 from congeal.experiments.measures import align_cell, apsnr_at_energy
 from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource
+from congeal.report.page import number
 from congeal.runs.originals import transforms_of
 
 ENERGY = 0.95
@@ -101,7 +102,7 @@ def tables(rows: Rows) -> list[Table]:
 def at_one_energy(rows: Rows) -> str:
     """ "18.20 (0.97)": mean, and mean energy ratio before zooming; "[8 of 10]" if not all digits have a value."""
     own, valued = table.mean(rows, "energy_ratio"), len(table.values(rows, "apsnr_at_energy"))
-    text = table.decimal(table.mean(rows, "apsnr_at_energy"), 2)
+    text = number(table.mean(rows, "apsnr_at_energy"), 2)
     text += "" if own is None else f" ({own:.2f})"
     return text + (f" [{valued} of {len(rows)}]" if 0 < valued < len(rows) else "")
 

@@ -27,6 +27,7 @@ from congeal.images import ImageSource, prepare
 from congeal.images.sources.arrays import ArraySource
 from congeal.methods.clustering.estimator import CongealGroups
 from congeal.registration.reference import frames
+from congeal.report.page import number
 from congeal.runs.folder import RunFolder
 
 MakeSource = Callable[[], ImageSource]
@@ -277,7 +278,7 @@ def tables(rows: Rows) -> list[Table]:
 
 def best(key: str, digits: int) -> Callable[[Rows], str]:
     """The value of the sorting with the lowest cost."""
-    return lambda rows: table.decimal(min(rows, key=lambda row: row["cost"])[key] if rows else None, digits)
+    return lambda rows: number(min(rows, key=lambda row: row["cost"])[key] if rows else None, digits)
 
 
 SOURCE, IMAGES = table.words("set", "source"), table.number("images", "n_images", 0)
@@ -287,7 +288,7 @@ OWN_COLUMNS = (
     Column("accuracy, lowest cost", best("accuracy", 3)),
     Column("its cost", best("cost", 4)),
     table.number("mean", "accuracy", 3),
-    Column("least", lambda rows: table.decimal(min(table.values(rows, "accuracy"), default=None), 3)),
+    Column("least", lambda rows: number(min(table.values(rows, "accuracy"), default=None), 3)),
     Column("seeds", lambda rows: str(len(rows))),
     OUTSIDE,
     table.number("seconds to sort", "seconds", 1),

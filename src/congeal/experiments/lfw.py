@@ -19,6 +19,7 @@ from congeal.experiments.measures import align_cell, start_of, wrapped_numbers
 from congeal.experiments.tables import Column, Row, Rows, Table, before
 from congeal.geometry import map_points
 from congeal.images import ImageSource
+from congeal.report.page import number
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import transforms_of
 
@@ -103,7 +104,7 @@ def error_table(rows: Rows) -> Table:
         START,
         table.METHOD,
         *(table.number(short(name), "landmark").where("subject", name) for name in table.distinct(rows, "subject")),
-        Column("mean", lambda group: table.decimal(complete_mean(group), 2)),
+        Column("mean", lambda group: number(complete_mean(group), 2)),
         table.from_paper(
             lambda row: printed.LFW_LANDMARKS[row["grow"]].get(row["method"]),
             "paper prints (Bush / Capriati / Williams / Blair)",

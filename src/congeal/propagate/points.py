@@ -117,7 +117,7 @@ def land(found: Transforms, xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def in_image(found: Transforms, xy: np.ndarray) -> np.ndarray:
     """(N, P) whether points (N, P, 2) lie within their originals."""
     with np.errstate(invalid="ignore"):
-        return ((xy >= -0.5) & (xy <= found.source_sizes[:, None, ::-1] - 0.5)).all(-1)
+        return np.all((xy >= -0.5) & (xy <= found.source_sizes[:, None, ::-1] - 0.5), axis=-1)
 
 
 # ---- and back

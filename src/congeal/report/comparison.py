@@ -14,7 +14,7 @@ from typing import Any
 
 from congeal.errors import CongealError
 from congeal.files import read_json, refuse_links, write_text
-from congeal.report.page import contrast_of, fill_template, listed_skipped, picture, shown_config
+from congeal.report.page import contrast_of, fill_template, listed_skipped, number, percent, picture, shown_config
 from congeal.runs.folder import RunFolder
 
 Row = dict[str, Any]
@@ -112,16 +112,16 @@ def _struck(row: Row, text: str) -> str:
 COLUMNS: Sequence[tuple[str, str, Callable[[Row], str]]] = (
     ("method", "---", lambda row: row["method"]),
     ("motion", "---", motion_words),
-    ("likeness before", "--:", lambda row: fixed(row.get("likeness_before"), 3)),
-    ("after", "--:", lambda row: _struck(row, fixed(row.get("likeness_after"), 3))),
-    ("APSNR before", "--:", lambda row: fixed(row["apsnr_before"])),
-    ("after", "--:", lambda row: _struck(row, fixed(row["apsnr_after"])) + " collapsed" * bool(row["collapsed"])),
-    ("energy", "--:", lambda row: fixed(row["energy_ratio"])),
-    ("scale", "--:", lambda row: fixed(row["mean_scale"])),
-    ("out of frame", "--:", lambda row: share(row["out_of_frame_share"])),
-    ("blank", "--:", lambda row: share(row["blank_share"])),
-    ("seconds", "--:", lambda row: fixed(row["fit_seconds"], 1)),
-    ("MB", "--:", lambda row: fixed(row["peak_memory_mb"], 0)),
+    ("likeness before", "--:", lambda row: number(row.get("likeness_before"), 3)),
+    ("after", "--:", lambda row: _struck(row, number(row.get("likeness_after"), 3))),
+    ("APSNR before", "--:", lambda row: number(row["apsnr_before"])),
+    ("after", "--:", lambda row: _struck(row, number(row["apsnr_after"])) + " collapsed" * bool(row["collapsed"])),
+    ("energy", "--:", lambda row: number(row["energy_ratio"])),
+    ("scale", "--:", lambda row: number(row["mean_scale"])),
+    ("out of frame", "--:", lambda row: percent(row["out_of_frame_share"])),
+    ("blank", "--:", lambda row: percent(row["blank_share"])),
+    ("seconds", "--:", lambda row: number(row["fit_seconds"], 1)),
+    ("MB", "--:", lambda row: number(row["peak_memory_mb"], 0)),
     ("verdict", "---", verdict_words),
 )
 """Of the table for people: heading, alignment and text."""
@@ -131,16 +131,6 @@ BEST_COLUMN = 3
 def table_line(texts: Sequence[str]) -> str:
     """One line of a Markdown table."""
     return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
-
-
-def fixed(value: float | None, digits: int = 2) -> str:
-    """A number with so many digits after the point; a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def share(value: float | None) -> str:
-    """A share of 1 as per cent; a dash where there is none."""
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 # ---- the page
@@ -176,6 +166,8 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
     def shown(kind: str, path: Path | None) -> dict[str, Any] | None:
         return None if path is None else picture(path, MAX_METHOD_PICTURE_PX, contrast=contrast[kind])
 
+    words = {"outlier": "unlike the others", "failed": "misplaced", "blank": "blank"}
+    status = [row.get("status") or {} for row in rows]
     methods = [
         {
             "row": row,
@@ -183,12 +175,13 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
             "best": row is winner,
             "motion": motion_words(row),
             "verdict": verdict_words(row),
-            "flagged": flagged_words(row),
+            "flagged": ", ".join(f"{found[name]:,} {word}" for name, word in words.items() if found.get(name))
+            or "none",
             "mean": shown("mean", run / row["method"] / "mean.png"),
             "spread": shown("variance", run / row["method"] / "variance.png"),
             "page": "report.html" if (run / row["method"] / "report.html").exists() else None,
         }
-        for row in rows
+        for row, found in zip(rows, status, strict=True)
     ]
     return {
         "name": run.path.resolve().name,
@@ -205,10 +198,3 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
         "idle_memory_mb": idle_memory_mb(rows),
         **listed_skipped(run),
     }
-
-
-def flagged_words(row: Mapping[str, Any]) -> str:
-    """How many images of a row need a look, in words."""
-    status = row.get("status") or {}
-    words = {"outlier": "unlike the others", "failed": "misplaced", "blank": "blank"}
-    return ", ".join(f"{status[name]:,} {word}" for name, word in words.items() if status.get(name)) or "none"

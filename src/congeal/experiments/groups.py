@@ -111,9 +111,9 @@ def mixed_cells(options: Options) -> list[Cell]:
         make: MakeSource = partial(faces_of_one, subject, most, None, upside_down=True)
         cells.append(cell(f"upside-down-{subject}", f"{subject}, half upside down", make))
     for kind in NOISES:
-        for one, other in NOISY_DIGITS[:first]:
-            make = partial(with_noise, kind, (one, other), options.seed, each)
-            cells.append(cell(f"noise-{kind}-{one}{other}", f"{one} and {other} with 10 % {kind} noise", make))
+        for low, high in NOISY_DIGITS[:first]:
+            make = partial(with_noise, kind, (low, high), options.seed, each)
+            cells.append(cell(f"noise-{kind}-{low}{high}", f"{low} and {high} with 10 % {kind} noise", make))
     return cells
 
 

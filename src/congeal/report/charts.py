@@ -15,8 +15,8 @@ WIDE_RIGHT = 356.0
 """Right edge of charts over the order of the images."""
 MAX_CURVE_POINTS = 240
 """Number of points of a curve, about one per pixel."""
-MAX_CURVES = 12
 BINS = 25
+"""Number of bars of a histogram, of 9 pixels each. Chosen by judgement: wide enough to be clicked."""
 OUTLIER_WIDTHS = 4.0
 """Bars end this many times the width of the middle 68% of the values from the median."""
 
@@ -26,7 +26,7 @@ def curves(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     names = list(dict.fromkeys(name for row in rows for name in row if name and name != "step"))
     steps = np.array([_number(row.get("step")) for row in rows])
     charts = [curve(name, steps, np.array([_number(row.get(name)) for row in rows])) for name in names]
-    return [chart for chart in charts if chart is not None][:MAX_CURVES]
+    return [chart for chart in charts if chart is not None]
 
 
 def _number(text: str | None) -> float:

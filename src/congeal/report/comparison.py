@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 LABEL = re.compile(r"[a-z0-9]+(@[A-Za-z0-9_+-]+)?")  # a method, or method@variant
 MAX_METHOD_PICTURE_PX = 360
-"""Longer side of one of the many pictures on the page."""
+"""Longer side of one of the many pictures on the page: several lie beside each other. Chosen by judgement."""
 # Of every row, also of one without an answer.
 KEYS = (
     *("method", "motion", "motion_asked", "n_images", "n_skipped", "likeness_before", "likeness_after"),

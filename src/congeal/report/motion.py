@@ -17,8 +17,6 @@ from congeal.geometry.orientation import MIRROR, mirrored, quarter_turns, uprigh
 from congeal.report.charts import lines
 
 Size = tuple[int, int]
-MIN_ORDERED_IMAGES = 3
-"""Smallest set whose order is charted: two points are no course."""
 MAX_NEIGHBOUR_RATIO = 0.5
 """The order matters if von Neumann's ratio, the mean squared step over twice the variance, is below this …"""
 MIN_STANDARD_ERRORS = 4.0
@@ -81,7 +79,7 @@ def drift(moved: Mapping[str, np.ndarray], step: int) -> dict[str, Any] | None:
     moved: what `moves` gives for every step-th image of the source. `ordered` says whether neighbours move alike.
     """
     n = len(moved["shift_x"])
-    if n < MIN_ORDERED_IMAGES:
+    if n < 3:  # two points are no course
         return None
     numbers = np.arange(n, dtype=np.float64) * step
     named = {quantity.key: quantity for quantity in QUANTITIES}

@@ -174,7 +174,7 @@ def _read(path: Path) -> Image.Image | None:
 
 
 MAX_SIDE_PX = 720
-"""Longer side of a picture on a page."""
+"""Longer side of a picture on a page: two lie beside each other on a screen. Chosen by judgement."""
 MAX_PNG_BYTES = 150_000
 """A larger picture is written as JPEG, which takes a fraction of the space for photographs."""
 FULL_RANGE = Contrast()

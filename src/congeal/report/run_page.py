@@ -98,7 +98,7 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
         "drift": None if numbers is None else drift({q.key: numbers[q.key] for q in QUANTITIES}, step),
         "gallery": cards,
         "groups": gather_groups(run, metrics, cards, contrast),
-        "worst": [{**card, "reasons": reasons(card, usual)} for card in cards[:MAX_IMAGES_TO_CHECK]],
+        "worst": [{**card, "reasons": reasons(card, usual)} for card in cards[:5]],
         **listed_skipped(run),
         "faceless": [name[:MAX_NAME_LENGTH] for name in faceless[:MAX_LISTED_NAMES]],
         "n_faceless": len(faceless),
@@ -187,7 +187,6 @@ def counted(n: int) -> str:
     return f"{n:,} image" if n == 1 else f"{n:,} images"
 
 
-MAX_IMAGES_TO_CHECK = 5
 MIN_EMPTY_SHARE = 0.2
 """Share of the frame without image above which an image is said to leave it empty, if that is unusual in its set.
 Chosen by judgement: less is a margin that any shift leaves."""

@@ -39,11 +39,11 @@ UNSURE_RATIO = 3.0
 images are listed where errors are alike) …"""
 MIN_UNSURE_PX = 0.25
 """… and more than this many pixels: if all poses are exact, none is in doubt."""
-MAX_LISTED_UNSURE = 8
 
 ImageNumbers = dict[str, NDArray[np.float64]]
 """What charts show of N images, each (N,) by the key of its `Quantity`; NaN for images without a pose."""
-MAX_GROUP_MEMBERS, MAX_LEAST_CERTAIN = 12, 24
+MAX_LISTED = 12
+"""Number of images listed as unsure or shown of each group: one or two rows of the page. Chosen by judgement."""
 LEAF_WIDTH, MERGE_HEIGHT, MARGIN = 64.0, 26.0, 16.0  # of the drawing of the dendrogram, in its units
 PAIR_HEIGHT, PAIR_GAP = 300.0, 24.0
 """Height of a picture in the drawing of a pair, and the room between two."""
@@ -106,7 +106,7 @@ def shown_confidence(run: RunFolder, confidence: Confidence | None) -> dict[str,
     if confidence is None:
         return None
     values, limit = confidence
-    order = np.argsort(-np.nan_to_num(values, nan=-1.0), kind="stable")[:MAX_LISTED_UNSURE]
+    order = np.argsort(-np.nan_to_num(values, nan=-1.0), kind="stable")[:MAX_LISTED]
     least = [int(i) for i in order if values[i] > limit]
     names = load_some(run.work / "found.npz", "ids", least)
     return {
@@ -184,7 +184,7 @@ def gather_groups(
     for row in rows:
         folder = run / "groups" / Path(str(row["name"])).name  # never a way out of the run folder
         mean = picture(folder / "mean.png", 160, contrast=contrast)
-        members = [card for card in cards if card.get("group") == row["group"]][:MAX_GROUP_MEMBERS]
+        members = [card for card in cards if card.get("group") == row["group"]][:MAX_LISTED]
         groups.append({"verdict": None, **row, "mean": mean, "members": members})
     unsure = [card for card in cards if card.get("group", -1) >= 0 and card.get("margin") is not None]
     points = np.array(decision.get("curve") or np.zeros((0, 2)), dtype=float)
@@ -197,7 +197,7 @@ def gather_groups(
         "sentence": " ".join(filter(None, sentences)),
         "groups": groups,
         "outside": metrics["n_images"] - sum(row["n_images"] for row in rows),
-        "unsure": sorted(unsure, key=lambda card: card["margin"])[:MAX_LEAST_CERTAIN],
+        "unsure": sorted(unsure, key=lambda card: card["margin"])[: 2 * MAX_LISTED],
         "curve": curve(name, points[:, 0], points[:, 1]),
         "tree": draw_dendrogram(decision.get("tree") or [], groups),
         "labels": labels and {**labels, "rows": shares},

@@ -24,6 +24,7 @@ ENERGY = 0.95
 """All variants are compared at this energy ratio, because a smaller object scores more decibels."""
 
 SETS = {"clean": "mnist:{digit}", "σ = 20 %": "perspective:{digit}@0.2"}
+FILE_PARTS = {"clean": "clean", "σ = 20 %": "warped"}
 
 # Without anything that our recipe adds to the losses; networks and schedule are ours.
 _PLAIN: dict[str, Any] = {
@@ -78,16 +79,11 @@ def plan(options: Options) -> list[Cell]:
     for variant, (part, params) in VARIANTS.items():
         for name in list(SETS)[-1:] if options.quick else list(SETS):
             for digit in chosen.digits:
-                cell_name, source = f"{part}-{file_part(name)}-{digit}", SETS[name].format(digit=digit)
+                cell_name, source = f"{part}-{FILE_PARTS[name]}-{digit}", SETS[name].format(digit=digit)
                 asked: dict[str, Any] = {"source": source, "method": "dprc", "params": params, "limit": limit}
                 facts = {"digit": digit, "set": name, "variant": variant}
                 cells.append(align_cell(cell_name, facts, options, numbers, **asked))
     return cells
-
-
-def file_part(name: str) -> str:
-    """The name of a set in the names of files."""
-    return "clean" if name == "clean" else "warped"
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -110,7 +106,7 @@ def at_one_energy(rows: Rows) -> str:
 def draw(folder: Path, rows: Rows) -> None:
     """Means and variances, one picture per set."""
     for (name,), group in table.grouped(rows, "set").items():
-        path = folder / "figures" / f"means_and_variances_{file_part(name)}.png"
+        path = folder / "figures" / f"means_and_variances_{FILE_PARTS[name]}.png"
         figures.means_and_variances(path, folder, group, across="variant")
 
 

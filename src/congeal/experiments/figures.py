@@ -52,8 +52,7 @@ def samples(path: Path, folder: Path, rows: Rows, *, down: str = "digit") -> Non
     for row in rows:
         run = folder / row["run"]
         images, found = open_images(row["source"], limit=row.get("limit")), transforms_of(run)
-        if found.aligned_size is None:
-            raise ValueError("transforms of a run know the size of the aligned picture")
+        assert found.aligned_size is not None
         known = np.flatnonzero(finite_rows(found.matrices))
         chosen = known[evenly_spaced_rows(len(known), 12)]
         for transforms, end in ((start_of(run), "in"), (found, "out")):

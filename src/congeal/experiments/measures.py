@@ -97,8 +97,7 @@ def aligned_batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """These images (B,C,H,W) in [0, 1] and the same aligned; a zoom above 1 shows the frame from further away."""
     size = found.aligned_size
-    if size is None:
-        raise ValueError("transforms of a run know the size of the aligned picture")
+    assert size is not None
     x, y = (size[1] - 1) / 2, (size[0] - 1) / 2
     wider = np.array([[zoom, 0, x - zoom * x], [0, zoom, y - zoom * y], [0, 0, 1]])
     first = source.probe(int(rows[0]))

@@ -78,18 +78,13 @@ def drift(moved: Mapping[str, np.ndarray], step: int) -> dict[str, Any] | None:
 
     moved: what `moves` gives for every step-th image of the source. `ordered` says whether neighbours move alike.
     """
-    n = len(moved["shift_x"])
-    if n < 3:  # two points are no course
+    numbers = np.arange(len(moved["shift_x"]), dtype=np.float64) * step
+    if len(numbers) < 3:  # two points are no course
         return None
-    numbers = np.arange(n, dtype=np.float64) * step
-    named = {quantity.key: quantity for quantity in QUANTITIES}
-    shift = {"to the right": moved["shift_x"], "down": moved["shift_y"]}
-    charts = [lines("Shift", "px", numbers, shift)]
-    charts += [
-        lines(named[key].name, named[key].unit, numbers, {"": moved[key]})
-        for key in ("rotation", "scale")
-        if changed(named[key], moved[key])
-    ]
+    charts = [lines("Shift", "px", numbers, {"to the right": moved["shift_x"], "down": moved["shift_y"]})]
+    for one in QUANTITIES:
+        if one.key in ("rotation", "scale") and changed(one, moved[one.key]):
+            charts.append(lines(one.name, one.unit, numbers, {"": moved[one.key]}))
     shown = [chart for chart in charts if chart is not None]
     return {"charts": shown, "ordered": is_ordered(*moved.values())} if shown else None
 
@@ -107,11 +102,9 @@ def is_ordered(*quantities: np.ndarray) -> bool:
 
 def orientation_words(matrices: np.ndarray) -> list[str]:
     """(N,) the orientation of each image in words; empty for an upright one."""
-    words = []
-    for flip, quarters in zip(mirrored(matrices).tolist(), quarter_turns(matrices).tolist(), strict=True):
-        said = [] if not flip else ["mirrored"]
-        words.append(", ".join([*said, f"turned {90 * quarters}°"] if quarters else said))
-    return words
+    orientations = zip(mirrored(matrices).tolist(), quarter_turns(matrices).tolist(), strict=True)
+    words = [["mirrored"] * flip + [f"turned {90 * quarters}°"] * bool(quarters) for flip, quarters in orientations]
+    return [", ".join(said) for said in words]
 
 
 def orientation_sentence(metrics: Mapping[str, Any]) -> str:

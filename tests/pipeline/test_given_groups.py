@@ -172,7 +172,7 @@ def test_changed_groups_are_saved_and_come_back(edited: Path) -> None:
     moved = of.index(1)
     of[moved] = -1
     of = [2 if k == 1 else k for k in of]  # merged into the third
-    session.save(document({"names": names, "of": of}), None)
+    session.save(document({"names": names, "of": of}))
     saved = table(edited / "studio" / "groups.csv")
     assert {row["group"] for row in saved} == {"ones", "2", ""}
     assert saved[moved]["group"] == ""
@@ -184,7 +184,7 @@ def test_changed_groups_are_saved_and_come_back(edited: Path) -> None:
     assert found.named_groups() == [row["group"] for row in saved]
     assert np.isnan(found.margin[moved])
     original = {"names": state["names"], "of": state["of"]}
-    session.save(document(original), None)
+    session.save(document(original))
     assert not (edited / "studio" / "groups.csv").exists(), "nothing differs from the run any more"
 
 
@@ -219,13 +219,13 @@ def test_strange_groups_are_not_saved(edited: Path, change: dict, says: str) -> 
     session = Session(edited)
     state = session.state()["groups"]
     with pytest.raises(CongealError, match=says):
-        session.save(document({"names": state["names"], "of": state["of"], **change}), None)
+        session.save(document({"names": state["names"], "of": state["of"], **change}))
     assert not (edited / "studio").exists()
 
 
 def test_new_images_get_the_names_of_the_studio(edited: Path, pile: Path, tmp_path: Path) -> None:
     session = Session(edited)
     state = session.state()["groups"]
-    session.save(document({"names": ["a", "b", "c"], "of": state["of"]}), None)
+    session.save(document({"names": ["a", "b", "c"], "of": state["of"]}))
     assert main(["apply", str(edited), str(pile), "-o", str(tmp_path / "new"), "--limit", "8", "--quiet"]) == 0
     assert {row["group_name"] for row in table(tmp_path / "new" / "transforms.csv")} <= {"a", "b", "c", ""}

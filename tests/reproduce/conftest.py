@@ -26,7 +26,7 @@ def run(made_mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells that want a process of their own get none, which saves loading torch; other tests have a real one."""
+    """Cells get no process of their own, which saves loading torch; other tests have a real one."""
 
     def run_here(work: Callable[..., dict[str, Any]], *args: Any, time_limit: float | None) -> dict[str, Any]:
         try:

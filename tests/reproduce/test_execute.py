@@ -143,7 +143,7 @@ def test_a_missing_extra_costs_the_figures_and_nothing_else(
     def draw(folder: Path, rows: Sequence[Row]) -> None:
         from congeal.experiments.figures import curves
 
-        curves(folder / "figures" / "c.png", {"a": [(1, 1)]}, "x", "y")
+        curves(folder / "figures" / "c.png", {"y": {"a": [(1, 1)]}}, "x")
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     object.__setattr__(toy.experiment, "draw", draw)

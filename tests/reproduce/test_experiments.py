@@ -127,20 +127,6 @@ def test_every_variant_of_the_ablation_is_a_setting_of_the_method() -> None:
     assert settings[default] == make_method("dprc", {}, {}).get_params()
 
 
-def test_growth_is_told_from_one_large_set_to_the_next() -> None:
-    from congeal.experiments.scaling import growth_tables
-
-    some = {"digit": "3", "method": "joint", "family": "infimnist"}
-    rows = [
-        {**some, "n": 10, "n_images": 10, "fit_seconds": 2.0, "total_seconds": None, "peak_memory_mb": 100.0},
-        {**some, "n": 100, "n_images": 100, "fit_seconds": 8.0, "total_seconds": 9.0, "peak_memory_mb": 130.0},
-        {**some, "n": 1000, "error": "no"},
-    ]
-    (table,) = growth_tables(rows)
-    assert "| infimnist:3 | joint | 10 | 100 | 10.00 | 4.00 | – | 1.30 |" in table.markdown()
-    assert growth_tables(rows[:1]) == []
-
-
 def test_scaling(run: Run, in_this_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "SMALL_STEPS", (1, 3))
     options = ("scaling", "--limit", "60", "--methods", "lsc")

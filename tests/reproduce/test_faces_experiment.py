@@ -9,7 +9,7 @@ import pytest
 
 from congeal.experiments import lfw, printed
 from congeal.experiments.experiment import Options
-from congeal.experiments.lfw import FUNNELED, LFW, ratio_table
+from congeal.experiments.lfw import FUNNELED, LFW
 from congeal.experiments.tables import Row
 from made_data import NO_FACE, PERSON
 
@@ -39,18 +39,13 @@ def test_the_plan_is_all_of_it_and_quick_is_not() -> None:
     assert {cell.facts["limit"] for cell in quick} == {lfw.QUICK_LIMIT}
 
 
-def test_tables_have_the_paper_beside_and_say_what_holds() -> None:
+def test_tables_have_the_paper_beside() -> None:
     text = "\n".join(table.markdown() for table in LFW.tables(ideal()))
     assert "| box | before | 10.00 | 10.00 | 10.00 | 10.00 | 10.00 | – | – |" in text
     assert "| box | joint | 4.00 | 4.00 | 4.00 | 4.00 | 4.00 | – | 4 of 4 |" in text, "the paper did not run it"
     assert "| box | rasl | 5.00 | 5.00 | 5.00 | 5.00 | 5.00 | 2.88 / 2.45 / 3.32 / 3.24 | 4 of 4 |" in text
     assert "| box | deep-funneled | 8.00" in text
     assert "| +30 % | before | 10.30" in text
-    assert "| joint / deep-funneled, box | 0.50 | 0.50 / 0.50 / 0.50 / 0.50 | ≤ 0.85 | ≤ 0.64 | aim |" in text
-    assert "| joint / rasl, box, each subject | 0.80 | 0.80 / 0.80 / 0.80 / 0.80 | < 1.0 | ≤ 0.75 | yes |" in text
-    assert "| joint at +30 % / joint at box | 1.10 |" in text
-    assert "| rasl / joint, both at +30 % | 2.50 | 2.50 / 2.50 / 2.50 / 2.50 | ≥ 1.3 | ≥ 2.0 | aim |" in text
-    assert "| joint: mean scale furthest from 1 | 1.01 |" in text
 
 
 def test_methods_are_ranked_by_likeness_within_a_start() -> None:
@@ -69,22 +64,12 @@ def test_methods_are_ranked_by_likeness_within_a_start() -> None:
     assert "likeness before" in lfw.likeness_table(ideal()).markdown(), "rows without it leave gaps"
 
 
-def test_one_bad_subject_and_a_zoom_do_not_hide() -> None:
-    rows = ideal()
-    rows[1] |= {"landmark": 6.0, "mean_scale": 0.9}
-    holds = {line["what"]: line["holds"] for (line,) in ratio_table(rows).lines}
-    assert holds["joint / rasl, box, each subject"] == "NO"
-    assert holds["joint: mean scale furthest from 1"] == "NO"
-
-
 def test_missing_rows_leave_gaps() -> None:
     rows = ideal()
     rows[0] = {key: rows[0][key] for key in ("cell", "method", "grow", "subject")} | {"error": "too slow"}
     text = "\n".join(table.markdown() for table in LFW.tables(rows))
     assert "| box | joint | – | 4.00 | 4.00 | 4.00 | – |" in text
     assert "3 of 4, 1 failed" in text
-    alone = [one for one in rows if one["method"] == "rasl"]
-    assert all("holds" not in line for (line,) in ratio_table(alone).lines)
 
 
 def test_cells_on_files(made_lfw: Path, in_this_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

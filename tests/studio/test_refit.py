@@ -103,15 +103,15 @@ def test_corrected_poses_are_used_from_then_on(run: Path, tmp_path: Path) -> Non
     moved[0, 2] += 3
     nothing: dict[str, Any] = {"points": [], "excluded": []}
     with pytest.raises(CongealError, match="inverse"):
-        session.save({**nothing, "poses": [{"index": 2, "matrix": [0.0] * 9}]}, None)
-    session.save({**nothing, "poses": [{"index": 2, "matrix": moved.ravel().tolist()}]}, None)
+        session.save({**nothing, "poses": [{"index": 2, "matrix": [0.0] * 9}]})
+    session.save({**nothing, "poses": [{"index": 2, "matrix": moved.ravel().tolist()}]})
     assert "transforms.csv" in session.saved_words()["files"]
     assert [pose["index"] for pose in Session(run).state()["poses"]] == [2]
     export(run, tmp_path / "t.npz")
     out = Transforms.load(tmp_path / "t.npz")
     assert np.allclose(out.matrices[2], moved)
     assert np.array_equal(out.matrices[[0, 1, 3]], session.found.matrices[[0, 1, 3]])
-    session.save(nothing, None)
+    session.save(nothing)
     assert not (run / "studio" / "transforms.csv").exists()
 
 

@@ -194,7 +194,7 @@ def test_too_much_is_not_even_read(studio: Studio) -> None:
         ({"points": [7], "excluded": []}, 422, "point 1"),
         ({"points": [], "excluded": ["../../etc/passwd"]}, 422, "no image"),
         ({"points": [], "excluded": [3]}, 422, "no image"),
-        ({"points": [], "excluded": [], "mask": "/etc/passwd"}, 400, "PNG"),
+        ({"points": [], "excluded": [], "mask": "/etc/passwd"}, 422, "PNG"),
         ({"points": [], "excluded": [], "mask": "data:image/png;base64,AAAA"}, 422, "PNG"),
         ({"points": [], "excluded": [], "mask": png((9, 9))}, 422, "504×504"),
     ],

@@ -38,7 +38,8 @@ from congeal.pipeline.run_setup import (
     source_name,
 )
 from congeal.pipeline.stages import RESULTS, finish, prepare_stack, verify_stages
-from congeal.report.comparison import KEYS, Row, fixed, verdict_words, write_comparison, write_tables
+from congeal.report.comparison import KEYS, Row, verdict_words, write_comparison, write_tables
+from congeal.report.page import number
 from congeal.runs.folder import CONFIG, RunFolder
 from congeal.transforms import Transforms
 
@@ -254,8 +255,8 @@ def log_row(row: Row) -> None:
     log.info(
         "%s: likeness %s → %s, %s → %s dB, energy %s, %s s, %s",
         row["method"],
-        *(fixed(row[key], 3) for key in ("likeness_before", "likeness_after")),
-        *(fixed(row[key]) for key in ("apsnr_before", "apsnr_after", "energy_ratio")),
-        fixed(row["fit_seconds"], 1),
+        *(number(row[key], 3) for key in ("likeness_before", "likeness_after")),
+        *(number(row[key]) for key in ("apsnr_before", "apsnr_after", "energy_ratio")),
+        number(row["fit_seconds"], 1),
         verdict_words(row),
     )

@@ -14,15 +14,17 @@ from congeal.errors import CongealError
 from congeal.experiments import figures
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask, apsnr_at_energy
+from congeal.experiments.measures import align_cell, apsnr_at_energy
 from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource
+from congeal.report.page import number
 from congeal.runs.originals import transforms_of
 
 ENERGY = 0.95
 """All variants are compared at this energy ratio, because a smaller object scores more decibels."""
 
 SETS = {"clean": "mnist:{digit}", "σ = 20 %": "perspective:{digit}@0.2"}
+FILE_PARTS = {"clean": "clean", "σ = 20 %": "warped"}
 
 # Without anything that our recipe adds to the losses; networks and schedule are ours.
 _PLAIN: dict[str, Any] = {
@@ -43,6 +45,9 @@ def _with(*names: str, **given: Any) -> dict[str, Any]:
 
 _CURRICULUM = ("normalise_ink", "remove_common_mode", "train_apart", "complexity_ramp", "running_reference")
 
+NO_D, NO_C, NO_S = {"distortion_weight": 0.0}, {"complexity_weight": 0.0}, {"self_supervision": 0.0}
+NO_REFINEMENT = {"refine_steps": 0}
+
 # name in the table: (part of a file's name, settings of dprc)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "D": ("d", _with(complexity_weight=0.0)),
@@ -53,20 +58,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "+ curriculum": ("curriculum", _with(*_CURRICULUM)),
     "+ self-supervision S": ("s", _with(*_CURRICULUM, "self_supervision")),
     "+ refinement: the default": ("refined", {}),
-    "all of it, D only": (
-        "d-only",
-        {"complexity_weight": 0.0, "self_supervision": 0.0, "refine_steps": 0},
-    ),
-    "all of it, C only": (
-        "c-only",
-        {"distortion_weight": 0.0, "self_supervision": 0.0, "refine_steps": 0},
-    ),
-    "all of it, S only": (
-        "s-only",
-        {"distortion_weight": 0.0, "complexity_weight": 0.0, "refine_steps": 0},
-    ),
-    "all of it, D + S": ("d+s", {"complexity_weight": 0.0, "refine_steps": 0}),
-    "the default without D and C": ("no-d-c", {"distortion_weight": 0.0, "complexity_weight": 0.0}),
+    "all of it, D only": ("d-only", {**NO_C, **NO_S, **NO_REFINEMENT}),
+    "all of it, C only": ("c-only", {**NO_D, **NO_S, **NO_REFINEMENT}),
+    "all of it, S only": ("s-only", {**NO_D, **NO_C, **NO_REFINEMENT}),
+    "all of it, D + S": ("d+s", {**NO_C, **NO_REFINEMENT}),
+    "the default without D and C": ("no-d-c", {**NO_D, **NO_C}),
 }
 
 
@@ -75,25 +71,19 @@ def plan(options: Options) -> list[Cell]:
     if options.methods not in (None, ("dprc",)):
         raise CongealError("the ablation takes dprc apart: leave out --methods")
     chosen = options.select(limit=1000)
-    cells = []
+    limit, cells = chosen.limit, []
+
+    def numbers(images: ImageSource, folder: Path) -> Row:
+        return {"apsnr_at_energy": apsnr_at_energy(images, transforms_of(folder), ENERGY)}
+
     for variant, (part, params) in VARIANTS.items():
         for name in list(SETS)[-1:] if options.quick else list(SETS):
             for digit in chosen.digits:
-                common = {"method": "dprc", "limit": chosen.limit, "options": options, "isolated": False}
-                task = AlignTask(source=SETS[name].format(digit=digit), params=params, **common)  # type: ignore[arg-type]
+                cell_name, source = f"{part}-{FILE_PARTS[name]}-{digit}", SETS[name].format(digit=digit)
+                asked: dict[str, Any] = {"source": source, "method": "dprc", "params": params, "limit": limit}
                 facts = {"digit": digit, "set": name, "variant": variant}
-                cells.append(task.cell(f"{part}-{file_part(name)}-{digit}", numbers_at_energy, **facts))
+                cells.append(align_cell(cell_name, facts, options, numbers, **asked))
     return cells
-
-
-def file_part(name: str) -> str:
-    """The name of a set in the names of files."""
-    return "clean" if name == "clean" else "warped"
-
-
-def numbers_at_energy(images: ImageSource, folder: Path) -> Row:
-    """APSNR at the common energy ratio."""
-    return {"apsnr_at_energy": apsnr_at_energy(images, transforms_of(folder), ENERGY)}
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -108,18 +98,15 @@ def tables(rows: Rows) -> list[Table]:
 def at_one_energy(rows: Rows) -> str:
     """ "18.20 (0.97)": mean, and mean energy ratio before zooming; "[8 of 10]" if not all digits have a value."""
     own, valued = table.mean(rows, "energy_ratio"), len(table.values(rows, "apsnr_at_energy"))
-    said = [table.decimal(table.mean(rows, "apsnr_at_energy"), 2)]
-    if own is not None:
-        said.append(f"({own:.2f})")
-    if 0 < valued < len(rows):
-        said.append(f"[{valued} of {len(rows)}]")
-    return " ".join(said)
+    text = number(table.mean(rows, "apsnr_at_energy"), 2)
+    text += "" if own is None else f" ({own:.2f})"
+    return text + (f" [{valued} of {len(rows)}]" if 0 < valued < len(rows) else "")
 
 
 def draw(folder: Path, rows: Rows) -> None:
     """Means and variances, one picture per set."""
     for (name,), group in table.grouped(rows, "set").items():
-        path = folder / "figures" / f"means_and_variances_{file_part(name)}.png"
+        path = folder / "figures" / f"means_and_variances_{FILE_PARTS[name]}.png"
         figures.means_and_variances(path, folder, group, across="variant")
 
 

@@ -27,7 +27,8 @@ from congeal.experiments import EXPERIMENTS
 from congeal.experiments.tables import Row, Table, experiment_page
 from congeal.files import plain, read_json, write_json
 from congeal.methods.checks import Seed, accepts, describe
-from congeal.report.comparison import fixed, flat
+from congeal.report.comparison import flat
+from congeal.report.page import number
 from congeal.runs.folder import RunFolder
 
 log = logging.getLogger("congeal")
@@ -193,7 +194,7 @@ def log_row(row: Row) -> None:
     if "error" in row:
         log.warning("%s failed: %s", row["cell"], row["error"])
     elif row.get("apsnr_after") is not None and row.get("apsnr_before") is not None:
-        likeness = " → ".join(fixed(row.get(f"likeness_{when}"), 3) for when in ("before", "after"))
+        likeness = " → ".join(number(row.get(f"likeness_{when}"), 3) for when in ("before", "after"))
         log.info("%s: likeness %s, %.2f → %.2f dB", row["cell"], likeness, row["apsnr_before"], row["apsnr_after"])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,12 +21,13 @@ from congeal.evaluation.grouping import accuracy, purity
 from congeal.experiments import printed
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask
+from congeal.experiments.measures import align_cell
 from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource, prepare
 from congeal.images.sources.arrays import ArraySource
 from congeal.methods.clustering.estimator import CongealGroups
 from congeal.registration.reference import frames
+from congeal.report.page import number
 from congeal.runs.folder import RunFolder
 
 MakeSource = Callable[[], ImageSource]
@@ -44,7 +45,7 @@ FEATURES = "lite0"  # of the network that two people are told apart by, beside t
 FACE_SIZES = {None: 64, FEATURES: 128}
 """Pixels along a face, by what it is compared by: the boxes have 110 in the median, and a network sees them all."""
 MAX_FACES = 160  # of a person, at most: of two people neither should be rare
-PER_DIGIT = 300  # of each of the three digits whose number is to be found
+PER_DIGIT = 300  # of each of the digits of a mixed set
 LARGE = (("mnist:all/both", None), ("mnist:all", 5_000), ("mnist:all", 50_000))
 SPECTRAL_IMAGES = 10_000
 NOISE = 10  # its label, beside ten digits
@@ -55,10 +56,14 @@ NOISY_DIGITS = ((3, 7), (1, 8), (4, 9))
 def plan(options: Options) -> list[Cell]:
     """Labels against groups; how many groups there are; mixed, noisy and pure sets; time and memory."""
     cells = [*label_cells(options), *three_digit_cells(options), *mixed_cells(options), *pure_cells(options)]
-    return cells if options.quick else [*cells, *(large_cell(source, n, options) for source, n in LARGE)]
+    if not options.quick:  # everything: sorted, aligned, measured and drawn, in a process of its own
+        for source, n in LARGE:
+            asked: dict[str, Any] = {"source": source, "method": "joint", "limit": n, "groups": 10}
+            cells.append(align_cell(f"large-{n or 'all'}", {"part": "large"}, options, label_numbers, **asked))
+    return cells
 
 
-def group_cell(name: str, part: str, source: str, measure: Callable[[], Row], method: str = "groups") -> Cell:
+def group_cell(part: str, name: str, source: str, measure: Callable[[], Row], method: str = "groups") -> Cell:
     """A cell that needs no folder."""
     facts = {"part": part, "source": source, "method": method, "limit": None}
     return Cell(name=name, facts=facts, measure=lambda folder: measure())
@@ -71,71 +76,61 @@ def label_cells(options: Options) -> list[Cell]:
         make = partial(some_images, source, limit)
         for seed in range(2 if options.quick else SEEDS):
             measure = partial(sort, make, 10, options.seed + seed)
-            cells.append(group_cell(f"{name}-{seed}", "labels", source, measure))
+            cells.append(group_cell("labels", f"{name}-{seed}", source, measure))
         for peer in ("kmeans", "spectral"):
             measure = partial(sort_by_peer, make, peer, options.seed)
-            cells.append(group_cell(f"{name}-{peer}", "labels", source, measure, peer))
+            cells.append(group_cell("labels", f"{name}-{peer}", source, measure, peer))
     return cells
 
 
 def three_digit_cells(options: Options) -> list[Cell]:
     """How many groups there are in sets of three digits."""
-    each_digit, cells = 40 if options.quick else PER_DIGIT, []
+    each, cells = 40 if options.quick else PER_DIGIT, []
     for draw in range(2 if options.quick else DRAWS):
-        seed = options.seed + draw
-        digits = drawn_digits(seed)
-        measure = partial(sort, partial(some_digits, digits, seed, each_digit), "auto", options.seed)
-        cells.append(group_cell(f"three-{draw}", "three digits", f"digits {', '.join(map(str, digits))}", measure))
+        digits = drawn_digits(options.seed + draw)
+        measure = partial(sort, partial(some_digits, digits, options.seed + draw, each), "auto", options.seed)
+        cells.append(group_cell("three digits", f"three-{draw}", f"digits {', '.join(map(str, digits))}", measure))
     return cells
 
 
 def mixed_cells(options: Options) -> list[Cell]:
     """Two groups of two kinds of things, by edges; and two people by the features of a network as well."""
-    most, each_digit = (30, 100) if options.quick else (MAX_FACES, 300)
-    pairs, subjects = (PAIRS[:1], SUBJECTS[:1]) if options.quick else (PAIRS, SUBJECTS)
-    made: list[tuple[str, str, MakeSource, str | None]] = []
-    for one, other in pairs:
-        made.append((f"{one}-{other}", f"{one} and {other}", partial(two_people, one, other, most), None))
-    for subject in subjects:
-        made.append(
-            (f"upside-down-{subject}", f"{subject}, half upside down", partial(upside_down, subject, most), None)
-        )
+    most, each, first = (30, 100, 1) if options.quick else (MAX_FACES, PER_DIGIT, None)
+
+    def cell(name: str, source: str, make: MakeSource, features: str | None = None) -> Cell:
+        return group_cell("mixed", f"mixed-{name}", source, partial(separate, make, options.seed, features))
+
+    cells = []
+    for features in (None, FEATURES):
+        for one, other in PAIRS[:first]:
+            name, source = f"{one}-{other}", f"{one} and {other}"
+            if features is not None:
+                name, source = f"{features}-{name}", f"{source}, by {features}"
+            cells.append(cell(name, source, partial(two_people, one, other, most, features), features))
+    for subject in SUBJECTS[:first]:
+        make: MakeSource = partial(faces_of_one, subject, most, None, upside_down=True)
+        cells.append(cell(f"upside-down-{subject}", f"{subject}, half upside down", make))
     for kind in NOISES:
-        for digits in NOISY_DIGITS[:1] if options.quick else NOISY_DIGITS:
-            make = partial(with_noise, kind, digits, options.seed, each_digit)
-            made.append(
-                (f"noise-{kind}-{digits[0]}{digits[1]}", f"{names_of(digits)} with 10 % {kind} noise", make, None)
-            )
-    for one, other in pairs:
-        make = partial(two_people, one, other, most, FEATURES)
-        made.append((f"{FEATURES}-{one}-{other}", f"{one} and {other}, by {FEATURES}", make, FEATURES))
-    return [
-        group_cell(f"mixed-{name}", "mixed", source, partial(separate, make, options.seed, features))
-        for name, source, make, features in made
-    ]
+        for low, high in NOISY_DIGITS[:first]:
+            make = partial(with_noise, kind, (low, high), options.seed, each)
+            cells.append(cell(f"noise-{kind}-{low}{high}", f"{low} and {high} with 10 % {kind} noise", make))
+    return cells
 
 
 def pure_cells(options: Options) -> list[Cell]:
     """Sets of one kind, which should be one group."""
     digits, most = ("37", 60) if options.quick else (options.digits or "0123456789", 500)
-    people = SUBJECTS[1:2] if options.quick else SUBJECTS
-    made: list[tuple[str, str, MakeSource, str | None]] = []
-    for digit in digits:
-        made.append((digit, f"mnist:{digit}/test", partial(some_images, f"mnist:{digit}/test", most), None))
-    for name in people:
-        made.append((name, f"lfw:{name}", partial(one_person, name), None))
-        by_network = f"lfw:{name}, by {FEATURES}"
-        made.append((f"{FEATURES}-{name}", by_network, partial(one_person, name, FEATURES), FEATURES))
-    return [
-        group_cell(f"one-{name}", "one kind", source, partial(sort, make, "auto", options.seed, features))
-        for name, source, make, features in made
-    ]
 
+    def cell(name: str, source: str, make: MakeSource, features: str | None = None) -> Cell:
+        return group_cell("one kind", f"one-{name}", source, partial(sort, make, "auto", options.seed, features))
 
-def large_cell(source: str, n: int | None, options: Options) -> Cell:
-    """Everything: sorted, aligned, measured and drawn, in a process of its own."""
-    task = AlignTask(source=source, method="joint", limit=n, options=options, more={"groups": 10})
-    return task.cell(f"large-{n or 'all'}", label_numbers, part="large")
+    names = [f"mnist:{digit}/test" for digit in digits]
+    cells = [cell(digit, name, partial(some_images, name, most)) for digit, name in zip(digits, names, strict=True)]
+    for name in SUBJECTS[1:2] if options.quick else SUBJECTS:
+        cells.append(cell(name, f"lfw:{name}", partial(faces_of_one, name, MAX_FACES, None)))
+        make = partial(faces_of_one, name, MAX_FACES, FEATURES)
+        cells.append(cell(f"{FEATURES}-{name}", f"lfw:{name}, by {FEATURES}", make, FEATURES))
+    return cells
 
 
 # ---- what is measured
@@ -237,12 +232,12 @@ def two_people(one: str, other: str, most: int, features: str | None = None) -> 
     return labelled(np.concatenate(faces), labels, f"{one} and {other}", "photo")
 
 
-def upside_down(subject: str, most: int) -> ImageSource:
-    """Faces of one person, every second of them upside down."""
-    faces = faces_of(subject, most, FACE_SIZES[None])
-    turned = np.arange(len(faces)) % 2 == 1
+def faces_of_one(subject: str, most: int, features: str | None, *, upside_down: bool = False) -> ImageSource:
+    """Faces of one person; or every second of them upside down, labelled so."""
+    faces = faces_of(subject, most, FACE_SIZES[features])
+    turned = upside_down & (np.arange(len(faces)) % 2 == 1)
     faces[turned] = faces[turned, ::-1, ::-1]
-    return labelled(faces, turned.astype(int), f"{subject}, half upside down", "photo")
+    return labelled(faces, turned.astype(int), subject, "photo")
 
 
 def with_noise(kind: str, digits: Sequence[int], seed: int, each: int) -> ImageSource:
@@ -258,18 +253,7 @@ def with_noise(kind: str, digits: Sequence[int], seed: int, each: int) -> ImageS
         some = pixels[rng.permutation(len(pixels))[:count]].reshape(count, -1)
         noise = rng.permuted(some, axis=1).reshape(count, 28, 28)
     labels = np.concatenate([np.asarray(known.labels), np.full(count, NOISE)])
-    return labelled(np.concatenate([pixels, noise]), labels, f"{names_of(digits)} with 10 % {kind} noise", "object")
-
-
-def names_of(digits: Sequence[int]) -> str:
-    """ "3 and 7"."""
-    return " and ".join(map(str, digits))
-
-
-def one_person(subject: str, features: str | None = None) -> ImageSource:
-    """Faces of one person."""
-    faces = faces_of(subject, MAX_FACES, FACE_SIZES[features])
-    return labelled(faces, np.zeros(len(faces), dtype=int), subject, "photo")
+    return labelled(np.concatenate([pixels, noise]), labels, f"digits with {kind} noise", "object")
 
 
 # ---- tables
@@ -277,23 +261,24 @@ def one_person(subject: str, features: str | None = None) -> ImageSource:
 
 def tables(rows: Rows) -> list[Table]:
     """One table for each part that was measured."""
-    part = {name: [row for row in rows if row["part"] == name and "error" not in row] for name in PARTS}
-    made = [
-        Table("Ten groups against ten labels", LABEL_COLUMNS, table.by(part["labels"], "source")),
-        three_digit_table(part["three digits"]),
-        Table("Mixed sets", MIXED_COLUMNS, table.each(part["mixed"])),
-        Table("Sets of one kind", PURE_COLUMNS, table.each(part["one kind"])),
-        Table("All of it: sorted, aligned and drawn", LARGE_COLUMNS, table.each(part["large"])),
-    ]
-    return [one for one in made if one.lines]
-
-
-PARTS = ("labels", "three digits", "mixed", "one kind", "large")
+    parts = table.grouped([row for row in rows if "error" not in row], "part")
+    made = []
+    for part, (title, columns) in TABLES.items():
+        own = parts.get((part,), [])
+        lines = table.by(own, "source") if part == "labels" else table.each(own)
+        if part == "three digits" and own:  # the last line counts them
+            numbers = table.values(own, "n_groups")
+            near, exact = sum(abs(n - 3) <= 1 for n in numbers), sum(n == 3 for n in numbers)
+            counted = f"3 ± 1 in {near} of {len(own)}, 3 in {exact}"
+            lines.append([{"source": counted, "purity": min(table.values(own, "purity"))}])
+        if lines:
+            made.append(Table(title, columns, lines))
+    return made
 
 
 def best(key: str, digits: int) -> Callable[[Rows], str]:
     """The value of the sorting with the lowest cost."""
-    return lambda rows: table.decimal(min(rows, key=lambda row: row["cost"])[key] if rows else None, digits)
+    return lambda rows: number(min(rows, key=lambda row: row["cost"])[key] if rows else None, digits)
 
 
 SOURCE, IMAGES = table.words("set", "source"), table.number("images", "n_images", 0)
@@ -303,7 +288,7 @@ OWN_COLUMNS = (
     Column("accuracy, lowest cost", best("accuracy", 3)),
     Column("its cost", best("cost", 4)),
     table.number("mean", "accuracy", 3),
-    Column("least", lambda rows: table.decimal(min(table.values(rows, "accuracy"), default=None), 3)),
+    Column("least", lambda rows: number(min(table.values(rows, "accuracy"), default=None), 3)),
     Column("seeds", lambda rows: str(len(rows))),
     OUTSIDE,
     table.number("seconds to sort", "seconds", 1),
@@ -314,8 +299,6 @@ LABEL_COLUMNS = (
     table.number("k-means", "accuracy", 3).where("method", "kmeans"),
     table.number("spectral", "accuracy", 3).where("method", "spectral"),
 )
-
-
 MIXED_COLUMNS = (
     SOURCE,
     IMAGES,
@@ -326,25 +309,22 @@ MIXED_COLUMNS = (
     table.number("groups found by auto", "auto_groups", 0),
     table.number("their purity", "auto_purity", 3),
 )
-PURE_COLUMNS = (
-    SOURCE,
-    FOUND,
-    Column("images in each", lambda rows: ", ".join(map(str, rows[0]["sizes"])), is_number=False),
-)
+SIZES = Column("images in each", lambda rows: ", ".join(map(str, rows[0]["sizes"])), is_number=False)
 ACCURACY = table.number("accuracy", "accuracy", 3)
-LARGE_COLUMNS = (SOURCE, IMAGES, ACCURACY, table.FIT_SECONDS, table.ALL_SECONDS, table.PEAK_MEMORY)
-
-
-def three_digit_table(rows: Rows) -> Table:
-    """How many groups were found in sets of three digits; the last line counts them."""
-    lines = table.each(rows)
-    if rows:
-        numbers = table.values(rows, "n_groups")
-        near, exact = sum(abs(n - 3) <= 1 for n in numbers), sum(n == 3 for n in numbers)
-        least = min(table.values(rows, "purity"))
-        lines.append([{"source": f"3 ± 1 in {near} of {len(rows)}, 3 in {exact}", "purity": least}])
-    columns = [SOURCE, FOUND, table.number("purity (last row: least)", "purity", 3), OUTSIDE]
-    return Table("How many groups: three digits chosen by seed", columns, lines)
+# part: (title, columns)
+TABLES: dict[str, tuple[str, Sequence[Column]]] = {
+    "labels": ("Ten groups against ten labels", LABEL_COLUMNS),
+    "three digits": (
+        "How many groups: three digits chosen by seed",
+        (SOURCE, FOUND, table.number("purity (last row: least)", "purity", 3), OUTSIDE),
+    ),
+    "mixed": ("Mixed sets", MIXED_COLUMNS),
+    "one kind": ("Sets of one kind", (SOURCE, FOUND, SIZES)),
+    "large": (
+        "All of it: sorted, aligned and drawn",
+        (SOURCE, IMAGES, ACCURACY, table.FIT_SECONDS, table.ALL_SECONDS, table.PEAK_MEMORY),
+    ),
+}
 
 
 GROUPS = Experiment(

@@ -10,7 +10,7 @@ from pathlib import Path
 from congeal.experiments import figures, printed
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask, true_error_numbers, wrapped_numbers
+from congeal.experiments.measures import align_cell, true_error_numbers, wrapped_numbers
 from congeal.experiments.tables import Rows, Table
 
 COST = (
@@ -25,8 +25,10 @@ def plan(family: str, digits: str, n: int, options: Options) -> list[Cell]:
     chosen = options.select(digits=digits, limit=n)
     family = f"{family}-original" if options.originals else family
     return [
-        AlignTask(source=f"{family}:{digit}@{chosen.limit}", method=method, options=options).cell(
-            f"{method}-{digit}", true_error_numbers, wrapped_numbers, digit=digit
+        align_cell(
+            *(f"{method}-{digit}", {"digit": digit}, options, true_error_numbers, wrapped_numbers),
+            source=f"{family}:{digit}@{chosen.limit}",
+            method=method,
         )
         for method in chosen.methods
         for digit in chosen.digits

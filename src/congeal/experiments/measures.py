@@ -1,20 +1,19 @@
 """The usual cell: one set aligned by one method in a run folder, and numbers that metrics.json does not have.
 
-An alignment runs in a process of its own where time limit, time or peak memory matter; else here, which saves loading
-torch every time. Numbers are of 8-bit images of one size; `found` is `aligned_from_source`.
+An alignment runs in a process of its own, for the time limit and its peak memory. Numbers are of
+8-bit images of one size; `found` is `aligned_from_source`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from congeal.comparison.compare import true_error
 from congeal.comparison.process import align_source, run_in_process
@@ -25,86 +24,59 @@ from congeal.experiments.tables import Row
 from congeal.geometry import invert, warp
 from congeal.images import ImageSource
 from congeal.opening import open_images
-from congeal.pipeline.align import align
 from congeal.rows import finite_rows
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
-
-log = logging.getLogger("congeal")
 
 # Of metrics.json, what tables may want.
 KEPT_METRICS = (
     *("n_images", "n_skipped", "motion", "likeness_before", "likeness_after", "improved_share", "apsnr_before"),
     *("apsnr_after", "uncertainty_px", "trained", "energy_ratio", "mean_scale", "blank_share", "out_of_frame_share"),
     *("collapsed", "verdict", "fit_seconds", "align_seconds", "images_per_second", "seed", "version"),
+    "peak_memory_mb",  # as the process that did the work noted it, also after an interruption
 )
 CHUNK_VALUES = 1 << 20  # pixel values at a time: a thousand digits, a few photographs
-ZOOM_STEPS = 20  # halvings of the zoom's range: to a millionth
-MAX_ENERGY_ERROR = 0.005  # beyond it the wanted energy is out of reach
 
 Numbers = Callable[[ImageSource, Path], Row]
 """What is measured of a finished run: from the images and the run folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AlignTask:
-    """What is aligned with what. `more` are further arguments of `congeal.align`."""
+def align_cell(
+    name: str,
+    facts: Mapping[str, Any],
+    options: Options,
+    *numbers: Numbers,
+    source: str,
+    method: str,
+    params: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    **more: Any,
+) -> Cell:
+    """The cell that aligns in a process of its own, and then measures `numbers`.
 
-    source: str
-    method: str
-    options: Options
-    params: Mapping[str, Any] | None = None
-    limit: int | None = None
-    isolated: bool = True
-    more: Mapping[str, Any] = field(default_factory=dict)
+    facts: further columns of its row; more: further arguments of `congeal.align`. The row also has `run`, relative to
+    the experiment, and `total_seconds` from opening the source to the report if it was never interrupted.
+    """
+    quick = QUICK_PARAMS.get(method, {}) if options.quick else {}
+    known = {"source": source, "method": method, "params": {**quick, **(params or {})}, "limit": limit}
+    asked = {"method": method, "params": known["params"], "limit": limit, "seed": options.seed, "quiet": options.quiet}
 
-    def cell(self, name: str, *numbers: Numbers, **facts: Any) -> Cell:
-        """The cell that aligns and then measures `numbers`; facts are further columns of its row."""
-        facts |= {"source": self.source, "method": self.method, "params": self.all_params(), "limit": self.limit}
-
-        def measure(folder: Path) -> Row:
-            row = self.align(folder)
-            if "error" not in row:
-                images = open_images(self.source, limit=self.limit)
-                for measured in numbers:
-                    row |= measured(images, folder)
-            return row
-
-        return Cell(name=name, facts=facts, measure=measure)
-
-    def all_params(self) -> dict[str, Any]:
-        """The settings of the method, those of --quick included."""
-        quick = QUICK_PARAMS.get(self.method, {}) if self.options.quick else {}
-        return {**quick, **(self.params or {})}
-
-    def align(self, folder: Path) -> Row:
-        """Align into `folder`, or finish what is there; gives the numbers, `run` (relative to the experiment), or an
-        `error` of a process that failed. Only a process of its own tells its peak memory and, if it was never
-        interrupted, `total_seconds` from opening the source to the report."""
-        options: dict[str, Any] = {"method": self.method, "params": self.all_params(), "limit": self.limit}
-        options |= {"seed": self.options.seed, "quiet": self.options.quiet, "write_aligned": False, **self.more}
-        if not self.isolated and self.options.time_limit is None:
-            level = log.level
-            log.setLevel(logging.WARNING)  # what `align` says about each of many cells is too much
-            try:
-                return run_facts(folder, align(self.source, folder, **options).metrics)
-            finally:
-                log.setLevel(level)
+    def measure(folder: Path) -> Row:
         resumed = folder.exists()
-        work = (align_source, self.source, str(folder), options)
-        outcome = run_in_process(*work, time_limit=self.options.time_limit)
+        work = (align_source, source, str(folder), {**asked, "write_aligned": False, **more})
+        outcome = run_in_process(*work, time_limit=options.time_limit)
         if "error" in outcome:
             return outcome
-        # As the process that did the work noted it, which after an interruption is not the one that just ended.
-        row = run_facts(folder, outcome["metrics"]) | {"peak_memory_mb": outcome["metrics"]["peak_memory_mb"]}
-        seconds = None if resumed else round(outcome["seconds"], 3)
-        return row | {"idle_memory_mb": outcome["idle_memory_mb"], "total_seconds": seconds}
+        row: Row = {"run": f"{folder.parent.name}/{folder.name}", "idle_memory_mb": outcome["idle_memory_mb"]}
+        row |= {key: outcome["metrics"].get(key) for key in KEPT_METRICS}
+        row["total_seconds"] = None if resumed else round(outcome["seconds"], 3)
+        images = open_images(source, limit=limit)
+        for measured in numbers:
+            row |= measured(images, folder)
+        return row
 
-
-def run_facts(folder: Path, metrics: Mapping[str, Any]) -> Row:
-    """`KEPT_METRICS` of a run, and its folder relative to the experiment."""
-    return {"run": f"{folder.parent.name}/{folder.name}", **{key: metrics.get(key) for key in KEPT_METRICS}}
+    return Cell(name=name, facts=known | dict(facts), measure=measure)
 
 
 def start_of(folder: Path) -> Transforms:
@@ -125,8 +97,7 @@ def aligned_batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """These images (B,C,H,W) in [0, 1] and the same aligned; a zoom above 1 shows the frame from further away."""
     size = found.aligned_size
-    if size is None:
-        raise ValueError("transforms of a run know the size of the aligned picture")
+    assert size is not None
     x, y = (size[1] - 1) / 2, (size[0] - 1) / 2
     wider = np.array([[zoom, 0, x - zoom * x], [0, zoom, y - zoom * y], [0, 0, 1]])
     first = source.probe(int(rows[0]))
@@ -162,15 +133,11 @@ def apsnr_at_energy(source: ImageSource, found: Transforms, energy: float) -> fl
     a half and two gives that energy: the object is gone.
     """
     rows = np.flatnonzero(finite_rows(found.matrices))
-    low, high = 0.5, 2.0  # a wider view shows a smaller object: energy falls from low to high
-    for _ in range(ZOOM_STEPS):
-        middle = (low * high) ** 0.5
-        if quality(source, found, rows, middle)[1] > energy:
-            low = middle
-        else:
-            high = middle
-    decibel, reached = quality(source, found, rows, (low * high) ** 0.5)
-    return decibel if abs(reached - energy) < MAX_ENERGY_ERROR else None
+    try:  # a wider view shows a smaller object
+        zoom = brentq(lambda zoom: quality(source, found, rows, zoom)[1] - energy, 0.5, 2.0, xtol=1e-6)
+    except ValueError:
+        return None
+    return quality(source, found, rows, zoom)[0]
 
 
 # ---- APSNR in wrapping uint8 arithmetic, which may be how the values that the paper prints came about
@@ -194,14 +161,11 @@ def wrapped_squares(images: Any, mean: Any) -> float:
 
 def wrapped_numbers(images: ImageSource, folder: Path) -> Row:
     """`apsnr_uint8_wrap_before` and `…_after` of a finished run, whose images are shown as at the start and the end."""
-    both = {"before": start_of(folder), "after": transforms_of(folder)}
-    return {f"apsnr_uint8_wrap_{when}": _wrapped(images, transforms) for when, transforms in both.items()}
-
-
-def _wrapped(source: ImageSource, found: Transforms) -> float:
-    """Reads the images twice, because the mean has to be known before the squares."""
-    rows, stats = np.flatnonzero(finite_rows(found.matrices)), RunningStats()
-    for _, images in aligned_batches(source, found, rows):
-        stats.update(images * 255)
-    total = sum(wrapped_squares(images * 255, stats.mean) for _, images in aligned_batches(source, found, rows))
-    return decibels(total / (stats.count * stats.mean.size))
+    row: Row = {}
+    for when, found in (("before", start_of(folder)), ("after", transforms_of(folder))):
+        rows, stats = np.flatnonzero(finite_rows(found.matrices)), RunningStats()
+        for _, aligned in aligned_batches(images, found, rows):  # the mean has to be known before the squares
+            stats.update(aligned * 255)
+        total = sum(wrapped_squares(aligned * 255, stats.mean) for _, aligned in aligned_batches(images, found, rows))
+        row[f"apsnr_uint8_wrap_{when}"] = decibels(total / (stats.count * stats.mean.size))
+    return row

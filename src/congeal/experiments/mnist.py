@@ -7,7 +7,7 @@ from pathlib import Path
 from congeal.experiments import figures, printed
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask, wrapped_numbers
+from congeal.experiments.measures import align_cell, wrapped_numbers
 from congeal.experiments.tables import Rows, Table
 
 METHODS = ("joint", "dprc", "rasl", "tgrasta", "pssv", "lsc", "ecc")
@@ -17,8 +17,11 @@ def plan(options: Options) -> list[Cell]:
     """A cell for each method and digit."""
     chosen = options.select(limit=6000, methods=METHODS)
     return [
-        AlignTask(source=f"mnist:{digit}", method=method, limit=chosen.limit, options=options).cell(
-            f"{method}-{digit}", wrapped_numbers, digit=digit
+        align_cell(
+            *(f"{method}-{digit}", {"digit": digit}, options, wrapped_numbers),
+            source=f"mnist:{digit}",
+            method=method,
+            limit=chosen.limit,
         )
         for method in chosen.methods
         for digit in chosen.digits

@@ -13,9 +13,10 @@ from congeal.errors import CongealError
 from congeal.experiments import figures, printed
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask
+from congeal.experiments.measures import align_cell
 from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource
+from congeal.report.comparison import verdict_words
 from congeal.runs.folder import RunFolder
 
 SUBJECT = "Jennifer_Capriati"
@@ -57,29 +58,24 @@ def plan(options: Options) -> list[Cell]:
     if not options.quick:
         sources["face"] = f"lfw:{SUBJECT}"
     cells = []
+    steps = QUICK_STEPS if options.quick else STEPS
     for name, source in sources.items():
-        size = FACE_SIZE if name == "face" else 28
-        common = {"limit": chosen.limit, "options": options, "isolated": False, "more": {"size": size}}
+        networks, size, batch = ("lfw", FACE_SIZE, BATCH // 2) if name == "face" else ("mnist", 28, BATCH)
+        printed_params = {"networks": networks, "steps": steps, "batch_size": batch, "code_size": CODE_SIZE}
+        printed_params["watch_every"] = max(1, steps // 40)
         for variant, (part, params) in {**VARIANTS, RECIPE: ("recipe", {})}.items():
-            if variant == RECIPE:
-                method = "dprc"
-            else:
-                method, params = "dprc-as-printed", {**printed_params(name, options), **params}
-            task = AlignTask(source=source, method=method, params=params, **common)  # type: ignore[arg-type]
-            cells.append(task.cell(f"{name}-{part}", numbers_of_training, set=name, variant=variant))
+            method = "dprc" if variant == RECIPE else "dprc-as-printed"
+            settings = params if variant == RECIPE else {**printed_params, **params}
+            asked: dict[str, Any] = {
+                "source": source,
+                "method": method,
+                "params": settings,
+                "limit": chosen.limit,
+                "size": size,
+            }
+            facts = {"set": name, "variant": variant}
+            cells.append(align_cell(f"{name}-{part}", facts, options, numbers_of_training, **asked))
     return cells
-
-
-def printed_params(name: str, options: Options) -> dict[str, Any]:
-    """The printed method with its own networks for digits or faces."""
-    steps, face = QUICK_STEPS if options.quick else STEPS, name == "face"
-    return {
-        "networks": "lfw" if face else "mnist",
-        "steps": steps,
-        "batch_size": BATCH // 2 if face else BATCH,
-        "code_size": CODE_SIZE,
-        "watch_every": max(1, steps // 40),
-    }
 
 
 def numbers_of_training(images: ImageSource, folder: Path) -> Row:
@@ -108,17 +104,10 @@ def tables(rows: Rows) -> list[Table]:
         table.number("energy", "energy_ratio"),
         table.number("scale", "mean_scale"),
         table.number("seconds", "fit_seconds", 0),
-        Column("outcome", lambda group: outcome(group[0]), is_number=False),
+        Column("outcome", lambda group: verdict_words(group[0]), is_number=False),
     ]
     steps = next((row["params"]["steps"] for row in rows if row["method"] == "dprc-as-printed"), STEPS)
     return [Table(f"The printed method, {steps:,} steps", columns, table.each(rows))]
-
-
-def outcome(row: Row) -> str:
-    """In words."""
-    if "error" in row:
-        return f"failed: {row['error']}"
-    return f"collapsed ({row['verdict']})" if row["collapsed"] else str(row["verdict"])
 
 
 def draw(folder: Path, rows: Rows) -> None:
@@ -130,9 +119,16 @@ def draw(folder: Path, rows: Rows) -> None:
     for name in table.distinct(rows, "set"):
         own = {row["variant"]: row for row in rows if row["set"] == name}
         recipe = own.pop(RECIPE, None)
-        levels = {} if recipe is None else {key: recipe[end] for key, end in ends.items()}  # dashed lines
-        curves = {key: RunFolder.existing(folder / row["run"]).read_rows("metrics.csv") for key, row in own.items()}
-        figures.training(folder / "figures" / f"training_{name}.png", curves, CURVES, levels)
+        levels = {} if recipe is None else {CURVES[key]: recipe[end] for key, end in ends.items()}  # dashed lines
+        histories = {key: RunFolder.existing(folder / row["run"]).read_rows("metrics.csv") for key, row in own.items()}
+        panels = {
+            title: {
+                label: [(int(row["step"]), float(row[key])) for row in history if row.get(key)]
+                for label, history in histories.items()
+            }
+            for key, title in CURVES.items()
+        }
+        figures.curves(folder / "figures" / f"training_{name}.png", panels, "step", levels=levels)
 
 
 PAPER = Experiment(

@@ -6,16 +6,18 @@ Two variants, reported apart: *initial*, where the method gets the untouched ima
 
 from __future__ import annotations
 
-from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from congeal.datasets.synthetic import loses_half_its_ink
 from congeal.experiments import figures, printed
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask, kept_numbers, true_error_numbers, wrapped_numbers
+from congeal.experiments.measures import align_cell, kept_numbers, true_error_numbers, wrapped_numbers
 from congeal.experiments.tables import Row, Rows, Table
 from congeal.images import ImageSource
+from congeal.runs.folder import RunFolder
 from congeal.runs.originals import transforms_of
 
 METHODS = ("joint", "dprc", "lsc")
@@ -26,27 +28,22 @@ VARIANTS = {"initial": "perspective", "baked": "perspective-baked"}
 def plan(options: Options) -> list[Cell]:
     """A cell for each variant, σ, method and digit."""
     chosen = options.select(limit=6000, methods=METHODS)
-    return [
-        perturbed_cell(variant, sigma, digit, method, chosen.limit, options)
-        for variant in VARIANTS
-        for sigma in SIGMAS
-        for method in chosen.methods
-        for digit in chosen.digits
-    ]
+    cells = []
+    for variant, sigma, method, digit in product(VARIANTS, SIGMAS, chosen.methods, chosen.digits):
+        facts = {"digit": digit, "sigma": sigma, "variant": variant}
+        numbers = (true_error_numbers, wrapped_numbers, numbers_of_kept)
+        asked: dict[str, Any] = {
+            "source": f"{VARIANTS[variant]}:{digit}@{sigma}",
+            "method": method,
+            "limit": chosen.limit,
+        }
+        cells.append(align_cell(f"{variant}-{sigma}-{method}-{digit}", facts, options, *numbers, **asked))
+    return cells
 
 
-def perturbed_cell(variant: str, sigma: float, digit: str, method: str, limit: int, options: Options) -> Cell:
-    """The cell of one method on one digit under warps of size `sigma`."""
-    source = f"{VARIANTS[variant]}:{digit}@{sigma}"
-    task = AlignTask(source=source, method=method, limit=limit, options=options, isolated=False)
-    kept = partial(numbers_of_kept, source)
-    facts = {"digit": digit, "sigma": sigma, "variant": variant}
-    return task.cell(f"{variant}-{sigma}-{method}-{digit}", true_error_numbers, wrapped_numbers, kept, **facts)
-
-
-def numbers_of_kept(name: str, images: ImageSource, folder: Path) -> Row:
+def numbers_of_kept(images: ImageSource, folder: Path) -> Row:
     """Numbers of the images that kept their ink in the perturbed frame."""
-    lost = loses_half_its_ink(name.partition(":")[2])
+    lost = loses_half_its_ink(RunFolder.existing(folder).config["source"].partition(":")[2])
     return kept_numbers(images, transforms_of(folder), lost[: len(images)])
 
 
@@ -62,7 +59,9 @@ def tables(rows: Rows) -> list[Table]:
         table.judged("after, kept", "apsnr_kept"),
         table.judged("uint8 wrap, all", "apsnr_uint8_wrap_after"),
         # The paper does not say which variant it used; its line of work gives the warp as a start.
-        table.from_paper(lambda row: printed.PERSPECTIVE[row["sigma"]].get(row["method"]) if is_initial(row) else None),
+        table.from_paper(
+            lambda row: printed.PERSPECTIVE[row["sigma"]].get(row["method"]) if row["variant"] == "initial" else None
+        ),
         table.ENERGY,
         table.number("energy, kept", "energy_kept"),
         table.CORNER_ERROR,
@@ -74,11 +73,6 @@ def tables(rows: Rows) -> list[Table]:
         Table(f"{variant.capitalize()} warp, means over digits", columns, table.by(group, "sigma", "method"))
         for (variant,), group in table.grouped(shown, "variant").items()
     ]
-
-
-def is_initial(row: Row) -> bool:
-    """Whether the method got the warp as a start."""
-    return bool(row["variant"] == "initial")
 
 
 def draw(folder: Path, rows: Rows) -> None:

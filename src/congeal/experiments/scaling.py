@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 from congeal.experiments import figures, printed
 from congeal.experiments import tables as table
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.measures import AlignTask
+from congeal.experiments.measures import align_cell
 from congeal.experiments.tables import Row, Rows, Table
 
 METHODS = ("rasl", "tgrasta", "joint")
 DIGITS = "3"  # the one the paper shows
 STEPS, LARGE = (1, 2, 3, 4, 5, 6), (10, 100, 1000)  # thousands of images
-SMALL_STEPS, SMALL_LARGE = (1, 3, 6), (10,)
+SMALL_STEPS, SMALL_LARGE = (1, 3, 6), (10,)  # with --quick or --limit
 LARGE_METHOD = "joint"
 
 
@@ -33,13 +32,13 @@ def plan(options: Options) -> list[Cell]:
     cells = []
     for family, digit, method, n in points:
         source, limit = (f"mnist:{digit}", n) if family == "mnist" else (f"infimnist:{digit}@{n}", None)
-        task = AlignTask(source=source, method=method, limit=limit, options=options)
-        cells.append(task.cell(f"{family}-{method}-{digit}-{n}", digit=digit, n=n, family=family))
+        name, facts = f"{family}-{method}-{digit}-{n}", {"digit": digit, "n": n, "family": family}
+        cells.append(align_cell(name, facts, options, source=source, method=method, limit=limit))
     return cells
 
 
 def tables(rows: Rows) -> list[Table]:
-    """Time and memory of every cell, and how they grow."""
+    """Time and memory of every cell."""
     columns = [
         table.words("set", "set"),
         table.METHOD,
@@ -55,35 +54,7 @@ def tables(rows: Rows) -> list[Table]:
     ]
     in_order = [row for group in table.by(rows, "digit", "method", "family") for row in group]
     lines = table.each([{**row, **relative(row, rows)} for row in in_order])
-    return [Table("Time and memory against the number of images", columns, lines), *growth_tables(rows)]
-
-
-def growth_tables(rows: Rows) -> list[Table]:
-    """From each large set to the next: how much more time and memory so many more images take."""
-    large = [row for row in rows if row["family"] == "infimnist" and "error" not in row]
-    lines = []
-    for group in table.by(large, "digit", "method"):
-        for small, big in pairwise(sorted(group, key=lambda row: row["n"])):
-            line: Row = {
-                "set": f"infimnist:{big['digit']}",
-                "method": big["method"],
-                "from": small["n"],
-                "to": big["n"],
-            }
-            for key in ("n_images", "fit_seconds", "total_seconds", "peak_memory_mb"):
-                line[key] = big[key] / small[key] if small.get(key) and big.get(key) else None
-            lines.append(line)
-    columns = [
-        table.words("set", "set"),
-        table.METHOD,
-        table.number("from", "from", 0),
-        table.number("to", "to", 0),
-        table.number("× images", "n_images"),
-        table.number("× seconds to fit", "fit_seconds"),
-        table.number("× seconds in all", "total_seconds"),
-        table.number("× peak MB", "peak_memory_mb"),
-    ]
-    return [Table("Growth of large sets", columns, table.each(lines))] if lines else []
+    return [Table("Time and memory against the number of images", columns, lines)]
 
 
 def relative(row: Row, rows: Rows) -> Row:
@@ -107,8 +78,8 @@ def draw(folder: Path, rows: Rows) -> None:
         ratios = [(row["n"], relative(row, rows).get("relative")) for row in ordered]
         times[label] = [(n, ratio) for n, ratio in ratios if ratio is not None]
         memory[label] = [(row["n"], row["peak_memory_mb"]) for row in ordered if row.get("peak_memory_mb")]
-    figures.curves(folder / "figures" / "time.png", times, "images", "time(N) / time(first)")
-    figures.curves(folder / "figures" / "memory.png", memory, "images", "peak memory, MB")
+    figures.curves(folder / "figures" / "time.png", {"time(N) / time(first)": times}, "images", log=True)
+    figures.curves(folder / "figures" / "memory.png", {"peak memory, MB": memory}, "images", log=True)
 
 
 SCALING = Experiment(

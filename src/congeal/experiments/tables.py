@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from congeal.pipeline.stages import versions
-from congeal.report.comparison import fixed, share, table_line
+from congeal.report import page
+from congeal.report.comparison import table_line
 
 Row = dict[str, Any]
 Rows = Sequence[Row]
@@ -46,17 +47,17 @@ def words(heading: str, key: str) -> Column:
 
 def number(heading: str, key: str, digits: int = 2) -> Column:
     """The mean over the rows that have a value."""
-    return Column(heading, lambda group: decimal(mean(group, key), digits))
+    return Column(heading, lambda group: page.number(mean(group, key), digits))
 
 
 def percent(heading: str, key: str) -> Column:
     """The mean, which is a share of 1."""
-    return Column(heading, lambda group: share(mean(group, key)))
+    return Column(heading, lambda group: page.percent(mean(group, key)))
 
 
 def largest(heading: str, key: str, digits: int = 0) -> Column:
     """The largest value."""
-    return Column(heading, lambda group: decimal(max(values(group, key), default=None), digits))
+    return Column(heading, lambda group: page.number(max(values(group, key), default=None), digits))
 
 
 def spread(heading: str, key: str) -> Column:
@@ -77,7 +78,7 @@ def judged(heading: str, key: str = "apsnr_after", digits: int = 2) -> Column:
         if value is None:
             return "failed" if group and all("error" in row for row in group) else NONE
         collapsed = any(row.get("collapsed") for row in group)
-        return f"~~{decimal(value, digits)}~~" if collapsed else decimal(value, digits)
+        return f"~~{page.number(value, digits)}~~" if collapsed else page.number(value, digits)
 
     return Column(heading, show)
 
@@ -107,7 +108,7 @@ def from_paper(published: Callable[[Row], Any], heading: str = "paper prints") -
 
     def show(group: Rows) -> str:
         found = published(group[0])
-        return " / ".join(map(fixed, found)) if isinstance(found, tuple) else fixed(found)
+        return " / ".join(map(page.number, found)) if isinstance(found, tuple) else page.number(found)
 
     return Column(heading, show)
 
@@ -216,8 +217,3 @@ def mean(rows: Rows, key: str) -> float | None:
     """Of the rows that have it; None if there is none."""
     known = values(rows, key)
     return sum(known) / len(known) if known else None
-
-
-def decimal(value: float | None, digits: int) -> str:
-    """A number with so many decimals; a dash for None."""
-    return NONE if value is None else f"{value:,.{digits}f}"

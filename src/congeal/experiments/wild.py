@@ -37,9 +37,6 @@ from congeal.runs.originals import transforms_of
 NEAR_SHARE = 0.1  # of a side of the target: the protocol's bound for a point that lands
 ROWS = ("same position", "nearest neighbour", "edges", "lite0")
 PUBLISHED = "Published on CUB, with DINO features and a GPU: GANgealing 56.8, SpaceJAM 69.6, FastJAM 75.3, ASIC 75.9."
-MIN_FACING_SHARE = 0.15
-"""Beak and back farther apart than this share of the side, from left to right, show which way a bird faces. Chosen by
-judgement: annotated points are off by a few percent of it."""
 
 
 def pck(points: Points, carried: Callable[[int], np.ndarray]) -> float:
@@ -95,7 +92,7 @@ def measure(family: str, name: str, row: str, limit: int | None, options: Option
         carried = match_points(folder, {id: points.xy[i] for i, id in enumerate(found.ids)}, source=images)
         answer["pck"] = pck(points, lambda i: carried[i].xy)
         if family == "cub":
-            answer |= facing_right(points, mirrored(matrices))
+            answer["facing_eye"] = same_side(points, mirrored(matrices))
     return answer
 
 
@@ -114,34 +111,14 @@ def nearest(images: ImageSource, points: Points) -> Callable[[int], np.ndarray]:
     return carried
 
 
-def facing_right(points: Points, flipped: np.ndarray) -> Row:
-    """How many birds end the same way round, told in two ways.
-
-    facing: by left and right in the picture, of birds that clearly face to one side (one eye visible, the beak well
-    before the back). A bird that hangs upside down faces the other way by that. facing_eye: by which side of the bird
-    is seen, of all birds with one eye visible, however they are turned.
-    """
-    column = {name: k for k, name in enumerate(points.names)}
-    right, left = points.visible[:, column["right eye"]], points.visible[:, column["left eye"]]
-    one_eye = right != left
-    behind = [column[name] for name in ("nape", "back", "tail")]
-    shown = np.where(points.visible[:, behind], points.xy[:, behind, 0], np.nan)
-    known = one_eye & points.visible[:, column["beak"]] & points.visible[:, behind].any(1)
-    with np.errstate(all="ignore"):
-        ahead = points.xy[:, column["beak"], 0] - np.nanmean(np.where(known[:, None], shown, 0), axis=1)
-    clear = known & (np.abs(ahead) > MIN_FACING_SHARE * points.side)
-    return {
-        "facing": _one_way(ahead > 0, flipped, clear),
-        "n_facing": int(clear.sum()),
-        "facing_eye": _one_way(right, flipped, one_eye),
-        "n_facing_eye": int(one_eye.sum()),
-    }
-
-
-def _one_way(right: np.ndarray, flipped: np.ndarray, counted: np.ndarray) -> float | None:
-    """% of the counted birds that face one way once those that were flipped are."""
-    share = float((right != flipped)[counted].mean()) if counted.any() else 0.5
-    return 100 * max(share, 1 - share) if counted.any() else None
+def same_side(points: Points, flipped: np.ndarray) -> float | None:
+    """% of the birds with one eye visible that show the same side of theirs once those that were flipped are."""
+    eyes = [points.visible[:, points.names.index(f"{side} eye")] for side in ("right", "left")]
+    one_eye = eyes[0] != eyes[1]
+    if not one_eye.any():
+        return None
+    share = float((eyes[0] != flipped)[one_eye].mean())
+    return 100 * max(share, 1 - share)
 
 
 LINES = (
@@ -151,7 +128,6 @@ LINES = (
     ("lite0", "pck_frame", "lite0, through the frame alone"),
     ("lite0", "pck", "lite0, frame and local features (congeal match)"),
     ("lite0", "seconds", "seconds per class, features included"),
-    ("lite0", "facing", "% of clear birds the same way round, by beak and back"),
     ("lite0", "facing_eye", "% of birds with one eye visible that show the same side"),
 )
 

@@ -7,7 +7,7 @@ near its place by the same features, because parts of one thing do not move toge
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from congeal.methods.base import load
 from congeal.methods.semantic.estimator import SemanticCongealing
 from congeal.methods.semantic.feature_maps import compute_feature_maps
 from congeal.methods.semantic.keypoint_transfer import KeypointTransfer
-from congeal.propagate.points import read_source_points
+from congeal.propagate.points import in_image, land, read_source_points
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms
 from congeal.transforms import Transforms
@@ -67,11 +67,9 @@ def match_points(
     folder = RunFolder.existing(run)
     found = run_transforms(folder)
     ids, names, xy = read_source_points(points, found.ids)
-    back = invert(found.matrices)
-    rows = {id: row for row, id in enumerate(found.ids)}
-    finder = None
+    rows, follow = {id: row for row, id in enumerate(found.ids)}, None
     if local and folder.config.get("method") == SemanticCongealing.name:
-        finder = _Finder(folder, found, source)
+        follow = _feature_matcher(folder, found, source)
     answers = []
     for id in dict.fromkeys(ids):
         own = [k for k, image in enumerate(ids) if image == id]
@@ -79,48 +77,42 @@ def match_points(
         if not np.isfinite(found.matrices[row]).all():
             raise CongealError(f"'{id}' was skipped by {folder}, so its points cannot be carried anywhere")
         aligned = map_points(found.matrices[row], xy[own])
-        with np.errstate(invalid="ignore"):
-            by_frame = map_points(back, aligned[None])
-        landed = by_frame if finder is None else finder.follow(row, aligned)
+        by_frame, _ = land(found, aligned)
+        landed = by_frame if follow is None else follow(row, aligned)
         answers.append(PointMatches(id, tuple(names[k] for k in own), landed, by_frame))
     if output is not None:
         _write(Path(output), found, answers)
     return answers
 
 
-class _Finder:
-    """Points of the aligned picture, looked for near their place in every original."""
+def _feature_matcher(run: RunFolder, found: Transforms, source: Any) -> Callable[[int, np.ndarray], np.ndarray]:
+    """A function that looks for points of the aligned picture, as image `row` shows them, in every original."""
+    model = load(run / "model.safetensors")
+    assert isinstance(model, SemanticCongealing)
+    stack = prepare(open_originals(run, found, source), size=model.size, layout=model.layout_)
+    source_from_aligned = invert(np.asarray(found.matrices, dtype=np.float64)[stack.kept])
+    poses = stack.stack_from_source @ source_from_aligned @ stack.aligned_from_frame
+    template = model.object_template
+    seen = compute_feature_maps(stack, poses, template.window, model.extractor(), basis=template.basis)
+    transfer = KeypointTransfer(seen)
+    aligned_from_view = stack.aligned_from_frame @ template.window.frame_from_view(seen.side)
 
-    def __init__(self, run: RunFolder, found: Transforms, source: Any) -> None:
-        model = load(run / "model.safetensors")
-        assert isinstance(model, SemanticCongealing)
-        images = open_originals(run, found, source)
-        stack = prepare(images, size=model.size, layout=model.layout_)
-        self._found, self._kept = found, stack.kept
-        self._back = invert(np.asarray(found.matrices, dtype=np.float64)[stack.kept])
-        aligned_from_frame = stack.aligned_from_frame
-        poses = stack.stack_from_source @ self._back @ aligned_from_frame
-        extractor, template = model.extractor(), model.object_template
-        seen = compute_feature_maps(stack, poses, template.window, extractor, basis=template.basis)
-        self._transfer = KeypointTransfer(seen)
-        self._aligned_from_view = aligned_from_frame @ template.window.frame_from_view(seen.side)
-
-    def follow(self, row: int, aligned: np.ndarray) -> np.ndarray:
+    def follow(row: int, aligned: np.ndarray) -> np.ndarray:
         """(N, P, 2) in pixels of each original."""
-        places = map_points(np.linalg.inv(self._aligned_from_view), aligned)
-        there = self._transfer.transfer(int(np.searchsorted(self._kept, row)), places)
-        xy = np.full((len(self._found), len(aligned), 2), np.nan)
-        xy[self._kept] = map_points(self._back @ self._aligned_from_view, there.astype(np.float64))
+        places = map_points(np.linalg.inv(aligned_from_view), aligned)
+        there = transfer.transfer(int(np.searchsorted(stack.kept, row)), places)
+        xy = np.full((len(found), len(aligned), 2), np.nan)
+        xy[stack.kept] = map_points(source_from_aligned @ aligned_from_view, there.astype(np.float64))
         return xy
+
+    return follow
 
 
 def _write(folder: Path, found: Transforms, answers: list[PointMatches]) -> None:
     sweep(make_folders(folder), shared=True)
-    limits = found.source_sizes[:, None, ::-1] - 0.5
     rows = []
     for one in answers:
-        with np.errstate(invalid="ignore"):
-            inside = ((one.xy >= -0.5) & (one.xy <= limits)).all(-1).astype(int).tolist()
+        inside = in_image(found, one.xy).astype(int).tolist()
         for to, id in enumerate(found.ids):
             places = np.concatenate([one.xy[to], one.by_frame[to]], axis=-1).tolist()
             for name, place, seen in zip(one.names, places, inside[to], strict=True):

@@ -7,6 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,6 @@ from congeal.runs.folder import RunFolder, log
 from congeal.runs.originals import transforms_of
 from congeal.transforms import Transforms
 from congeal.transforms.ids import match_ids, read_table, usable_rows
-
-COCO_VISIBLE, COCO_ABSENT = 2, 0
-"""What COCO writes behind a keypoint: it is in the image, or it is not labelled."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +54,12 @@ class PropagatedPoints:
         images, annotations = [], []
         for row, (id, (height, width)) in enumerate(zip(self.ids, self.sizes.tolist(), strict=True), start=1):
             seen, xy = self.visible[row - 1], self.xy[row - 1]
-            flags = np.where(seen, COCO_VISIBLE, COCO_ABSENT)
-            keypoints = np.column_stack([np.where(seen[:, None], xy, 0), flags])
             low, high = (xy[seen].min(0), xy[seen].max(0)) if seen.any() else np.zeros((2, 2))
-            width_and_height = (high - low).tolist()
+            box = {"bbox": [*low.tolist(), *(high - low).tolist()], "area": math.prod((high - low).tolist())}
+            points = [(x, y, 2) if there else (0.0, 0.0, 0) for (x, y), there in zip(xy.tolist(), seen, strict=True)]
+            keypoints = {"keypoints": [value for point in points for value in point], "num_keypoints": int(seen.sum())}
             images.append({"id": row, "file_name": id, "width": width, "height": height})
-            annotations.append(
-                {
-                    "id": row,
-                    "image_id": row,
-                    "category_id": 1,
-                    "iscrowd": 0,
-                    "keypoints": [v if k % 3 < 2 else int(v) for k, v in enumerate(keypoints.ravel().tolist())],
-                    "num_keypoints": int(seen.sum()),
-                    "bbox": [*low.tolist(), *width_and_height],
-                    "area": math.prod(width_and_height),
-                }
-            )
+            annotations.append({"id": row, "image_id": row, "category_id": 1, "iscrowd": 0, **keypoints, **box})
         category = {"id": 1, "name": "object", "supercategory": "", "keypoints": list(self.names), "skeleton": []}
         write_json(path, {"images": images, "annotations": annotations, "categories": [category]})
 
@@ -124,9 +111,13 @@ def land(found: Transforms, xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         landed = found.apply_points(xy, inverse=True)
         depth = xy @ back[:, 2, :2].transpose() + back[:, 2, 2]  # (P, N)
         centre = back[:, 2] @ ((width - 1) / 2, (height - 1) / 2, 1.0)
-    limits = found.source_sizes[:, None, ::-1] - 0.5
-    inside = ((landed >= -0.5) & (landed <= limits)).all(-1)
-    return landed, inside & (depth.T / centre[:, None] > 0)
+    return landed, in_image(found, landed) & (depth.T / centre[:, None] > 0)
+
+
+def in_image(found: Transforms, xy: np.ndarray) -> np.ndarray:
+    """(N, P) whether points (N, P, 2) lie within their originals."""
+    with np.errstate(invalid="ignore"):
+        return np.all((xy >= -0.5) & (xy <= found.source_sizes[:, None, ::-1] - 0.5), axis=-1)
 
 
 # ---- and back
@@ -191,8 +182,8 @@ def collect_points(
     if output is not None:
         folder = Path(output)
         sweep(make_folders(folder), shared=True)
-        points_there = zip(ids, names, landed.tolist(), strict=True)
-        table = [{"id": id, "name": name, "x": x, "y": y} for id, name, (x, y) in points_there]
+        known = zip(ids, names, landed.tolist(), strict=True)
+        table = [{"id": id, "name": name, "x": x, "y": y} for id, name, (x, y) in known]
         write_rows(folder / "collected.csv", table)
         write_rows(folder / "spread.csv", result.spread)
     return result
@@ -272,10 +263,8 @@ def _read_coordinates(
         raise CongealError(f"'{path}' holds no points; give it a line per point under {','.join(columns)}[,name]")
     points = []
     for line, row in enumerate(rows, start=2):
-        try:
+        with suppress(ValueError):
             points.append((float(row["x"]), float(row["y"])))
-        except ValueError:
-            points.append((math.nan, math.nan))
-        if not all(map(math.isfinite, points[-1])):
+        if len(points) < line - 1 or not all(map(math.isfinite, points[-1])):
             raise CongealError(f"line {line} of '{path}': x and y must be numbers, not {row['x']!r} and {row['y']!r}")
     return rows, np.array(points, dtype=np.float64)

@@ -15,8 +15,8 @@ WIDE_RIGHT = 356.0
 """Right edge of charts over the order of the images."""
 MAX_CURVE_POINTS = 240
 """Number of points of a curve, about one per pixel."""
-MAX_CURVES = 12
 BINS = 25
+"""Number of bars of a histogram, of 9 pixels each. Chosen by judgement: wide enough to be clicked."""
 OUTLIER_WIDTHS = 4.0
 """Bars end this many times the width of the middle 68% of the values from the median."""
 
@@ -26,7 +26,7 @@ def curves(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     names = list(dict.fromkeys(name for row in rows for name in row if name and name != "step"))
     steps = np.array([_number(row.get("step")) for row in rows])
     charts = [curve(name, steps, np.array([_number(row.get(name)) for row in rows])) for name in names]
-    return [chart for chart in charts if chart is not None][:MAX_CURVES]
+    return [chart for chart in charts if chart is not None]
 
 
 def _number(text: str | None) -> float:
@@ -47,11 +47,10 @@ def curve(name: str, steps: np.ndarray, values: np.ndarray) -> dict[str, Any] | 
     x, y = x[chosen], y[chosen]
     log = bool(y.min() > 0 and y.max() > 100 * y.min())
     height = np.log(y) if log else y
-    across, up = _unit(x), _unit(height)
-    points = zip(LEFT + across * (RIGHT - LEFT), BOTTOM - up * (BOTTOM - TOP), strict=True)
+    limits = _widened(x.min(), x.max()), _widened(height.min(), height.max())
     return {
         "name": name,
-        "points": " ".join(f"{a:.1f},{b:.1f}" for a, b in points),
+        "points": _polyline(_scaled(x, limits[0], LEFT, RIGHT), _scaled(height, limits[1], BOTTOM, TOP)),
         "log": log,
         "first": short(first),
         "last": short(last),
@@ -62,9 +61,18 @@ def curve(name: str, steps: np.ndarray, values: np.ndarray) -> dict[str, Any] | 
     }
 
 
-def _unit(values: np.ndarray) -> np.ndarray:
-    span = float(values.max() - values.min())
-    return (values - values.min()) / span if span > 0 else np.full(len(values), 0.5)
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """The limits of an axis, half a unit beyond values that are all the same."""
+    return (low - 0.5, high + 0.5) if high - low < 1e-6 * max(1.0, abs(low)) else (low, high)
+
+
+def _scaled(values: np.ndarray, limits: tuple[float, float], start: float, end: float) -> np.ndarray:
+    """Values as places along an axis."""
+    return start + (np.asarray(values) - limits[0]) / (limits[1] - limits[0]) * (end - start)
+
+
+def _polyline(across: np.ndarray, up: np.ndarray) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, up, strict=True))
 
 
 # ---- values of the images, as bars
@@ -82,12 +90,9 @@ def histogram(name: str, values: np.ndarray, unit: str = "", neutral: float | No
     # the middle 68%: one standard deviation where values are normal, and untouched by a few wild ones
     low, below, middle, above, high = (float(v) for v in np.quantile(known, [0.005, 0.16, 0.5, 0.84, 0.995]))
     if above > below:  # one image gone wild must not squeeze all others into one bar
-        low, high = (
-            max(low, middle - OUTLIER_WIDTHS * (above - below)),
-            min(high, middle + OUTLIER_WIDTHS * (above - below)),
-        )
-    if high - low < 1e-6 * max(1.0, abs(low)):  # all the same: one bar in the middle
-        low, high = low - 0.5, high + 0.5
+        reach = OUTLIER_WIDTHS * (above - below)
+        low, high = max(low, middle - reach), min(high, middle + reach)
+    low, high = limits = _widened(low, high)
     counts, edges = np.histogram(np.clip(known, low, high), bins=BINS, range=(low, high))
     width = (RIGHT - LEFT) / BINS
     top = max(int(counts.max()), 1)
@@ -105,19 +110,17 @@ def histogram(name: str, values: np.ndarray, unit: str = "", neutral: float | No
         for k, count in enumerate(counts.tolist())
         if count
     ]
-
-    def place(value: float) -> str:
-        return f"{LEFT + (value - low) / (high - low) * (RIGHT - LEFT):.1f}"
-
-    inside = neutral is not None and low <= neutral <= high
+    marks = ticks(low, high, 4)
     return {
         "name": name,
         "unit": unit,
         "bars": bars,
-        "range": (low, high),
-        "mark": place(neutral) if inside and neutral is not None else None,
+        "range": limits,
+        "mark": None
+        if neutral is None or not low <= neutral <= high
+        else f"{_scaled(np.array(neutral), limits, LEFT, RIGHT):.1f}",
         "summary": f"median {short(middle)}, spread ±{short((above - below) / 2)} {unit}".rstrip(),
-        "ticks": [{"x": place(value), "text": short(value)} for value in ticks(low, high, 4)],
+        "ticks": _axis("x", marks, _scaled(np.array(marks), limits, LEFT, RIGHT)),
         "top": f"{top:,}",
         "axis": unit_words(unit) or "likeness",
     }
@@ -179,30 +182,27 @@ def lines(name: str, unit: str, numbers: np.ndarray, series: Mapping[str, np.nda
     if not any(mask.sum() > 1 for mask in known.values()):
         return None
     every = np.concatenate([values[known[label]] for label, values in series.items()])
-    low, high = float(every.min()), float(every.max())
-    if high - low < 1e-9 * max(1.0, abs(low)):
-        low, high = low - 0.5, high + 0.5
-    first, last = float(numbers[0]), float(numbers[-1])
-
-    def across(value: float) -> float:
-        return LEFT + (value - first) / max(last - first, 1e-9) * (WIDE_RIGHT - LEFT)
-
-    def up(value: float) -> float:
-        return BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
-
+    limits, heights = (float(numbers[0]), float(numbers[-1])), _widened(float(every.min()), float(every.max()))
+    across, up = _scaled(numbers, limits, LEFT, WIDE_RIGHT), ticks(*heights, 4)
+    images = [number for number in ticks(*limits, 5) if number == int(number)]
     drawn = []
     for label, values in series.items():
         rows = _extremes(np.flatnonzero(known[label]), values)
-        points = " ".join(f"{across(float(numbers[i])):.1f},{up(float(values[i])):.1f}" for i in rows)
+        points = _polyline(across[rows], _scaled(values[rows], heights, BOTTOM, TOP))
         ends = f"{short(values[rows[0]])} → {short(values[rows[-1]])}" if len(rows) else "not known"
         drawn.append({"label": label, "points": points, "ends": ends + _joined(unit)})
     return {
         "name": name,
         "series": drawn,
         "axis": unit_words(unit),
-        "across": [{"x": f"{across(v):.1f}", "text": f"{v:,.0f}"} for v in ticks(first, last, 5) if v == int(v)],
-        "up": [{"y": f"{up(v):.1f}", "text": short(v)} for v in ticks(low, high, 4)],
+        "across": _axis("x", images, _scaled(np.array(images), limits, LEFT, WIDE_RIGHT)),
+        "up": _axis("y", up, _scaled(np.array(up), heights, BOTTOM, TOP)),
     }
+
+
+def _axis(key: str, values: Sequence[float], places: np.ndarray) -> list[dict[str, str]]:
+    """The ticks of an axis: place and text of each."""
+    return [{key: f"{place:.1f}", "text": short(value)} for value, place in zip(values, places, strict=True)]
 
 
 def _extremes(rows: np.ndarray, values: np.ndarray) -> list[int]:
@@ -224,8 +224,6 @@ def short(value: float) -> str:
     """Three figures, without an exponent where that can be read."""
     if abs(value) < 1e-9:
         return "0"
-    if float(value).is_integer() and abs(value) < 1e6:
-        return f"{value:,.0f}"
-    if 1e3 <= abs(value) < 1e5:
+    if (float(value).is_integer() and abs(value) < 1e6) or 1e3 <= abs(value) < 1e5:
         return f"{value:,.0f}"
     return f"{value:.3g}" if 1e-3 <= abs(value) < 1e3 else f"{value:.1e}"

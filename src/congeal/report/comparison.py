@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from congeal.errors import CongealError
 from congeal.files import read_json, refuse_links, write_text
-from congeal.report.page import brightened, contrast_of, fill_template, listed_skipped, picture, shown_config
+from congeal.report.page import contrast_of, fill_template, listed_skipped, number, percent, picture, shown_config
 from congeal.runs.folder import RunFolder
 
 Row = dict[str, Any]
 
 LABEL = re.compile(r"[a-z0-9]+(@[A-Za-z0-9_+-]+)?")  # a method, or method@variant
 MAX_METHOD_PICTURE_PX = 360
-"""Longer side of one of the many pictures on the page."""
+"""Longer side of one of the many pictures on the page: several lie beside each other. Chosen by judgement."""
 # Of every row, also of one without an answer.
 KEYS = (
     *("method", "motion", "motion_asked", "n_images", "n_skipped", "likeness_before", "likeness_after"),
@@ -32,11 +32,6 @@ KEYS = (
 )
 # One column per status of single images in table.csv.
 STATUS = tuple(f"n_{status}" for status in ("ok", "outlier", "failed", "blank"))
-ALIGNMENT = "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|"
-HEADINGS = (
-    *("method", "motion", "likeness before", "after", "APSNR before", "after"),
-    *("energy", "scale", "out of frame", "blank", "seconds", "MB", "verdict"),
-)
 
 
 def write_tables(run: RunFolder, rows: Sequence[Row]) -> None:
@@ -84,8 +79,13 @@ def verdict_words(row: Row) -> str:
 def markdown(rows: Sequence[Row]) -> str:
     """A table for people. Likeness and APSNR of a collapsed row are struck out, the best likeness is bold."""
     winner = best(rows)
-    lines = [table_line(HEADINGS), ALIGNMENT]
-    lines += [table_line(cells(row, row is winner)) for row in rows]
+    headings, rules, texts = zip(*COLUMNS, strict=True)
+    lines = [table_line(headings), f"|{'|'.join(rules)}|"]
+    for row in rows:
+        cells = [text(row) for text in texts]
+        if row is winner:
+            cells[BEST_COLUMN] = f"**{cells[BEST_COLUMN]}**"
+        lines.append(table_line(cells))
     notes = [
         "Likeness of each image to the mean of the others: 1 is perfect, and the highest is best. APSNR in dB. "
         "Energy and scale: 1 is right. Seconds are for fitting alone."
@@ -105,44 +105,32 @@ def idle_memory_mb(rows: Sequence[Row]) -> float | None:
     return min((row["idle_memory_mb"] for row in rows if row.get("idle_memory_mb")), default=None)
 
 
-def cells(row: Row, is_best: bool) -> list[str]:
-    """The texts of a row of the Markdown table."""
-    likeness, apsnr = fixed(row.get("likeness_after"), 3), fixed(row["apsnr_after"])
-    if row["collapsed"]:
-        likeness, apsnr = (value if value == "–" else f"~~{value}~~" for value in (likeness, apsnr))
-        apsnr += " collapsed"
-    elif is_best:
-        likeness = f"**{likeness}**"
-    return [
-        row["method"],
-        motion_words(row),
-        fixed(row.get("likeness_before"), 3),
-        likeness,
-        fixed(row["apsnr_before"]),
-        apsnr,
-        fixed(row["energy_ratio"]),
-        fixed(row["mean_scale"]),
-        share(row["out_of_frame_share"]),
-        share(row["blank_share"]),
-        fixed(row["fit_seconds"], 1),
-        fixed(row["peak_memory_mb"], 0),
-        verdict_words(row),
-    ]
+def _struck(row: Row, text: str) -> str:
+    return f"~~{text}~~" if row["collapsed"] and text != "–" else text
+
+
+COLUMNS: Sequence[tuple[str, str, Callable[[Row], str]]] = (
+    ("method", "---", lambda row: row["method"]),
+    ("motion", "---", motion_words),
+    ("likeness before", "--:", lambda row: number(row.get("likeness_before"), 3)),
+    ("after", "--:", lambda row: _struck(row, number(row.get("likeness_after"), 3))),
+    ("APSNR before", "--:", lambda row: number(row["apsnr_before"])),
+    ("after", "--:", lambda row: _struck(row, number(row["apsnr_after"])) + " collapsed" * bool(row["collapsed"])),
+    ("energy", "--:", lambda row: number(row["energy_ratio"])),
+    ("scale", "--:", lambda row: number(row["mean_scale"])),
+    ("out of frame", "--:", lambda row: percent(row["out_of_frame_share"])),
+    ("blank", "--:", lambda row: percent(row["blank_share"])),
+    ("seconds", "--:", lambda row: number(row["fit_seconds"], 1)),
+    ("MB", "--:", lambda row: number(row["peak_memory_mb"], 0)),
+    ("verdict", "---", verdict_words),
+)
+"""Of the table for people: heading, alignment and text."""
+BEST_COLUMN = 3
 
 
 def table_line(texts: Sequence[str]) -> str:
     """One line of a Markdown table."""
     return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
-
-
-def fixed(value: float | None, digits: int = 2) -> str:
-    """A number with so many digits after the point; a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def share(value: float | None) -> str:
-    """A share of 1 as per cent; a dash where there is none."""
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 # ---- the page
@@ -172,12 +160,14 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
     }
     contrast = {
         "mean": contrast_of(files["mean"], dark_ground=any(row.get("kind") == "object" for row in done)),
-        "variance": brightened(files["variance"]),
+        "variance": contrast_of(files["variance"], dark_ground=True),
     }
 
     def shown(kind: str, path: Path | None) -> dict[str, Any] | None:
         return None if path is None else picture(path, MAX_METHOD_PICTURE_PX, contrast=contrast[kind])
 
+    words = {"outlier": "unlike the others", "failed": "misplaced", "blank": "blank"}
+    status = [row.get("status") or {} for row in rows]
     methods = [
         {
             "row": row,
@@ -185,12 +175,13 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
             "best": row is winner,
             "motion": motion_words(row),
             "verdict": verdict_words(row),
-            "flagged": flagged_words(row),
+            "flagged": ", ".join(f"{found[name]:,} {word}" for name, word in words.items() if found.get(name))
+            or "none",
             "mean": shown("mean", run / row["method"] / "mean.png"),
             "spread": shown("variance", run / row["method"] / "variance.png"),
             "page": "report.html" if (run / row["method"] / "report.html").exists() else None,
         }
-        for row in rows
+        for row, found in zip(rows, status, strict=True)
     ]
     return {
         "name": run.path.resolve().name,
@@ -207,10 +198,3 @@ def gather_comparison(run: RunFolder) -> dict[str, Any]:
         "idle_memory_mb": idle_memory_mb(rows),
         **listed_skipped(run),
     }
-
-
-def flagged_words(row: Mapping[str, Any]) -> str:
-    """How many images of a row need a look, in words."""
-    status = row.get("status") or {}
-    words = {"outlier": "unlike the others", "failed": "misplaced", "blank": "blank"}
-    return ", ".join(f"{status[name]:,} {word}" for name, word in words.items() if status.get(name)) or "none"

@@ -17,8 +17,6 @@ from congeal.geometry.orientation import MIRROR, mirrored, quarter_turns, uprigh
 from congeal.report.charts import lines
 
 Size = tuple[int, int]
-MIN_ORDERED_IMAGES = 3
-"""Smallest set whose order is charted: two points are no course."""
 MAX_NEIGHBOUR_RATIO = 0.5
 """The order matters if von Neumann's ratio, the mean squared step over twice the variance, is below this …"""
 MIN_STANDARD_ERRORS = 4.0
@@ -80,42 +78,33 @@ def drift(moved: Mapping[str, np.ndarray], step: int) -> dict[str, Any] | None:
 
     moved: what `moves` gives for every step-th image of the source. `ordered` says whether neighbours move alike.
     """
-    n = len(moved["shift_x"])
-    if n < MIN_ORDERED_IMAGES:
+    numbers = np.arange(len(moved["shift_x"]), dtype=np.float64) * step
+    if len(numbers) < 3:  # two points are no course
         return None
-    numbers = np.arange(n, dtype=np.float64) * step
-    named = {quantity.key: quantity for quantity in QUANTITIES}
-    shift = {"to the right": moved["shift_x"], "down": moved["shift_y"]}
-    charts = [lines("Shift", "px", numbers, shift)]
-    charts += [
-        lines(named[key].name, named[key].unit, numbers, {"": moved[key]})
-        for key in ("rotation", "scale")
-        if changed(named[key], moved[key])
-    ]
+    charts = [lines("Shift", "px", numbers, {"to the right": moved["shift_x"], "down": moved["shift_y"]})]
+    for one in QUANTITIES:
+        if one.key in ("rotation", "scale") and changed(one, moved[one.key]):
+            charts.append(lines(one.name, one.unit, numbers, {"": moved[one.key]}))
     shown = [chart for chart in charts if chart is not None]
     return {"charts": shown, "ordered": is_ordered(*moved.values())} if shown else None
 
 
 def is_ordered(*quantities: np.ndarray) -> bool:
     """Whether in any of these (N,) neighbours are more alike than images far apart (von Neumann's ratio)."""
-    return any(_neighbours_alike(values[np.isfinite(values)]) for values in quantities)
-
-
-def _neighbours_alike(values: np.ndarray) -> bool:
-    n, variance = len(values), float(np.var(values)) if len(values) else 0.0
-    if n < 8 or variance < 1e-12:
-        return False
-    ratio = float(np.square(np.diff(values)).mean()) / (2 * variance)
-    return ratio < MAX_NEIGHBOUR_RATIO and 1 - ratio > MIN_STANDARD_ERRORS / np.sqrt(n)
+    for values in quantities:
+        known = values[np.isfinite(values)]
+        if len(known) >= 8 and (variance := float(np.var(known))) >= 1e-12:
+            ratio = float(np.square(np.diff(known)).mean()) / (2 * variance)
+            if ratio < MAX_NEIGHBOUR_RATIO and 1 - ratio > MIN_STANDARD_ERRORS / np.sqrt(len(known)):
+                return True
+    return False
 
 
 def orientation_words(matrices: np.ndarray) -> list[str]:
     """(N,) the orientation of each image in words; empty for an upright one."""
-    words = []
-    for flip, quarters in zip(mirrored(matrices).tolist(), quarter_turns(matrices).tolist(), strict=True):
-        said = [] if not flip else ["mirrored"]
-        words.append(", ".join([*said, f"turned {90 * quarters}°"] if quarters else said))
-    return words
+    orientations = zip(mirrored(matrices).tolist(), quarter_turns(matrices).tolist(), strict=True)
+    words = [["mirrored"] * flip + [f"turned {90 * quarters}°"] * bool(quarters) for flip, quarters in orientations]
+    return [", ".join(said) for said in words]
 
 
 def orientation_sentence(metrics: Mapping[str, Any]) -> str:

@@ -155,13 +155,6 @@ def contrast_of(paths: Iterable[Path], *, dark_ground: bool) -> Contrast:
     return Contrast(max(0.0, black - margin), min(255.0, white + margin))
 
 
-def brightened(paths: Iterable[Path]) -> Contrast:
-    """One gain for dark pictures that begin at 0, such as those of the spread."""
-    tops = [float(np.quantile(np.asarray(image.convert("L")), 0.99)) for image in _readable(paths)]
-    top = max(tops, default=255.0)
-    return Contrast(0.0, max(top, 4.0)) if top < LOW_CONTRAST_LEVELS else Contrast()
-
-
 def _readable(paths: Iterable[Path]) -> Iterator[Image.Image]:
     """The pictures that can be read, up to a number of files."""
     for path in islice(paths, MAX_SAMPLED_PICTURES):
@@ -181,7 +174,7 @@ def _read(path: Path) -> Image.Image | None:
 
 
 MAX_SIDE_PX = 720
-"""Longer side of a picture on a page."""
+"""Longer side of a picture on a page: two lie beside each other on a screen. Chosen by judgement."""
 MAX_PNG_BYTES = 150_000
 """A larger picture is written as JPEG, which takes a fraction of the space for photographs."""
 FULL_RANGE = Contrast()
@@ -210,18 +203,13 @@ def picture(
         data = encode(contrast.shown(image), "PNG")
     kind = "png"
     if len(data) > largest_png:
-        kind, data = "jpeg", _encode_jpeg(contrast.shown(image), largest)
+        kind, shown = "jpeg", contrast.shown(image)
+        data = encode(shown, "JPEG", quality=85)
+        while largest is not None and len(data) > largest and max(shown.size) > 32:
+            shown = shown.reduce(2)
+            data = encode(shown, "JPEG", quality=70)
     uri = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     return {"uri": uri, "width": image.width, "height": image.height}
-
-
-def _encode_jpeg(image: Image.Image, largest: int | None) -> bytes:
-    """As JPEG of at most `largest` bytes."""
-    data = encode(image, "JPEG", quality=85)
-    while largest is not None and len(data) > largest and max(image.size) > 32:
-        image = image.resize((max(1, round(0.8 * image.width)), max(1, round(0.8 * image.height))))
-        data = encode(image, "JPEG", quality=70)
-    return data
 
 
 def encode(image: Image.Image, kind: str, **options: Any) -> bytes:

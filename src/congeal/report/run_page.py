@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,7 +15,6 @@ from congeal.report.page import (
     MAX_LISTED_NAMES,
     MAX_NAME_LENGTH,
     Contrast,
-    brightened,
     contrast_of,
     fill_template,
     listed_skipped,
@@ -23,14 +22,13 @@ from congeal.report.page import (
     shown_config,
 )
 from congeal.report.sections import (
-    Confidence,
-    SetNumbers,
+    MAX_HISTOGRAM_ROWS,
     confidence_of,
     gallery,
     gather_groups,
     gather_matches,
     histograms,
-    set_numbers,
+    image_numbers,
     shown_confidence,
 )
 from congeal.runs.folder import RunFolder
@@ -69,10 +67,16 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
     metrics, config = run.read_json("metrics.json"), shown_config(run)
     confidence = confidence_of(run)
     faceless = [row["id"] for row in run.read_rows("boxes.csv") if row["remark"]]
-    whole = set_numbers(run, metrics["n_images"] + metrics["n_skipped"])
-    charts = [] if whole is None else histograms(whole.numbers)
+    n_images = metrics["n_images"] + metrics["n_skipped"]
+    step = -(-n_images // MAX_HISTOGRAM_ROWS) or 1
+    numbers = image_numbers(run, range(0, n_images, step))
+    charts = [] if numbers is None else histograms(numbers)
     contrast = page_contrast(run)
     sure = shown_confidence(run, confidence)
+    nothing = np.zeros(0)
+    usual = {key: typical((numbers or {}).get(key, nothing)) for key in ("score", "corners")}
+    usual["out_of_frame"] = typical((numbers or {}).get("outside", nothing) / 100)
+    usual["uncertainty"] = typical(nothing if confidence is None else confidence.uncertainty)
     cards = gallery(run, confidence, contrast, charts if sure is None else [*charts, sure["chart"]])
     return {
         "name": run.path.resolve().name,
@@ -90,11 +94,11 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
             {**one, "name": COLUMN_TITLES.get(one["name"], one["name"])} for one in curves(run.read_rows("metrics.csv"))
         ],
         "histograms": charts,
-        "unmoved": [] if whole is None else [q.name for q in QUANTITIES if not changed(q, whole.numbers[q.key])],
-        "drift": None if whole is None else drift({q.key: whole.numbers[q.key] for q in QUANTITIES}, whole.step),
+        "unmoved": [] if numbers is None else [q.name for q in QUANTITIES if not changed(q, numbers[q.key])],
+        "drift": None if numbers is None else drift({q.key: numbers[q.key] for q in QUANTITIES}, step),
         "gallery": cards,
         "groups": gather_groups(run, metrics, cards, contrast),
-        "worst": images_to_check(cards, usual_values(whole, confidence)),
+        "worst": [{**card, "reasons": reasons(card, usual)} for card in cards[:5]],
         **listed_skipped(run),
         "faceless": [name[:MAX_NAME_LENGTH] for name in faceless[:MAX_LISTED_NAMES]],
         "n_faceless": len(faceless),
@@ -115,7 +119,7 @@ def pictures(run: RunFolder, contrast: Contrast) -> dict[str, Any]:
     """Mean and spread of the set before and after, and what was done to show them."""
     means = {"before": run.work / "mean_before.png", "after": run / "mean.png"}
     spreads = {"before": run.work / "variance_before.png", "after": run / "variance.png"}
-    gain = brightened(spreads.values())
+    gain = contrast_of(spreads.values(), dark_ground=True)
     return {
         "mean": {side: picture(path, contrast=contrast) for side, path in means.items()},
         "variance": {side: picture(path, contrast=gain) for side, path in spreads.items()},
@@ -138,15 +142,6 @@ def decided(metrics: dict[str, Any]) -> list[dict[str, str]]:
     return [{"name": name, "outcome": outcomes.get(name, ""), "reason": reasons.get(name, "")} for name in names]
 
 
-def usual_values(whole: SetNumbers | None, confidence: Confidence | None) -> dict[str, tuple[float, float]]:
-    """What is usual in a set, for saying what is not."""
-    nothing = np.zeros(0)
-    numbers = {} if whole is None else whole.numbers
-    usual = {key: typical(numbers.get(key, nothing)) for key in ("score", "corners")}
-    usual["out_of_frame"] = typical(numbers.get("outside", nothing) / 100)
-    return usual | {"uncertainty": typical(nothing if confidence is None else confidence.uncertainty)}
-
-
 # ---- sentences: what to try next, and which images need a look and why
 
 UsualValues = Mapping[str, tuple[float, float]]
@@ -158,8 +153,17 @@ DISTORTED = ("shrunk", "zoomed")
 
 def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> list[str]:
     """At most four sentences that name the flag or command to use."""
-    steps = _for_verdict(metrics, config)
-    if metrics["verdict"] == "mixed":
+    verdict, motion = metrics["verdict"], metrics.get("motion")
+    steps = []
+    if verdict in (*DISTORTED, "worse") and motion in SIMPLER:
+        steps.append(f"Try --motion {SIMPLER[motion]} (this run: {motion}), which has fewer ways to go wrong.")
+    if verdict == "unchanged" and motion in RICHER and metrics.get("motion_asked") != "auto":
+        steps.append(f"If the images are not aligned yet, try --motion {RICHER[motion]} (this run: {motion}).")
+    if verdict in (*DISTORTED, "worse"):
+        steps.append("Try a clear, typical image as --reference PATH, or compare methods with 'congeal compare'.")
+    if verdict == "failed" and not config.get("init"):
+        steps.append("Give a rough start with --init boxes.csv if the object lies at very different places.")
+    if verdict == "mixed":
         steps.append(
             f"Leave out the images that do not belong to the set: 'congeal studio {run}' shows the images, worst first."
         )
@@ -172,7 +176,7 @@ def next_steps(metrics: dict[str, Any], config: dict[str, Any], run: str) -> lis
         )
     if metrics.get("n_skipped"):
         steps.append(f"Not used: {counted(metrics['n_skipped'])}; the reasons are in the list of skipped images.")
-    if not metrics["collapsed"] and metrics["verdict"] == "good":
+    if not metrics["collapsed"] and verdict == "good":
         commands = f"'congeal studio {run}' or 'congeal propagate {run}'"
         steps.append(f"To carry marks to every image, draw them once on the mean: {commands}.")
     return steps[:4]
@@ -183,22 +187,6 @@ def counted(n: int) -> str:
     return f"{n:,} image" if n == 1 else f"{n:,} images"
 
 
-def _for_verdict(metrics: dict[str, Any], config: dict[str, Any]) -> list[str]:
-    verdict, motion = metrics["verdict"], metrics.get("motion")
-    chosen = metrics.get("motion_asked") == "auto"
-    steps = []
-    if verdict in (*DISTORTED, "worse") and motion in SIMPLER:
-        steps.append(f"Try --motion {SIMPLER[motion]} (this run: {motion}), which has fewer ways to go wrong.")
-    if verdict == "unchanged" and motion in RICHER and not chosen:
-        steps.append(f"If the images are not aligned yet, try --motion {RICHER[motion]} (this run: {motion}).")
-    if verdict in (*DISTORTED, "worse"):
-        steps.append("Try a clear, typical image as --reference PATH, or compare methods with 'congeal compare'.")
-    if verdict == "failed" and not config.get("init"):
-        steps.append("Give a rough start with --init boxes.csv if the object lies at very different places.")
-    return steps
-
-
-MAX_IMAGES_TO_CHECK = 5
 MIN_EMPTY_SHARE = 0.2
 """Share of the frame without image above which an image is said to leave it empty, if that is unusual in its set.
 Chosen by judgement: less is a margin that any shift leaves."""
@@ -221,14 +209,6 @@ def typical(values: np.ndarray) -> tuple[float, float]:
         return float("nan"), float("nan")
     middle, above = np.quantile(known, [0.5, 0.84])
     return float(middle), float(above - middle)
-
-
-def images_to_check(cards: Sequence[Mapping[str, Any]], usual: UsualValues) -> list[dict[str, Any]]:
-    """The first five of the gallery's cards, which come worst first, each with `reasons`: sentences.
-
-    usual: `typical` of score, uncertainty, corners and out_of_frame over the whole set.
-    """
-    return [{**card, "reasons": reasons(card, usual)} for card in cards[:MAX_IMAGES_TO_CHECK]]
 
 
 def reasons(card: Mapping[str, Any], usual: UsualValues) -> list[str]:

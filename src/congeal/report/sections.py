@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.cluster.hierarchy import dendrogram
 
 from congeal.errors import CongealError
 from congeal.files import read_json
@@ -25,7 +26,6 @@ from congeal.report.motion import (
 )
 from congeal.report.page import Contrast, picture
 from congeal.runs.folder import RunFolder
-from congeal.transforms import Transforms
 from congeal.transforms.files import load_array, load_some
 
 MAX_THUMBNAIL_PNG_BYTES = 8_000
@@ -39,58 +39,33 @@ UNSURE_RATIO = 3.0
 images are listed where errors are alike) …"""
 MIN_UNSURE_PX = 0.25
 """… and more than this many pixels: if all poses are exact, none is in doubt."""
-MAX_LISTED_UNSURE = 8
 
 ImageNumbers = dict[str, NDArray[np.float64]]
 """What charts show of N images, each (N,) by the key of its `Quantity`; NaN for images without a pose."""
-MAX_GROUP_MEMBERS, MAX_LEAST_CERTAIN = 12, 24
+MAX_LISTED = 12
+"""Number of images listed as unsure or shown of each group: one or two rows of the page. Chosen by judgement."""
 LEAF_WIDTH, MERGE_HEIGHT, MARGIN = 64.0, 26.0, 16.0  # of the drawing of the dendrogram, in its units
 PAIR_HEIGHT, PAIR_GAP = 300.0, 24.0
 """Height of a picture in the drawing of a pair, and the room between two."""
 COLOURS = ("#e6550d", "#3182bd", "#31a354", "#d6219c", "#c8a400", "#756bb1", "#17a2a8", "#a63603", "#6b8e23", "#636363")
 
 
-class SetNumbers(NamedTuple):
-    """Numbers of every step-th image of the source, in its order."""
-
-    step: int
-    numbers: ImageNumbers
-
-
-def image_numbers(after: Any, before: Any, size: tuple[int, int], score: Any, out_of_frame: Any) -> ImageNumbers:
-    """What was done to images, from `aligned_from_source` (N,3,3) after and before, and how they lie now."""
-    moved = moves(np.asarray(after), np.asarray(before), size)
-    known = np.isfinite(moved["corners"])
-    shown = {SCORE.key: score, EMPTY_SHARE.key: 100 * np.asarray(out_of_frame)}
-    return moved | {key: np.where(known, values, np.nan) for key, values in shown.items()}
-
-
-def set_numbers(run: RunFolder, n_images: int) -> SetNumbers | None:
-    """The numbers of the images of a run; None where it does not say where they started."""
-    found, start = (run.work / f"{name}.npz" for name in ("found", "start"))
-    if not found.exists() or not start.exists():
-        return None
-    step = -(-n_images // MAX_HISTOGRAM_ROWS) or 1
-    after, before = Transforms.load(found)[::step], Transforms.load(start)[::step]
-    if after.aligned_size is None:
-        return None
-    facts = (after.aligned_size, after.score, after.out_of_frame)
-    return SetNumbers(step, image_numbers(after.matrices, before.matrices, *facts))
-
-
-def sample_numbers(run: RunFolder, rows: list[int]) -> list[dict[str, float]]:
-    """The known numbers of a few images by their position in the source; empty where the run does not say."""
+def image_numbers(run: RunFolder, rows: Sequence[int]) -> ImageNumbers | None:
+    """What was done to images, by their position in the source, and how they lie now; None where the run does not say
+    where they started."""
     found, start = (run.work / f"{name}.npz" for name in ("found", "start"))
     size = run.read_json("metrics.json").get("aligned_size")
     if not rows or not size or not found.exists() or not start.exists():
-        return [{} for _ in rows]
+        return None
     try:
-        after, before = (load_some(path, "matrices", rows) for path in (found, start))
-        facts = (load_some(found, name, rows) for name in ("score", "out_of_frame"))
-        numbers = image_numbers(np.stack(after), np.stack(before), (size[0], size[1]), *facts)
+        after, before = (np.stack(load_some(path, "matrices", rows)) for path in (found, start))
+        score, out_of_frame = (np.array(load_some(found, name, rows)) for name in ("score", "out_of_frame"))
     except IndexError as error:  # more rows in one file than in the other
-        raise CongealError(f"{run.work / 'samples.json'} is damaged; run 'congeal align' into a new folder") from error
-    return [{key: float(array[k]) for key, array in numbers.items() if array[k] == array[k]} for k in range(len(rows))]
+        raise CongealError(f"{run.work} is damaged; run 'congeal align' into a new folder") from error
+    moved = moves(after, before, (size[0], size[1]))
+    known = np.isfinite(moved["corners"])
+    shown = {SCORE.key: score, EMPTY_SHARE.key: 100 * out_of_frame}
+    return moved | {key: np.where(known, values, np.nan) for key, values in shown.items()}
 
 
 def chart(quantity: Quantity, values: NDArray[np.float64]) -> dict[str, Any] | None:
@@ -131,7 +106,7 @@ def shown_confidence(run: RunFolder, confidence: Confidence | None) -> dict[str,
     if confidence is None:
         return None
     values, limit = confidence
-    order = np.argsort(-np.nan_to_num(values, nan=-1.0), kind="stable")[:MAX_LISTED_UNSURE]
+    order = np.argsort(-np.nan_to_num(values, nan=-1.0), kind="stable")[:MAX_LISTED]
     least = [int(i) for i in order if values[i] > limit]
     names = load_some(run.work / "found.npz", "ids", least)
     return {
@@ -155,8 +130,13 @@ def gallery(
     for sample in samples:
         if not isinstance(sample, dict) or not isinstance(sample.get("index"), int):
             raise CongealError(f"{listing} is damaged; run 'congeal align' into a new folder")
-    rows, cards = [sample["index"] for sample in samples], []
-    for sample, known, laid in zip(samples, sample_numbers(run, rows), sample_orientations(run, rows), strict=True):
+    rows, cards, oriented = [sample["index"] for sample in samples], [], [""] * len(samples)
+    numbers = image_numbers(run, rows)
+    if numbers is not None and orientation_sentence(run.read_json("metrics.json")):
+        oriented = orientation_words(np.stack(load_some(run.work / "found.npz", "matrices", rows)))
+    for k, (sample, laid) in enumerate(zip(samples, oriented, strict=True)):
+        values = {} if numbers is None else {key: float(array[k]) for key, array in numbers.items()}
+        known = {key: value for key, value in values.items() if value == value}
         files = {side: run.work / "samples" / f"{sample['index']}_{side}.png" for side in ("before", "after")}
         pair = {
             side: picture(path, largest_png=MAX_THUMBNAIL_PNG_BYTES, contrast=contrast, largest=MAX_THUMBNAIL_BYTES)
@@ -182,20 +162,11 @@ def gallery(
                 "laid": laid,
             }
         )
-    return sorted(cards, key=gallery_order)
 
+    def order(card: dict[str, Any]) -> tuple[bool, float]:
+        return card["status"] == "ok" and not card["unsure"], -2.0 if card["score"] is None else card["score"]
 
-def sample_orientations(run: RunFolder, rows: list[int]) -> list[str]:
-    """The orientation of a few images in words; empty if all images of the set are upright."""
-    found, metrics = run.work / "found.npz", run.read_json("metrics.json")
-    if not rows or not found.exists() or not orientation_sentence(metrics):
-        return [""] * len(rows)
-    return orientation_words(np.stack(load_some(found, "matrices", rows)))
-
-
-def gallery_order(card: dict[str, Any]) -> tuple[bool, float]:
-    """Sort key of a card: flagged and unsure images first, then those least like the mean."""
-    return card["status"] == "ok" and not card["unsure"], -2.0 if card["score"] is None else card["score"]
+    return sorted(cards, key=order)
 
 
 # ---- groups, and pairs of images that match
@@ -213,54 +184,45 @@ def gather_groups(
     for row in rows:
         folder = run / "groups" / Path(str(row["name"])).name  # never a way out of the run folder
         mean = picture(folder / "mean.png", 160, contrast=contrast)
-        members = [card for card in cards if card.get("group") == row["group"]][:MAX_GROUP_MEMBERS]
+        members = [card for card in cards if card.get("group") == row["group"]][:MAX_LISTED]
         groups.append({"verdict": None, **row, "mean": mean, "members": members})
     unsure = [card for card in cards if card.get("group", -1) >= 0 and card.get("margin") is not None]
     points = np.array(decision.get("curve") or np.zeros((0, 2)), dtype=float)
     name = decision.get("curve_name", "share of neighbours in another group")
+    labels = metrics.get("group_labels")  # each cell of their table with its share of the row
+    shares = [[{"n": n, "share": n / max(1, sum(row))} for n in row] for row in labels["confusion"]] if labels else []
     advice = str(decision.get("advice") or "")
     sentences = [decision.get("sentence", ""), f"{advice[0].upper()}{advice[1:]}." if advice else ""]
     return {
         "sentence": " ".join(filter(None, sentences)),
         "groups": groups,
         "outside": metrics["n_images"] - sum(row["n_images"] for row in rows),
-        "unsure": sorted(unsure, key=lambda card: card["margin"])[:MAX_LEAST_CERTAIN],
+        "unsure": sorted(unsure, key=lambda card: card["margin"])[: 2 * MAX_LISTED],
         "curve": curve(name, points[:, 0], points[:, 1]),
-        "tree": dendrogram(decision.get("tree") or [], groups),
-        "labels": labels(metrics.get("group_labels")),
+        "tree": draw_dendrogram(decision.get("tree") or [], groups),
+        "labels": labels and {**labels, "rows": shares},
     }
 
 
-def labels(known: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The table of groups against labels, each cell with its share of the row."""
-    if not known:
-        return None
-    rows = [[{"n": n, "share": n / max(1, sum(row))} for n in row] for row in known["confusion"]]
-    return {**known, "rows": rows}
-
-
-def dendrogram(merges: Sequence[Sequence[float]], groups: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def draw_dendrogram(merges: Sequence[Sequence[float]], groups: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The dendrogram of groups as lines to draw: groups that merge first are side by side. Numbers as in
-    `CongealGroups`."""
+    `CongealGroups`; each merge is drawn one step higher than the one before."""
     count = len(groups)
     if not merges or len(merges) != count - 1:
         return None
-    below: dict[int, list[int]] = {number: [number] for number in range(count)}
-    for i, (one, other, _) in enumerate(merges):
-        below[count + i] = [*below[int(one)], *below[int(other)]]
-    order = below[2 * count - 2]
-    place = {leaf: (MARGIN + LEAF_WIDTH * (k + 0.5), 0.0) for k, leaf in enumerate(order)}
-    foot = MARGIN + MERGE_HEIGHT * len(merges)
-    at = {leaf: (x, foot) for leaf, (x, _) in place.items()}
-    lines, joints = [], []
-    for i, (one, other, share) in enumerate(merges):
-        (x1, y1), (x2, y2) = at[int(one)], at[int(other)]
-        y = foot - MERGE_HEIGHT * (i + 1)
+    linkage = np.array([(one, other, i + 1, 0) for i, (one, other, _) in enumerate(merges)], dtype=np.float64)
+    tree = dendrogram(linkage, no_plot=True, count_sort=False)
+    foot, lines, joints = MARGIN + MERGE_HEIGHT * len(merges), [], []
+    for across, up in zip(tree["icoord"], tree["dcoord"], strict=True):  # scipy has a leaf every 10 units
+        x1, x2 = (MARGIN + LEAF_WIDTH * x / 10 for x in (across[0], across[3]))
+        y1, y, y2 = (foot - MERGE_HEIGHT * height for height in up[:2] + up[3:])
         lines.append(f"M{x1:.0f},{y1:.0f} V{y:.0f} H{x2:.0f} V{y2:.0f}")
-        joints.append({"x": max(x1, x2) + 3, "y": y - 3, "share": share})
-        at[count + i] = ((x1 + x2) / 2, y)
+        joints.append({"x": max(x1, x2) + 3, "y": y - 3, "share": merges[round(up[1]) - 1][2]})
+    leaves = [
+        {"x": MARGIN + LEAF_WIDTH * (k + 0.5) - 24, "y": foot + 4, **groups[leaf]}
+        for k, leaf in enumerate(tree["leaves"])
+    ]
     width = 2 * MARGIN + LEAF_WIDTH * count
-    leaves = [{"x": place[leaf][0] - 24, "y": foot + 4, **groups[leaf]} for leaf in order]
     return {"lines": lines, "joints": joints, "leaves": leaves, "width": width, "height": foot + 76}
 
 

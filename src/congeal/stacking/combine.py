@@ -19,6 +19,7 @@ from congeal.geometry.matrix import invert
 from congeal.images import ImageSource, UnreadableImage, warp_pixels
 from congeal.images.resample import Sampling, warp_masks
 from congeal.progress import Progress
+from congeal.rows import row_slices
 from congeal.transforms import Transforms
 
 log = logging.getLogger("congeal")
@@ -129,18 +130,14 @@ def combine_by_rows(frames: Frames, clip: float | None, *, quiet: bool) -> np.nd
     step = min(height, max(1, MAX_STACKED_BYTES // bytes_of_row))
     rounding = 0.5 if frames.dtype.kind in "uib" else 0.0
     out = np.full((height, width, frames.channels), np.nan, np.float32)
-    tops = range(0, height, step)
-    for number, top in enumerate(tops, start=1):
+    for top in range(0, height, step):
         bottom = min(height, top + step)
-        what = "stacking" if len(tops) == 1 else f"stacking, part {number} of {len(tops)}"
-        values = np.empty((bottom - top, width, frames.channels, len(frames.rows)), np.float32)
-        weight = np.zeros((bottom - top, width, len(frames.rows)), np.float32)
-        count = 0
-        for one in frames.sample(top, bottom, what=what, quiet=quiet):
-            values[..., count], weight[..., count] = one.values, one.weight
-            count += 1
-        if count:
-            out[top:bottom] = combine(values[..., :count], weight[..., :count], clip, rounding)
+        what = "stacking" if step == height else f"stacking, rows {top} to {bottom} of {height}"
+        values = np.zeros((bottom - top, width, frames.channels, len(frames.rows)), np.float32)
+        weight = np.zeros((bottom - top, width, len(frames.rows)), np.float32)  # 0: an image that cannot be read
+        for k, one in enumerate(frames.sample(top, bottom, what=what, quiet=quiet)):
+            values[..., k], weight[..., k] = one.values, one.weight
+        out[top:bottom] = combine(values, weight, clip, rounding)
     return out
 
 
@@ -149,8 +146,7 @@ def combine(values: np.ndarray, weight: np.ndarray, clip: float | None, min_sigm
     height, width, channels, count = values.shape
     flat, weights = values.reshape(-1, channels, count), weight.reshape(-1, 1, count)
     out = np.full((len(flat), channels), np.nan, np.float32)
-    pixels = max(1, VALUES_PER_PART // (channels * count))
-    for part in (slice(first, first + pixels) for first in range(0, len(flat), pixels)):
+    for part in row_slices(len(flat), max(1, VALUES_PER_PART // (channels * count))):
         counts = weights[part] >= 0.5
         known = torch.from_numpy(np.where(counts, flat[part], np.float32(np.nan)))
         low, middle, high = torch.nanquantile(known, torch.tensor([0.25, 0.5, 0.75]), dim=-1).numpy()

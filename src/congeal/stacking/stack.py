@@ -77,15 +77,20 @@ def stack(
     quiet : bool
         Show no progress.
     """
-    share = parse_share(best)
     path = None if output is None else Path(output).expanduser()
     check_request(method, sigma, path)
+    try:
+        percent = float(best.strip().removesuffix("%") if isinstance(best, str) else best)
+    except (TypeError, ValueError):
+        percent = math.nan
+    if isinstance(best, bool) or not 0 < percent <= 100:
+        raise CongealError(f"best is the percentage of images to use, above 0 and up to 100, not {best!r}")
     folder = RunFolder.existing(run)
     found = run_transforms(folder)
     images = open_originals(folder, found, source)
     sampling = parse_sampling(interpolation, None, images, folder.config)
     frames = Frames.of(images, found, usable_rows(found, exclude, flagged=flagged), sampling)
-    picture, rows = combine_images(frames, method, float(sigma), share, quiet=quiet)
+    picture, rows = combine_images(frames, method, float(sigma), percent / 100, quiet=quiet)
     if not np.isfinite(picture).any():
         raise RunFailed("the stack is empty: no image covers any pixel of it")
     if path is not None:
@@ -127,48 +132,31 @@ def combine_images(
     return combine_by_rows(frames, sigma if method == "clip" else None, quiet=quiet), frames.rows
 
 
-def parse_share(best: float | str) -> float:
-    """30, "30" or "30%" → 0.3."""
-    try:
-        percent = float(best.strip().removesuffix("%") if isinstance(best, str) else best)
-    except (TypeError, ValueError):
-        percent = math.nan
-    if isinstance(best, bool) or not 0 < percent <= 100:
-        raise CongealError(f"best is the percentage of images to use, above 0 and up to 100, not {best!r}")
-    return percent / 100
-
-
 # ---- the file
 
 
 def write_picture(path: Path, picture: np.ndarray, span: tuple[float, float], about: Mapping[str, str | int]) -> None:
-    """(h, w, C) float32, NaN where nothing is. span: the values that are black and white in a PNG."""
+    """(h, w, C) float32, NaN where nothing is. span: the values that are black and white in a PNG.
+
+    Rows of a FITS file are in the order of the picture, and several channels are planes.
+    """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    suffix = path.suffix.lower()
-    if suffix in PNG:
-        data = png_bytes(as_16_bits(picture, span))
+    suffix, channels = path.suffix.lower(), picture.shape[-1]
+    if suffix in FITS:
+        from astropy.io import fits
+
+        planes = picture[..., 0] if channels == 1 else np.moveaxis(picture, -1, 0)
+        image, buffer = fits.PrimaryHDU(np.ascontiguousarray(planes)), io.BytesIO()
+        image.header.update(about)
+        image.writeto(buffer)
+        data = buffer.getvalue()
+    elif suffix in TIFF:
+        data = encode(picture, tiff=True)[0]
+    elif channels not in (1, 3):
+        raise CongealError(f"a PNG holds 1 or 3 channels, the stack has {channels}: write a .tif")
     else:
-        data = encode(picture, tiff=True)[0] if suffix in TIFF else _fits(picture, about)
+        black, white = span
+        levels = (np.nan_to_num(picture.astype(np.float64), nan=black) - black) * (65535 / (white - black))
+        data = png_bytes(np.rint(np.clip(levels, 0, 65535)).astype(np.uint16))
     write_bytes(path, data)
-
-
-def as_16_bits(picture: np.ndarray, span: tuple[float, float]) -> np.ndarray:
-    """0 for black and for nothing, 65535 for white."""
-    black, white = span
-    if picture.shape[-1] not in (1, 3):
-        raise CongealError(f"a PNG holds 1 or 3 channels, the stack has {picture.shape[-1]}: write a .tif")
-    levels = (np.nan_to_num(picture.astype(np.float64), nan=black) - black) * (65535 / (white - black))
-    return np.rint(np.clip(levels, 0, 65535)).astype(np.uint16)
-
-
-def _fits(picture: np.ndarray, about: Mapping[str, str | int]) -> bytes:
-    """Rows in the order of the picture; several channels are planes."""
-    from astropy.io import fits
-
-    planes = picture[..., 0] if picture.shape[-1] == 1 else np.moveaxis(picture, -1, 0)
-    image = fits.PrimaryHDU(np.ascontiguousarray(planes))
-    image.header.update(about)
-    buffer = io.BytesIO()
-    image.writeto(buffer)
-    return buffer.getvalue()

@@ -7,7 +7,9 @@ that it means the same to `congeal align --groups FILE`, whatever was done to co
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -143,21 +145,18 @@ class Realignment:
         table = run / REGROUPED
         if not excluded and not table.exists():
             raise CongealError("no image is excluded and no group was changed, so that the result would be the same")
-        number = 1
-        while (folder := run / "studio" / f"realigned-{number}").exists() or folder.is_symlink():
-            number += 1
-        self.run = folder
+        folders = (run / "studio" / f"realigned-{number}" for number in itertools.count(1))
+        self.run = next(folder for folder in folders if not os.path.lexists(folder))
         before = [row["id"] for row in run.read_rows("skipped.csv") if row["reason"] == EXCLUDED]
         self._excluded = [*excluded, *before]
         self._source = config["source"] if source is None else source
-        self._config = config
-        self._params = dict(config.get("params") or {})
+        self._options = options_from_config(config)
+        self._options["params"] = params = dict(config.get("params") or {})
         if config.get("channel") is not None:  # what the parameter says in numbers
-            self._params.pop("align_on", None)
+            params.pop("align_on", None)
         if config["method"] == "groups" and table.exists():
-            self._params |= {"n_groups": "auto", "table": str(table.resolve())}
-        self.status, self._said = "running", ""
-        self._began = time.monotonic()
+            params |= {"n_groups": "auto", "table": str(table.resolve())}
+        self.status, self._said, self._began = "running", "", time.monotonic()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -166,19 +165,12 @@ class Realignment:
         return {"state": self.status, "seconds": round(time.monotonic() - self._began), "said": self._said}
 
     def _work(self) -> None:
-        groups = " with the groups as changed" if self._params.get("table") else ""
-        without = f" without {len(self._excluded)} images" if self._excluded else ""
-        status = "failed"
+        command = "congeal studio: re-aligned"
+        command += " with the groups as changed" if self._options["params"].get("table") else ""
+        command += f" without {len(self._excluded)} images" if self._excluded else ""
+        given, status = {**self._options, "exclude": self._excluded}, "failed"
         try:
-            metrics = align(
-                self._source,
-                self.run,
-                params=self._params,
-                exclude=self._excluded,
-                quiet=True,
-                command=f"congeal studio: re-aligned{groups}{without}",
-                **options_from_config(self._config),
-            ).metrics
+            metrics = align(self._source, self.run, quiet=True, command=command, **given).metrics
             likeness = "" if metrics.get("likeness_after") is None else f", likeness {metrics['likeness_after']:.2f}"
             status, said = "done", f"{metrics['n_images']} images: {metrics['verdict']}{likeness}"
         except CongealError as error:

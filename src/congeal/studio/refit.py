@@ -25,8 +25,6 @@ from congeal.registration.gauss_newton import GaussNewton
 FRAME_SIDE_PX = 128
 """Longer side of the frame in which the image is registered: fine enough for a hand.
 Chosen by judgement, like the others here."""
-MARGIN_SHARE = 0.25
-"""Width of the margin around the frame, relative to its sides, that registration can reach into."""
 BLUR_SIGMAS_PX, STEPS_PER_BLUR = (3.0, 1.5, 0.0), 25
 """Coarse to fine; a pin that is off by a few pixels of the frame lies within the first blur."""
 MAX_PIN_SHIFT = 0.05
@@ -58,23 +56,20 @@ def refit_pose(
     size = (mean.shape[0], mean.shape[1])
     frame = fit_within(size, FRAME_SIDE_PX)
     frame_from_aligned = place(size, frame).matrix
-    down, right = (round(MARGIN_SHARE * side) for side in frame)
-    canvas = (frame[0] + 2 * down, frame[1] + 2 * right)
-    canvas_from_frame = np.array([[1.0, 0.0, right], [0.0, 1.0, down], [0.0, 0.0, 1.0]])
-    source_from_canvas = invert(canvas_from_frame @ frame_from_aligned @ begun)
-    image = local_contrast(_tensor(warp_pixels(pixels, source_from_canvas, canvas)))
+    source_from_frame = invert(frame_from_aligned @ begun)
+    image = local_contrast(_tensor(warp_pixels(pixels, source_from_frame, frame)))
     template = local_contrast(_tensor(warp_pixels(mean, invert(frame_from_aligned), frame)))
-    inside = _eroded(_tensor(covered(source_from_canvas[None], (pixels.shape[0], pixels.shape[1]), canvas)[0]), frame)
+    inside = _eroded(_tensor(covered(source_from_frame[None], (pixels.shape[0], pixels.shape[1]), frame)[0]), frame)
     rim = _eroded(torch.ones(1, 1, *frame), frame)
-    start = torch.as_tensor(canvas_from_frame)[None].float()
+    start = torch.eye(3)[None]
     found, newton = start, GaussNewton(motion, frame)
     for sigma in BLUR_SIGMAS_PX:
         soft, line = gaussian_blur(image, sigma), newton.linearise(gaussian_blur(template, sigma)[0])
         for _ in range(STEPS_PER_BLUR):
             delta = newton.delta(warp(soft, found, frame), line, warp(inside, found, frame) * rim)
             found = newton.compose(found, delta)
-    aligned_from_canvas = invert(frame_from_aligned) @ invert(found[0].double().numpy())
-    matrix = aligned_from_canvas @ canvas_from_frame @ frame_from_aligned @ begun
+    frame_from_begun = invert(found[0].double().numpy()) @ frame_from_aligned
+    matrix = invert(frame_from_aligned) @ frame_from_begun @ begun
     moved = np.hypot(*(map_points(matrix, places) - targets).T).max() if np.isfinite(matrix).all() else np.inf
     before, after = (normalised_correlation(warp(image, pose, frame), template[0]) for pose in (start, found))
     if after <= before or moved > MAX_PIN_SHIFT * max(size):

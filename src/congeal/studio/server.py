@@ -6,7 +6,6 @@ begins with the token, which only the printed address has. Writing also needs JS
 
 from __future__ import annotations
 
-import base64
 import hmac
 import json
 import logging
@@ -31,7 +30,13 @@ log = logging.getLogger("congeal")
 
 MAX_UPLOAD_BYTES = 32 << 20
 """What a page may save at once; a mask of 5,000 pixels squared is smaller. Chosen by judgement."""
-MASK_PREFIX = "data:image/png;base64,"
+
+
+# What the query of an address may ask for, and how it is read.
+QUERY: Mapping[str, Callable[[str], Any]] = {
+    **{"low": float, "high": float, "first": int, "count": int, "sort": str, "show": str},
+    "index": lambda text: [int(number) for number in text.split(",")],
+}
 
 
 class Studio:
@@ -190,20 +195,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _asked(self) -> dict[str, Any]:
         """What the query of an address asks for: arguments of `Session.rows`."""
-        given = {key: values[-1] for key, values in parse_qs(self._query).items()}
+        given = {key: values[-1] for key, values in parse_qs(self._query).items() if key in QUERY}
         try:
-            asked: dict[str, Any] = {key: float(given[key]) for key in ("low", "high") if key in given}
-            asked |= {key: int(given[key]) for key in ("first", "count") if key in given}
-            if "index" in given:
-                asked["numbers"] = [int(number) for number in given["index"].split(",")]
+            return {key: QUERY[key](value) for key, value in given.items()}
         except ValueError as error:
             raise _Refusal(HTTPStatus.BAD_REQUEST, f"that is not a number: {error}") from error
-        return asked | {key: given[key] for key in ("sort", "show") if key in given}
 
     def _post(self, route: str) -> None:
         studio = self.server.studio
         works: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            "save": lambda document: studio.session.save(document, _decoded_mask(document.get("mask"))),
+            "save": studio.session.save,
             "refit": studio.session.refit_pose,
             "split": studio.session.split,
             "realign": lambda _: studio.realign(),
@@ -271,15 +272,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
-
-
-def _decoded_mask(mask: Any) -> bytes | None:
-    if mask is None:
-        return None
-    complaint = _Refusal(HTTPStatus.BAD_REQUEST, "the mask must be a PNG as a data URI")
-    if not isinstance(mask, str) or not mask.startswith(MASK_PREFIX):
-        raise complaint
-    try:
-        return base64.b64decode(mask.removeprefix(MASK_PREFIX), validate=True)
-    except ValueError as error:
-        raise complaint from error

@@ -3,6 +3,7 @@ groups.csv."""
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import os
@@ -73,7 +74,6 @@ class Session:
         self.folder = self.run / "studio"
         self.aligned = self.found.aligned_size or (1, 1)
         self.mask_scale = max(1, MASK_SIDE_PX // max(self.aligned))
-        self._back = self.found.inverse().matrices
         self._known = np.flatnonzero(np.isfinite(self.found.matrices).all(axis=(1, 2)))
         self.groups = None if self.found.group is None else Groups(self.run, self.found)
         self._display, self._contrast = display_range_of(self.run), page_contrast(self.run)
@@ -96,17 +96,17 @@ class Session:
             "points": [{"x": x, "y": y, "name": name} for (x, y), name in zip(xy.tolist(), names, strict=True)],
             "excluded": [row["id"] for row in read_table(excluded, ("id",))] if excluded.exists() else [],
             "has_mask": (self.folder / "mask.png").exists(),
-            "poses": [self._corrected_pose(i, now[i]) for i in moved],
+            "poses": [self._pose(i, now[i]) for i in moved],
             "can_realign": self.run.config.get("task") == "align",
             "groups": None if self.groups is None else self.groups.state(),
         }
 
     def rows(
-        self, first: int = 0, count: int = 60, numbers: Sequence[int] | None = None, **choice: Any
+        self, first: int = 0, count: int = 60, index: Sequence[int] | None = None, **choice: Any
     ) -> dict[str, Any]:
         """Some of the images that `order` gives for a choice, or those with these numbers."""
-        if numbers is not None:
-            return {"rows": [self._row(self._checked_index(i)) for i in numbers[:MAX_ROWS]]}
+        if index is not None:
+            return {"rows": [self._row(self._checked_index(i)) for i in index[:MAX_ROWS]]}
         rows = self.order(**choice)
         part = rows[max(first, 0) : max(first, 0) + min(max(count, 0), MAX_ROWS)]
         return {"total": len(rows), "rows": [self._row(int(i)) for i in part]}
@@ -146,23 +146,21 @@ class Session:
     def _thumbnail_size(self, i: int) -> tuple[int, int]:
         return fit_within(self._size(i), THUMBNAIL_SIDE_PX)
 
-    def _pose(self, i: int, source_from_aligned: np.ndarray) -> dict[str, Any]:
-        """Between the aligned picture and the thumbnail of image i, both ways."""
-        thumbnail_from_aligned = rescale(self._size(i), self._thumbnail_size(i)) @ source_from_aligned
+    def _pose(self, i: int, matrix: np.ndarray) -> dict[str, Any]:
+        """The pose `matrix` of image i, and the matrices between the aligned picture and its thumbnail."""
+        thumbnail_from_aligned = rescale(self._size(i), self._thumbnail_size(i)) @ invert(matrix)
         return {
             "index": i,
+            "matrix": matrix.ravel().tolist(),
             "thumbnail_from_aligned": thumbnail_from_aligned.ravel().tolist(),
             "aligned_from_thumbnail": invert(thumbnail_from_aligned).ravel().tolist(),
         }
-
-    def _corrected_pose(self, i: int, matrix: np.ndarray) -> dict[str, Any]:
-        return {**self._pose(i, invert(matrix)), "matrix": matrix.ravel().tolist()}
 
     def _row(self, i: int) -> dict[str, Any]:
         height, width = self._thumbnail_size(i)
         score, error = float(self.found.score[i]), float(self.found.uncertainty_px[i])
         return {
-            **self._pose(i, self._back[i]),
+            **self._pose(i, self.found.matrices[i]),
             "id": self.found.ids[i],  # in JSON even bytes that are not UTF-8 come back as they were
             "shown": shown_name(self.found.ids[i]),
             "score": score if math.isfinite(score) else None,
@@ -200,7 +198,7 @@ class Session:
         motion = self.run.read_json("metrics.json").get("motion")
         motion = motion if motion in MOTIONS else "similarity"
         refit = refit_pose(levels.mean(-1, dtype=np.float32), wanted, base, (pins[:, :2], places), motion)
-        return {**self._corrected_pose(i, refit.matrix), "fitted": refit.fitted}
+        return {**self._pose(i, refit.matrix), "fitted": refit.fitted}
 
     def _checked_index(self, index: Any) -> int:
         if not isinstance(index, int) or isinstance(index, bool) or index not in self._known:
@@ -259,11 +257,11 @@ class Session:
 
     # ---- what it saves
 
-    def save(self, document: Mapping[str, Any], mask: bytes | None) -> dict[str, Any]:
-        """Check everything, then write everything. document: {points: [{x, y, name}], excluded: [id]}; mask: a PNG
-        whose opacity counts, at mask_scale times the aligned size, or None for no mask."""
+    def save(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Check everything, then write everything. document: {points: [{x, y, name}], excluded: [id], mask}; mask: the
+        data URI of a PNG whose opacity counts, at mask_scale times the aligned size, or null for no mask."""
         points, excluded = self._checked_points(document.get("points")), self._checked_ids(document.get("excluded"))
-        painted = None if mask is None else self._checked_mask(mask)
+        painted = None if document.get("mask") is None else self._checked_mask(document["mask"])
         painted = painted if painted is not None and painted.any() else None
         poses = self._checked_poses(document.get("poses", []))
         groups = None if self.groups is None else self.groups.checked(document.get("groups"))
@@ -288,9 +286,8 @@ class Session:
         names = ("points.csv", "mask.png", "excluded.csv", "transforms.csv", "groups.csv")
         files = [name for name in names if (self.folder / name).exists()]
         run, left_out = quoted(self.run.path), quoted(self.folder / "excluded.csv")
-        if "points.csv" in files or "mask.png" in files:
-            option = "--points" if "points.csv" in files else "--mask"
-            marks = f"{option} {quoted(self.folder / files[0])}"
+        if files[0] in (options := {"points.csv": "--points", "mask.png": "--mask"}):
+            marks = f"{options[files[0]]} {quoted(self.folder / files[0])}"
             following = f"congeal propagate {run} {marks} --exclude {left_out} -o marks"
         elif "groups.csv" in files and self.source is None and self.run.config.get("task") == "align":
             pile, table = quoted(Path(self.run.config["source"])), quoted(self.folder / "groups.csv")
@@ -322,10 +319,11 @@ class Session:
             raise CongealError(f"the run has no image {unknown[0]!r}")
         return [id for id in known if id in wanted]
 
-    def _checked_mask(self, data: bytes) -> np.ndarray:
+    def _checked_mask(self, mask: Any) -> np.ndarray:
         """(h, w) uint8, 0 or 255."""
         height, width = (side * self.mask_scale for side in self.aligned)
         try:
+            data = base64.b64decode(str(mask).removeprefix("data:image/png;base64,"), validate=True)
             with Pillow.open(io.BytesIO(data), formats=["PNG"]) as picture:
                 if picture.size != (width, height):
                     raise CongealError(f"the mask must be {width}×{height} pixels, not {picture.size}")

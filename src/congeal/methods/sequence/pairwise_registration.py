@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
-from torch.nn.functional import adaptive_max_pool2d, one_hot, pad
+from torch.nn.functional import one_hot, pad
 
 from congeal.filters import NEIGHBOURHOOD_SHARE
 from congeal.geometry.kernels import spline_at, spline_coefficients
 from congeal.geometry.matrix import Size, corners
 from congeal.geometry.warping import sample_at
 from congeal.registration.gauss_newton import GaussNewton, point_motion
-from congeal.registration.tiles import BLOCKS, DAMPING, MIN_TILES, RESIDUAL_FREEDOM, tile_side
+from congeal.registration.tiles import BLOCKS, CELLS, DAMPING, MIN_TILES, RESIDUAL_FREEDOM, tile_side
 
-CELLS = 8
-"""Cells along each side of a picture, of each of which the tile with the most structure is taken: 64 tiles determine a
-pose of eight parameters (chosen by judgement: 96 tiles take half as long again)."""
+TILES_PER_CELL = 4
+"""Tiles with the most structure of each of 4 × 4 cells: 64 tiles determine a pose of eight parameters (chosen by
+judgement: 96 tiles take half as long again)."""
 BLOCK_CORRELATION = 1.6
 """Factor of the variance that accounts for correlated errors of adjacent blocks: with it errors are 0.5 to 1.4 times
 the error bars on frames cut from photographs, with noise of 3 and 10 grey levels (docs/sequences.md)."""
@@ -66,16 +66,17 @@ class PictureTiles:
         squares = squares[:, first[0] : first[0] + count[0], first[1] : first[1] + count[1]]
         dx = (squares[..., 1:-1, 2:] - squares[..., 1:-1, :-2]) / 2
         dy = (squares[..., 2:, 1:-1] - squares[..., :-2, 1:-1]) / 2
-        structure = (dx.square() + dy.square()).mean((-2, -1))[:, None]
-        best, place = (
-            one.flatten(1)
-            for one in adaptive_max_pool2d(structure, [min(CELLS, n) for n in count], return_indices=True)
-        )
-        repeated = (place[:, :, None] == place[:, None]).tril(-1).any(2)  # adjacent cells may share squares
-        row, column = place // count[1], place % count[1]
+        structure = (dx.square() + dy.square()).mean((-2, -1))
+        high, wide = (-(-n // CELLS) for n in count)
+        cells = pad(structure, (0, CELLS * wide - count[1], 0, CELLS * high - count[0]))
+        cells = cells.unfold(1, high, high).unfold(2, wide, wide).flatten(3)  # (B, CELLS, CELLS, squares)
+        best, place = cells.topk(min(TILES_PER_CELL, high * wide), 3)
+        across = torch.arange(CELLS)
+        row = (place // wide + high * across[:, None, None]).flatten(1).clamp(max=count[0] - 1)
+        column = (place % wide + wide * across[:, None]).flatten(1).clamp(max=count[1] - 1)
         corner = torch.stack([(column + first[1]) * side + rest[1], (row + first[0]) * side + rest[0]], -1)
         beyond = corner.new_tensor([frame[1], frame[0]]) - side - border
-        valid = (best > 0) & ~repeated & ((corner >= border) & (corner <= beyond)).all(-1)
+        valid = (best.flatten(1) > 0) & ((corner >= border) & (corner <= beyond)).all(-1)
         tiles = torch.arange(len(pictures))[:, None], row, column
         values, dx, dy = (one[tiles].flatten(2) for one in (squares[..., 1:-1, 1:-1], dx, dy))
         points = corner[:, :, None] + _steps(side)

@@ -115,15 +115,13 @@ class TrackedViews:
     lost: torch.Tensor
 
 
-def register_links(pictures: ContrastPictures, links: Links, motion: str, steps: int = WORKING_STEPS) -> PairPoses:
+def register_links(pictures: ContrastPictures, links: Links, motion: str, steps: int) -> PairPoses:
     """Register every link on tiles, in one pass over the pictures: each when its second view is read."""
     solver, threads = PairSolver(motion, pictures.frame, pictures.min_error), torch.get_num_threads()
     begin = within_motion(links.matrices, motion, pictures.frame)
     last_use = dict(zip(links.first.tolist(), links.second.tolist(), strict=True))  # the links are in order of these
     linked = torch.cat([links.first, links.second]).unique().numpy()
-    # A quarter of a chunk: the tiles of several links take more memory than a picture, and a batch takes as many steps
-    # as its slowest pair.
-    together = max(1, len(chunks(pictures.stack)[0]) // 4)
+    together = len(chunks(pictures.stack)[0])
     parts = np.array_split(linked, -(-len(linked) // together)) if len(linked) else []
 
     def prepare(part: np.ndarray) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None, PictureTiles]:
@@ -157,7 +155,7 @@ def track(pictures: ContrastPictures, motion: str, origin: Origin, *, joint: boo
     first = torch.cat([torch.arange(n - step) for step in reach if n > step])
     second = torch.cat([torch.arange(step, n) for step in reach if n > step])
     near = Links(first, second, shifted(find_shifts(shown, first, second)[0])).ordered()
-    done = register_links(pictures, near, motion)
+    done = register_links(pictures, near, motion, WORKING_STEPS)
     bar = min_link_likeness(done, near)
     views, lost = _chain(replace(near, matrices=done.matrices), done.likeness, valid_links(done, bar), shown, bar)
     links = near.between(views)
@@ -165,7 +163,7 @@ def track(pictures: ContrastPictures, motion: str, origin: Origin, *, joint: boo
         more = far_links(views, pictures.frame)
         both = ((links.first, more.first), (links.second, more.second), (links.matrices, more.matrices))
         links = Links(*map(torch.cat, both)).ordered()
-        done = register_links(pictures, links, motion)
+        done = register_links(pictures, links, motion, WORKING_STEPS)
     return adjust_views(links, done, views, lost, bar, pictures.frame, motion, origin)
 
 
@@ -286,8 +284,7 @@ def choose_sequence_motion(
     some = longest[:: max(1, len(longest) // SAMPLE_VIEWS)].sort().values
     links = known.links.some(some)
     return simplest(
-        lambda motion: register_links(pictures, links, motion).explained_variance,
-        motions,
+        lambda motion: register_links(pictures, links, motion, FINE_STEPS).explained_variance, motions
     )
 
 

@@ -40,9 +40,6 @@ linearised, may have five times as many: two thousand images of lite0."""
 CANDIDATES_PER_IMAGE = 30
 """Exemplars, most similar unaligned, that an image of the sample is aligned to (chosen by
 judgement)."""
-CLUSTERING_STARTS = 8
-"""Starts of the partition into a given number of groups (chosen by judgement: split and merged, all of 19 starts ended
-at the best groups)."""
 MIN_GIVEN_EXEMPLARS = 30
 """Exemplars of a given group, if it has as many images: all the poses of a rare kind (chosen by judgement)."""
 MAX_CONDUCTANCE = 0.08
@@ -191,9 +188,9 @@ def cluster_sample(
     graph = compared.graph(some)
     if n_groups == "auto" and compared.space is not None:
         n_groups, curve = count_clusters(compared.views[some], most_groups, rng)
-        groups, _ = _partition_graph(graph, n_groups, most_groups, rng)
+        groups, _ = _partition_graph(graph, n_groups, most_groups)
     else:
-        groups, curve = _partition_graph(graph, n_groups, most_groups, rng)
+        groups, curve = _partition_graph(graph, n_groups, most_groups)
     largest_first = np.argsort(-np.bincount(groups), kind="stable")
     return compared.clustering(some, largest_first.argsort()[groups], np.union1d(chosen[~inside], noise), curve)
 
@@ -270,20 +267,20 @@ def _nearest_neighbours(exemplars: Exemplars) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _partition_graph(
-    graph: NeighbourGraph, n_groups: int | str, most_groups: int, rng: np.random.Generator
+    graph: NeighbourGraph, n_groups: int | str, most_groups: int
 ) -> tuple[np.ndarray, list[tuple[int, float]]]:
     """Groups of the graph, and the largest conductance for each number of groups that was tried.
 
     "auto": as many groups as possible of which none has a conductance above `MAX_CONDUCTANCE`.
     """
     if isinstance(n_groups, int):
-        return partition(graph, graph.embedding(n_groups)[1], rng, CLUSTERING_STARTS), []
+        return partition(graph, graph.embedding(n_groups)[1], rearranged=True), []
     most = min(len(graph) - 1, most_groups)
     _, vectors = graph.embedding(max(1, most))
     best, curve = np.zeros(len(graph), dtype=np.int64), [(1, 0.0)]
     least = max(MIN_GROUP_IMAGES, round(len(graph) / 200))
     for count in range(2, most + 1):
-        groups = partition(graph, vectors[:, :count], rng, 1)
+        groups = partition(graph, vectors[:, :count])
         worst = float(graph.conductances(groups, count).max())
         curve.append((count, worst))
         if worst <= MAX_CONDUCTANCE and np.bincount(groups, minlength=count).min() >= least:

@@ -283,9 +283,7 @@ def choose_sequence_motion(
     longest = torch.argsort(length, descending=True, stable=True)[: 4 * SAMPLE_VIEWS]
     some = longest[:: max(1, len(longest) // SAMPLE_VIEWS)].sort().values
     links = known.links.some(some)
-    return simplest(
-        lambda motion: register_links(pictures, links, motion, FINE_STEPS).explained_variance, motions
-    )
+    return simplest(lambda motion: register_links(pictures, links, motion, FINE_STEPS).explained_variance, motions)
 
 
 def restrict_motion(known: TrackedViews, motion: str, frame: Size) -> TrackedViews:

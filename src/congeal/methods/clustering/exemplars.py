@@ -28,9 +28,6 @@ from congeal.transforms.transforms import NO_GROUP
 
 GAUSS_NEWTON_STEPS = 5
 """Steps of an alignment: four reach what eight reach; the fifth is for images that start farther away."""
-AREA_CHANGE_RANGE = (0.4, 2.5)
-"""Change of area beyond which an alignment squeezes or enlarges an image too much to be a match (chosen by
-judgement)."""
 NEAREST_AVERAGED = 3
 """Exemplars of a group, most similar first, whose mean likeness is the likeness to the group …"""
 EXEMPLARS_PER_GROUP, GROUPS_TRIED = 6, 4
@@ -116,7 +113,7 @@ class Exemplars:
         shown = sample_in_units(own, unit, self.size)
         likeness = (unit_vectors(shown) * self.unit_vectors[exemplar]).sum(1).float()
         area = torch.linalg.det(torch.linalg.solve(start, unit)[:, :2, :2])
-        sound = (area > AREA_CHANGE_RANGE[0]) & (area < AREA_CHANGE_RANGE[1])
+        sound = (area > 0.4) & (area < 2.5)  # no match is squeezed or enlarged more
         return torch.where(sound, likeness, NO_MATCH)
 
 

@@ -18,9 +18,6 @@ from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.registration.reference import frames
 
-MAX_TEMPLATE_IMAGES = 1_000
-"""Images of a group whose mean is its template: more do not change it visibly (chosen by judgement)."""
-
 
 class GroupCheckpoint:
     """The checkpoint of one group's method, stored inside that of the whole fit beside the finished groups."""
@@ -96,7 +93,7 @@ class GroupFit:
         inliers = torch.nonzero(self.numbers[1] == 0)[:, 0]
         inliers = inliers if len(inliers) else torch.arange(len(self.rows))
         shuffled = torch.randperm(len(inliers), generator=torch.Generator().manual_seed(random_state))
-        some = inliers[shuffled[:MAX_TEMPLATE_IMAGES].sort().values]
+        some = inliers[shuffled[:1000].sort().values]  # more do not change the mean visibly
         total = torch.zeros(stack.channels, *stack.frame, dtype=torch.float64)
         few = stack.some(self.rows[some].numpy())
         for at in torch.arange(len(some)).split(256):

@@ -46,9 +46,6 @@ MAX_CONDUCTANCE = 0.08
 """Conductance of a group, at most, where the number of groups is found. MNIST training digits: three digits 0.003 to
 0.022, partitioned into four 0.09 and more; one digit partitioned into two 0.10 and more, but 0.075 for twos, with and
 without a loop; ten digits 0.06, partitioned into eleven 0.09."""
-CLEAR_CHOICE_FACTOR = 0.75
-"""The number of groups is clear where the conductance is below the limit by this factor, and above it by the same
-factor for one group more (chosen by judgement)."""
 OUTLIER_DISTANCE_FACTOR, MIN_OUTLIER_DISTANCE = 3.0, 0.12
 """An image is an outlier if one minus its likeness to its nearest exemplars exceeds the median by this factor, and this
 value. Of MNIST training threes and sevens 0.5 % are, of noise as sparse as ink all."""
@@ -305,7 +302,7 @@ def describe_choice(
         return {"sentence": f"{groups}, as {how}: {worst}.", **numbers}
     limit = MAX_RELATIVE_CONDUCTANCE if features else MAX_CONDUCTANCE
     here, after = dict(curve).get(count, 0.0), min((value for number, value in curve if number > count), default=1.0)
-    sure = here <= CLEAR_CHOICE_FACTOR * limit and after >= limit / CLEAR_CHOICE_FACTOR
+    sure = here <= 0.75 * limit and after >= limit / 0.75  # clear by a quarter on both sides
     if features:
         name = "conductance of the next split, as a share of that of a set of one kind"
         last = f"the conductance of the last split is {here:.0%} of that of a set of one kind; " if count > 1 else ""

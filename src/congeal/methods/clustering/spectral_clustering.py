@@ -23,11 +23,6 @@ from scipy.spatial.distance import squareform
 
 from congeal.methods.clustering.exemplars import unit_vectors
 
-MAX_SWEEPS = 30
-"""Sweeps in which nodes change groups; graphs of ten thousand digits end after fewer than ten."""
-MAX_MERGES_TRIED = 4
-"""Splits and merges that are carried out and refined before a partition counts as final, the most promising first
-(chosen by judgement)."""
 FEATURE_NEIGHBOURS = 10
 """Nearest neighbours of each image in the graph of features (chosen by judgement)."""
 MIN_GROUP_IMAGES = 5
@@ -123,7 +118,7 @@ def move_nodes(graph: NeighbourGraph, groups: np.ndarray, count: int) -> np.ndar
     """Move all nodes to the group that most of their edges lead to, for its volume, while the conductance falls."""
     degrees = graph.degrees
     best, least = groups, float(graph.conductances(groups, count).sum())
-    for _ in range(MAX_SWEEPS):
+    for _ in range(30):
         members = _membership(best, count)
         volume = np.maximum(degrees @ members, 1e-12)
         links = graph.weights @ members
@@ -152,7 +147,7 @@ def split_and_merge(graph: NeighbourGraph, groups: np.ndarray, count: int, rows:
                 side = centred @ np.linalg.eigh(centred.T @ centred)[1][:, -1]
                 two = (side > 0).astype(np.int64) if np.abs(side).max() > 1e-9 else np.arange(len(own)) % 2
                 halves[group] = own[move_nodes(graph.subgraph(own), two, 2) == 1]
-        for one, other, third in _promising(graph, best, count, halves)[:MAX_MERGES_TRIED]:
+        for one, other, third in _promising(graph, best, count, halves)[:4]:  # the others hardly ever win
             changed = np.where(best == other, one, best)
             changed[halves[third]] = other
             changed = move_nodes(graph, changed, count)

@@ -16,11 +16,6 @@ go through two right ones."""
 MATCH_TOLERANCE = 0.075
 """Standard deviation of matches from a similarity, as a share of the view's side: a cell and a half of lite0, and what
 parts of animals move (chosen by judgement)."""
-MIN_HYPOTHESIS_BASELINE = 0.1
-"""Distance of the two matches of a hypothesis, as a share of the side: closer ones do not determine a similarity
-(chosen by judgement)."""
-SCALE_RANGE = (0.4, 2.5)
-"""Scales of a similarity: objects that differ more in size share no cells (chosen by judgement)."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +36,12 @@ NO_MATCHES = PairMatches(np.zeros(0, complex), np.zeros(0, complex), np.zeros(0)
 
 @dataclass(frozen=True)
 class MatchRules:
-    """Bounds of a pair's similarity: tolerance in pixels; largest rotation in radians; range of scales; reach: largest
-    distance of matched points in pixels, None for any."""
+    """Bounds of a pair's similarity: tolerance in pixels; largest rotation in radians; scales, as objects that differ
+    more in size share no cells; reach: largest distance of matched points in pixels, None for any."""
 
     tolerance: float
     rotation: float = np.pi / 3
-    scales: tuple[float, float] = SCALE_RANGE
+    scales: tuple[float, float] = (0.4, 2.5)
     reach: float | None = None
 
 
@@ -90,10 +85,8 @@ def consensus_similarity(
     weight = alike**2 + 1e-6
     drawn = generator.choice(len(a), (MAX_HYPOTHESES, 2), p=weight / weight.sum())
     apart = a[drawn[:, 0]] - a[drawn[:, 1]]
-    drawn, apart = (
-        drawn[np.abs(apart) > MIN_HYPOTHESIS_BASELINE * side],
-        apart[np.abs(apart) > MIN_HYPOTHESIS_BASELINE * side],
-    )
+    distant = np.abs(apart) > side / 10  # closer points do not determine a similarity
+    drawn, apart = drawn[distant], apart[distant]
     z = (b[drawn[:, 0]] - b[drawn[:, 1]]) / apart
     sound = is_admissible(z, rules)
     z, first = z[sound], drawn[sound, 0]

@@ -29,16 +29,10 @@ MAX_SWEEPS = 30
 INITIAL_IMAGES = 16
 """Images from which orientations are initialised, each as the upright one: one good image among them is enough (chosen
 by judgement)."""
-REWEIGHTING_STEPS, HOMOGRAPHY_STEPS = 30, 8
-"""Steps of iteratively reweighted least squares, and of Gauss-Newton for homographies, of which four suffice for poses
-that are nearly affine."""
 MIN_REGULARISATION = 2e-3
 """Weight of the initial pose relative to a usual image's matches: it only decides where there are no matches."""
 SUBCELL_ERROR = 1 / 8
 """Standard error of a matched point, in cells of the network: measured on synthetic birds with known poses."""
-MAX_PERSPECTIVE = 0.5
-"""Largest relative change of depth by perspective from the centre of a view to its edge: less than 1, where the view
-folds (chosen by judgement)."""
 BLOCKS = 5
 """Blocks along a view whose matches have one common error: about the size of the parts of an animal (chosen by
 judgement)."""
@@ -210,7 +204,7 @@ def synchronise_poses(
     solution, images = first.copy(), matches.images
     usual = matches.per_image(matches.weight).mean() if len(matches.a) else 1.0
     weight = matches.weight
-    for step in range(REWEIGHTING_STEPS):
+    for step in range(30):
         there = [np.einsum("mk,mkc->mc", p, solution[i]) for p, i in zip(points, images, strict=True)]
         error = np.sqrt((np.abs(there[0] - there[1]) ** 2).sum(1)) * unit
         width = tolerance * max(1.0, 3 * (1 - step / 12))  # wide at first, so that distant images are attracted
@@ -236,7 +230,7 @@ def _refine_homographies(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Homographies that minimise the distance of matches, from affine poses, and the weight of every match."""
     weight, k = matches.weight, n_parameters("homography")
-    for _ in range(HOMOGRAPHY_STEPS):
+    for _ in range(8):
         there = matches.common_points(poses)
         apart = (there[0] - there[1]) / unit
         weight = _robust_weight(matches, np.linalg.norm(apart, axis=1) * unit, tolerance)
@@ -267,7 +261,7 @@ def map_complex_points(poses: np.ndarray, places: np.ndarray) -> np.ndarray:
 def _compose_homographies(poses: np.ndarray, parameters: np.ndarray, unit: float) -> np.ndarray:
     """Poses (n, 3, 3) after steps (n, 8) of the common view, whose perspective is limited so that it does not fold."""
     steep = np.abs(parameters[:, 6:]).sum(1, keepdims=True)
-    limited = parameters[:, 6:] * np.minimum(1, MAX_PERSPECTIVE / np.maximum(steep, 1e-9))
+    limited = parameters[:, 6:] * np.minimum(1, 0.5 / np.maximum(steep, 1e-9))  # from 1 on the view folds
     step = matrix_from_parameters(torch.from_numpy(np.concatenate([parameters[:, :6], limited], 1)))
     found = _rescale(step.numpy(), unit) @ poses
     return np.asarray(found / found[:, 2:, 2:])

@@ -19,10 +19,6 @@ SEARCH_WIDTH = 0.1
 """Standard deviation of the search, as a share of the view's side: of 0.05 to 0.125 the one with the most points within
 0.1 of the target on three birds of CUB and cars and ducks of PF-WILLOW together; a width chosen for each set by round
 trips through three images reaches the same (73.6 and 73.8 %)."""
-DISTANCE_COST = 0.5
-"""Cost, in units of likeness, of a distance of √2 standard deviations: a unit that the search width is measured in."""
-SUBCELL_SAMPLES = 2
-"""Positions per cell along each axis (chosen by judgement: a sixteenth of the tolerance of a keypoint)."""
 
 
 class KeypointTransfer:
@@ -32,11 +28,9 @@ class KeypointTransfer:
         self._seen, (height, width) = seen, seen.grid
         maps = [seen.of(i).T.reshape(1, -1, height, width) for i in range(len(seen.cells))]
         self._maps = maps
-        fine = [
-            functional.interpolate(m, scale_factor=SUBCELL_SAMPLES, mode="bilinear", align_corners=False) for m in maps
-        ]
+        fine = [functional.interpolate(m, scale_factor=2, mode="bilinear", align_corners=False) for m in maps]
         self._fine = [functional.normalize(m[0].flatten(1), dim=0) for m in fine]
-        x, y = ((np.arange(SUBCELL_SAMPLES * k) + 0.5) / SUBCELL_SAMPLES - 0.5 for k in (width, height))
+        x, y = (np.arange(2 * k) / 2 - 0.25 for k in (width, height))  # two per cell along each axis
         cells = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)
         self._places = torch.from_numpy(map_points(seen.view_from_cell, cells)).float()
 
@@ -53,11 +47,11 @@ class KeypointTransfer:
     def find(self, descriptors: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(n, P, 2) the points in each image, and (n, P) their likeness, for descriptors (P, K) and points (P, 2)."""
         spread = SEARCH_WIDTH * self._seen.side
-        far = ((self._places[None] - places[:, None]) ** 2).sum(-1) / (2 * spread**2)
+        cost = ((self._places[None] - places[:, None]) ** 2).sum(-1) / (2 * spread) ** 2  # in units of likeness
         found, alike = [], []
         for fine in self._fine:
             likeness = descriptors @ fine
-            best = (likeness - DISTANCE_COST * far).argmax(1)
+            best = (likeness - cost).argmax(1)
             found.append(self._places[best])
             alike.append(likeness[torch.arange(len(best)), best])
         return torch.stack(found), torch.stack(alike)

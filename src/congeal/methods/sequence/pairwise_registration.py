@@ -28,9 +28,6 @@ judgement: 96 tiles take half as long again)."""
 BLOCK_CORRELATION = 1.6
 """Factor of the variance that accounts for correlated errors of adjacent blocks: with it errors are 0.5 to 1.4 times
 the error bars on frames cut from photographs, with noise of 3 and 10 grey levels (docs/sequences.md)."""
-MIN_GRADIENT_RELIABILITY = 0.1
-"""Share of a picture's gradient that is taken as signal, at least: bounds the error bar of a picture of noise (chosen
-by judgement)."""
 CONVERGED_PX = 5e-3
 """Motion of the frame's corners in the last step: less than half of the error that sampling alone leaves in
 pictures of reduced size (`REDUCTION_ERROR_PX`)."""
@@ -249,7 +246,7 @@ def _gradient_reliability(tiles: PictureTiles, shown: torch.Tensor, weight: torc
     square = (tiles.side, tiles.side)
     own, other = (torch.stack(torch.gradient(v.unflatten(-1, square), dim=(-2, -1))) for v in (tiles.values, shown))
     both, alone = ((weight * (own * one).sum((0, -2, -1))).sum(1) for one in (other, own))
-    return (both / alone.clamp(min=1e-12)).clamp(MIN_GRADIENT_RELIABILITY, 1)
+    return (both / alone.clamp(min=1e-12)).clamp(0.1, 1)  # bounds the error of noise
 
 
 def _block_scatter(blocks: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

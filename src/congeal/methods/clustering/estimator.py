@@ -19,12 +19,13 @@ from congeal.methods.base import Alignment, Method
 from congeal.methods.checks import Count, Range
 from congeal.methods.clustering.exemplars import GroupModel
 from congeal.methods.clustering.group_fit import GroupCheckpoint, GroupFit, pooled_quality
-from congeal.methods.clustering.group_table import NOT_LISTED, read_group_table
 from congeal.methods.clustering.sample_clustering import (
+    NOT_LISTED,
     SampleClustering,
     cluster_sample,
     clusters_from_table,
     describe_choice,
+    read_group_table,
     suggest_features,
 )
 from congeal.methods.fit_context import FitContext

@@ -8,9 +8,11 @@ most similar group. An image that is far less similar to its neighbours than usu
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from congeal.errors import CongealError
 from congeal.evaluation.likeness import coherence, least_coherence
 from congeal.execution.threads import map_ordered, single_torch_thread
 from congeal.images import Stack
+from congeal.images.formats.writers import check_group_name
 from congeal.methods.clustering.exemplars import BATCH_IMAGES, NEAREST_AVERAGED, NO_MATCH, Exemplars, GroupModel
 from congeal.methods.clustering.spectral_clustering import (
     FEATURE_NEIGHBOURS,
@@ -33,7 +36,12 @@ from congeal.methods.clustering.spectral_clustering import (
 from congeal.methods.clustering.views import FeatureSpace, feature_views, make_views
 from congeal.methods.semantic.extractors import Extractor
 from congeal.registration.features import ImageFeatures
+from congeal.transforms.ids import match_ids, read_table
+from congeal.transforms.transforms import NO_GROUP
 
+NOT_LISTED = -2
+"""Group number of an image that the table does not list: it is assigned to the most similar group."""
+GROUP_TABLE_COLUMNS = ("id", "group")
 MAX_EXEMPLAR_VALUES = 4_000_000
 """Values of all exemplars together, 16 MB: their linearisations take six times as much memory. Features, which are not
 linearised, may have five times as many: two thousand images of lite0."""
@@ -215,6 +223,33 @@ def clusters_from_table(
     rows = np.concatenate(chosen)
     compared = ComparedSample.of(stack, rows, _split_off_noise(stack, rows)[2], image_features, extractor)
     return compared.clustering(np.arange(len(rows)), given[rows], np.zeros(0, dtype=np.int64), [])
+
+
+class GivenGroups(NamedTuple):
+    """Groups of a table: their names, the largest first, and `group` (n,) of each image, −1 for none, −2 if not listed."""
+
+    names: tuple[str, ...]
+    group: np.ndarray
+
+
+def read_group_table(path: str | os.PathLike[str], ids: Sequence[str]) -> GivenGroups:
+    """The groups that a table gives to images of these ids; an empty cell is no group."""
+    table = {row["id"]: row["group"] for row in read_table(path, GROUP_TABLE_COLUMNS)}
+    meant = match_ids(table, ids)
+    known = {meant[id]: name for id, name in table.items() if id in meant}
+    if not known:
+        example = f", such as '{ids[0]}'" if len(ids) else ""
+        raise CongealError(f"'{path}' lists none of these images: its column id must have their ids{example}")
+    sizes = Counter(name for name in known.values() if name)
+    if not sizes:
+        raise CongealError(f"'{path}' puts no image into a group: its column group is empty")
+    try:
+        names = [check_group_name(name) for name, _ in sizes.most_common()]
+    except CongealError as error:
+        raise CongealError(f"'{path}': {error}") from error
+    number = {name: k for k, name in enumerate(names)} | {"": NO_GROUP}
+    group = np.array([number[known[id]] if id in known else NOT_LISTED for id in ids], dtype=np.int64)
+    return GivenGroups(tuple(names), group)
 
 
 def _max_exemplars(stack: Stack, image_features: ImageFeatures, sample: int, extractor: Extractor | None) -> int:

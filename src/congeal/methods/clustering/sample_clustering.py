@@ -226,7 +226,7 @@ def clusters_from_table(
 
 
 class GivenGroups(NamedTuple):
-    """Groups of a table: their names, the largest first, and `group` (n,) of each image, −1 for none, −2 if not listed."""
+    """Groups of a table: their names, the largest first, and `group` (n,) of each image: −1 none, −2 not listed."""
 
     names: tuple[str, ...]
     group: np.ndarray

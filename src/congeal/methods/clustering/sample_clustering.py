@@ -59,8 +59,7 @@ OUTLIER_DISTANCE_FACTOR, MIN_OUTLIER_DISTANCE = 3.0, 0.12
 value. Of MNIST training threes and sevens 0.5 % are, of noise as sparse as ink all."""
 
 
-@dataclass(frozen=True)
-class SampleClustering:
+class SampleClustering(NamedTuple):
     """The clusters of a sample.
 
     rows (S,): positions of the exemplars in the set, in the order of the model. outliers: positions of sample images
@@ -82,21 +81,14 @@ class SampleClustering:
 
     def state(self) -> dict[str, Any]:
         """As plain tensors and numbers, for a checkpoint."""
-        rows = {"rows": torch.as_tensor(self.rows), "outliers": torch.as_tensor(self.outliers)}
-        plain = {"conductances": self.conductances, "curve": self.curve, "tree": self.tree}
-        return {"model": self.model.state(), **rows, **plain}
+        arrays = {"rows": torch.as_tensor(self.rows), "outliers": torch.as_tensor(self.outliers)}
+        return self._asdict() | arrays | {"model": self.model.state()}
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> SampleClustering:
         """The inverse of `state`."""
-        return cls(
-            GroupModel.restore(state["model"]),
-            state["rows"].numpy(),
-            state["outliers"].numpy(),
-            list(state["conductances"]),
-            [(int(count), float(value)) for count, value in state["curve"]],
-            [(int(one), int(other), float(share)) for one, other, share in state["tree"]],
-        )
+        arrays = {"rows": state["rows"].numpy(), "outliers": state["outliers"].numpy()}
+        return cls(**state | arrays | {"model": GroupModel.restore(state["model"])})
 
 
 @dataclass(frozen=True)

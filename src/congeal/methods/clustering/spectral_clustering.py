@@ -259,10 +259,8 @@ def cut_dendrogram(tree: Sequence[Sequence[float]], groups: int, remaining: int)
 
     New numbers are in the order of the first group that each holds.
     """
-    root = {number: number for number in range(groups)}
-    holds = {number: [number] for number in range(groups)}
+    labels = np.arange(groups)
     for i, (one, other, _) in enumerate(tree[: groups - remaining]):
-        holds[groups + i] = holds.pop(int(one)) + holds.pop(int(other))
-        root |= dict.fromkeys(holds[groups + i], groups + i)
-    order = list(dict.fromkeys(root[number] for number in range(groups)))
-    return [order.index(root[number]) for number in range(groups)]
+        labels[np.isin(labels, (one, other))] = groups + i
+    order = list(dict.fromkeys(labels.tolist()))
+    return [order.index(label) for label in labels.tolist()]

@@ -199,7 +199,11 @@ def synchronise_poses(
     view. regularisation: weight of the initial poses, relative to a usual image's matches.
     """
     is_similarity = motion == "similarity"
-    points = [_design_rows(places / unit, is_similarity) for places in (matches.a, matches.b)]
+    one = np.ones(len(matches.a))
+    points = [
+        np.stack([places, one] if is_similarity else [places.real, places.imag, one], 1)
+        for places in (matches.a / unit, matches.b / unit)
+    ]
     first = np.stack([_unknowns(one, is_similarity, unit) for one in begin])
     solution, images = first.copy(), matches.images
     usual = matches.per_image(matches.weight).mean() if len(matches.a) else 1.0
@@ -239,7 +243,8 @@ def _refine_homographies(
         gradient = np.zeros((len(poses), k))
         for own, image, sign in zip(jacobians, matches.images, (-1, 1), strict=True):
             np.add.at(gradient, image, sign * np.einsum("m,mck,mc->mk", weight, own, apart))
-        gradient -= regularisation * _relative_parameters(poses, begin, unit)
+        apart_from_begin = _rescale(poses @ np.linalg.inv(begin), 1 / unit)
+        gradient -= regularisation * parameters_from_matrix(torch.from_numpy(apart_from_begin)).numpy()
         normal = _normal_matrix(matches, jacobians, weight)
         step = _solve_with_gauge(normal, gradient[..., None], regularisation, support, np.zeros((k, 1)))
         poses = _compose_homographies(poses, step[..., 0], unit)
@@ -267,19 +272,9 @@ def _compose_homographies(poses: np.ndarray, parameters: np.ndarray, unit: float
     return np.asarray(found / found[:, 2:, 2:])
 
 
-def _relative_parameters(poses: np.ndarray, begin: np.ndarray, unit: float) -> np.ndarray:
-    """(n, 8) parameters of the common view's motion from initial poses to poses."""
-    return parameters_from_matrix(torch.from_numpy(_rescale(poses @ np.linalg.inv(begin), 1 / unit))).numpy()
-
-
 def _rescale(matrices: np.ndarray, unit: float) -> np.ndarray:
     scale = np.array([unit, unit, 1.0])
     return np.asarray(scale[:, None] * matrices / scale)
-
-
-def _design_rows(places: np.ndarray, is_similarity: bool) -> np.ndarray:
-    one = np.ones(len(places))
-    return np.stack([places, one], 1) if is_similarity else np.stack([places.real, places.imag, one], 1)
 
 
 def _unknowns(pose: np.ndarray, is_similarity: bool, unit: float) -> np.ndarray:

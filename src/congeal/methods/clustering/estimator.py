@@ -23,7 +23,6 @@ from congeal.methods.clustering.sample_clustering import (
     NOT_LISTED,
     SampleClustering,
     cluster_sample,
-    clusters_from_table,
     describe_choice,
     read_group_table,
     suggest_features,
@@ -188,14 +187,19 @@ class CongealGroups(FeatureTrust, Method):
         ids = [stack.source.id(i) for i in stack.kept]
         given = None if self.table is None else read_group_table(self.table, ids)
         with torch.no_grad():
-            how: dict[str, Any] = {"sample": self.fit_sample, "random_state": self.random_state_}
-            how["extractor"] = None if self.features is None else self.extractor()
             if "clustering" in saved:
                 found = SampleClustering.restore(saved["clustering"])
-            elif given is not None:
-                found = clusters_from_table(stack, image_features, given.group, **how)
             else:
-                found = cluster_sample(stack, image_features, count, most_groups=self.most_groups, **how)
+                found = cluster_sample(
+                    stack,
+                    image_features,
+                    count,
+                    given=None if given is None else given.group,
+                    sample=self.fit_sample,
+                    most_groups=self.most_groups,
+                    random_state=self.random_state_,
+                    extractor=None if self.features is None else self.extractor(),
+                )
             model = self._group_model = found.model
             self.names_ = list(given.names) if given else [str(k) for k in range(model.n_groups)]
             self.cost_, self.tree_ = found.cost, found.tree

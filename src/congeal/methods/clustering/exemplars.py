@@ -85,13 +85,6 @@ class Exemplars:
         """(B, S) correlation of images with all exemplars, unaligned."""
         return unit_vectors(views) @ self.unit_vectors.T
 
-    def nearest(self, views: torch.Tensor, count: int, *, without: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, count) the most similar exemplars, unaligned; `without` (B,): an exemplar to leave out."""
-        alike = self.correlations(views)
-        if without is not None:
-            alike[torch.arange(len(views)), without] = -2
-        return alike.topk(min(count, len(self) - (without is not None)), 1).indices
-
     def aligned_likeness(self, views: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         """(B, m) correlation of images (B, C, h, w), once aligned, with the exemplars `which` (B, m)."""
         count, many = which.shape

@@ -161,15 +161,19 @@ def cluster_sample(
     image_features: ImageFeatures,
     n_groups: int | str,
     *,
+    given: np.ndarray | None,
     sample: int,
     most_groups: int,
     random_state: int,
-    extractor: Extractor | None = None,
+    extractor: Extractor | None,
 ) -> SampleClustering:
-    """Find the groups of a set, from a sample of it."""
+    """Find the groups of a set, from a sample of it; given (n,): groups that are known, below 0 for none."""
     rng = np.random.default_rng(random_state)
-    chosen = np.sort(rng.permutation(len(stack))[: _max_exemplars(stack, image_features, sample, extractor)])
-    chosen, noise, coherent = _split_off_noise(stack, chosen)
+    drawn = _draw_sample(stack, image_features, given, sample, extractor, rng)
+    chosen, noise, coherent = _split_off_noise(stack, drawn)
+    if given is not None:
+        compared = ComparedSample.of(stack, drawn, coherent, image_features, extractor)
+        return compared.clustering(np.arange(len(drawn)), given[drawn], noise[:0], [])
     compared = ComparedSample.of(stack, chosen, coherent, image_features, extractor)
     inside = compared.distance <= compared.max_distance
     if inside.sum() < 2:
@@ -182,39 +186,39 @@ def cluster_sample(
         )
     if isinstance(n_groups, int) and n_groups > 1 and float(compared.distance[some].max()) < 1e-6:
         raise CongealError(f"the images of {stack.source.name} are all alike, which makes one group, not {n_groups}")
-    graph = compared.graph(some)
+    graph, curve = compared.graph(some), []  # type: NeighbourGraph, list[tuple[int, float]]
     if n_groups == "auto" and compared.space is not None:
         n_groups, curve = count_clusters(compared.views[some], most_groups, rng)
-        groups, _ = _partition_graph(graph, n_groups, most_groups)
+    if isinstance(n_groups, int):
+        groups = partition(graph, graph.embedding(n_groups)[1], rearranged=True)
     else:
-        groups, curve = _partition_graph(graph, n_groups, most_groups)
+        groups, curve = _largest_partition(graph, most_groups)
     largest_first = np.argsort(-np.bincount(groups), kind="stable")
     return compared.clustering(some, largest_first.argsort()[groups], np.union1d(chosen[~inside], noise), curve)
 
 
-def clusters_from_table(
+def _draw_sample(
     stack: Stack,
     image_features: ImageFeatures,
-    given: np.ndarray,
-    *,
+    given: np.ndarray | None,
     sample: int,
-    random_state: int,
-    extractor: Extractor | None = None,
-) -> SampleClustering:
-    """Exemplars of groups that are given: (n,) the group of each image, below 0 for none.
-
-    Each group has its share of the sample, and at least `MIN_GIVEN_EXEMPLARS`.
-    """
-    rng = np.random.default_rng(random_state)
-    most, total = _max_exemplars(stack, image_features, sample, extractor), int((given >= 0).sum())
-    chosen = []
+    extractor: Extractor | None,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Positions of a random sample; each given group has its share of it, and at least `MIN_GIVEN_EXEMPLARS`."""
+    if extractor is None:
+        most = MAX_EXEMPLAR_VALUES // make_views(stack, np.arange(1), image_features).numel()
+    else:
+        most = 5 * MAX_EXEMPLAR_VALUES // feature_views(stack, np.arange(1), extractor, max(stack.frame)).numel()
+    most = max(2, min(sample, most))
+    if given is None:
+        return np.sort(rng.permutation(len(stack))[:most])
+    chosen, total = [], int((given >= 0).sum())
     for number in range(int(given.max()) + 1):
         own = np.flatnonzero(given == number)
         share = max(MIN_GIVEN_EXEMPLARS, round(most * len(own) / total))
         chosen.append(np.sort(rng.permutation(own)[:share]))
-    rows = np.concatenate(chosen)
-    compared = ComparedSample.of(stack, rows, _split_off_noise(stack, rows)[2], image_features, extractor)
-    return compared.clustering(np.arange(len(rows)), given[rows], np.zeros(0, dtype=np.int64), [])
+    return np.concatenate(chosen)
 
 
 class GivenGroups(NamedTuple):
@@ -244,15 +248,6 @@ def read_group_table(path: str | os.PathLike[str], ids: Sequence[str]) -> GivenG
     return GivenGroups(tuple(names), group)
 
 
-def _max_exemplars(stack: Stack, image_features: ImageFeatures, sample: int, extractor: Extractor | None) -> int:
-    first, most = np.arange(1), MAX_EXEMPLAR_VALUES
-    if extractor is None:
-        view = make_views(stack, first, image_features)
-    else:
-        view, most = feature_views(stack, first, extractor, max(stack.frame)), 5 * most
-    return max(2, min(sample, most // view.numel()))
-
-
 def _batches(rows: np.ndarray) -> list[np.ndarray]:
     return np.array_split(rows, -(-len(rows) // BATCH_IMAGES))
 
@@ -279,7 +274,9 @@ def _nearest_neighbours(exemplars: Exemplars) -> tuple[torch.Tensor, torch.Tenso
 
     def nearest(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         views = exemplars.views[part]
-        which = exemplars.nearest(views, max(CANDIDATES_PER_IMAGE, count), without=part)
+        alike = exemplars.correlations(views)
+        alike[torch.arange(len(part)), part] = -2  # no image is its own neighbour
+        which = alike.topk(min(max(CANDIDATES_PER_IMAGE, count), n - 1), 1).indices
         top = exemplars.aligned_likeness(views, which).topk(count, 1)
         return which.gather(1, top.indices), top.values
 
@@ -290,15 +287,9 @@ def _nearest_neighbours(exemplars: Exemplars) -> tuple[torch.Tensor, torch.Tenso
     return torch.where(likeness > NO_MATCH, neighbours, n), likeness
 
 
-def _partition_graph(
-    graph: NeighbourGraph, n_groups: int | str, most_groups: int
-) -> tuple[np.ndarray, list[tuple[int, float]]]:
-    """Groups of the graph, and the largest conductance for each number of groups that was tried.
-
-    "auto": as many groups as possible of which none has a conductance above `MAX_CONDUCTANCE`.
-    """
-    if isinstance(n_groups, int):
-        return partition(graph, graph.embedding(n_groups)[1], rearranged=True), []
+def _largest_partition(graph: NeighbourGraph, most_groups: int) -> tuple[np.ndarray, list[tuple[int, float]]]:
+    """As many groups as possible of which none has a conductance above `MAX_CONDUCTANCE`, and the largest conductance
+    for each number of groups that was tried."""
     most = min(len(graph) - 1, most_groups)
     _, vectors = graph.embedding(max(1, most))
     best, curve = np.zeros(len(graph), dtype=np.int64), [(1, 0.0)]

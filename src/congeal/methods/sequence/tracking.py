@@ -257,18 +257,14 @@ def connected_components(n: int, links: Links) -> torch.Tensor:
 # ---- larger pictures
 
 
-def thin_links(links: Links, n: int) -> Links:
-    """Without links over two views that two links over one view replace, to save time in large pictures."""
-    followed = torch.zeros(n, dtype=torch.bool)
-    followed[links.second[links.second - links.first == 1]] = True
-    skips = links.second - links.first == 2
-    return links.some(~(skips & followed[links.second] & followed[links.second - 1]))
-
-
 @torch.no_grad()
 def refine(known: TrackedViews, pictures: ContrastPictures, motion: str, origin: Origin) -> TrackedViews:
     """Refine views in larger pictures; `known` is in their pixels."""
-    links = thin_links(known.links, len(known.views))
+    links, followed = known.links, torch.zeros(len(known.views), dtype=torch.bool)
+    followed[links.second[links.second - links.first == 1]] = True
+    # Links over two views are left out where two links over one view replace them, to save time in large pictures.
+    replaced = (links.second - links.first == 2) & followed[links.second] & followed[links.second - 1]
+    links = links.some(~replaced)
     done = register_links(pictures, links, motion, FINE_STEPS)
     bar = min_link_likeness(done, links)
     return adjust_views(links, done, known.views, known.lost, bar, pictures.frame, motion, origin)

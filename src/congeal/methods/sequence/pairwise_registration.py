@@ -64,13 +64,13 @@ class PictureTiles:
         dx = (squares[..., 1:-1, 2:] - squares[..., 1:-1, :-2]) / 2
         dy = (squares[..., 2:, 1:-1] - squares[..., :-2, 1:-1]) / 2
         structure = (dx.square() + dy.square()).mean((-2, -1))
-        high, wide = (-(-n // CELLS) for n in count)
-        cells = pad(structure, (0, CELLS * wide - count[1], 0, CELLS * high - count[0]))
-        cells = cells.unfold(1, high, high).unfold(2, wide, wide).flatten(3)  # (B, CELLS, CELLS, squares)
-        best, place = cells.topk(min(TILES_PER_CELL, high * wide), 3)
+        high, broad = (-(-n // CELLS) for n in count)
+        cells = pad(structure, (0, CELLS * broad - count[1], 0, CELLS * high - count[0]))
+        cells = cells.unfold(1, high, high).unfold(2, broad, broad).flatten(3)  # (B, CELLS, CELLS, squares)
+        best, place = cells.topk(min(TILES_PER_CELL, high * broad), 3)
         across = torch.arange(CELLS)
-        row = (place // wide + high * across[:, None, None]).flatten(1).clamp(max=count[0] - 1)
-        column = (place % wide + wide * across[:, None]).flatten(1).clamp(max=count[1] - 1)
+        row = (place // broad + high * across[:, None, None]).flatten(1).clamp(max=count[0] - 1)
+        column = (place % broad + broad * across[:, None]).flatten(1).clamp(max=count[1] - 1)
         corner = torch.stack([(column + first[1]) * side + rest[1], (row + first[0]) * side + rest[0]], -1)
         beyond = corner.new_tensor([frame[1], frame[0]]) - side - border
         valid = (best.flatten(1) > 0) & ((corner >= border) & (corner <= beyond)).all(-1)

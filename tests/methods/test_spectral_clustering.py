@@ -8,7 +8,6 @@ import pytest
 from congeal.methods.clustering.spectral_clustering import (
     NeighbourGraph,
     dendrogram,
-    fill_empty_groups,
     move_nodes,
     partition,
     split_and_merge,
@@ -71,11 +70,15 @@ def test_emptying_a_group_gains_nothing() -> None:
     assert graph.conductances(truth, 3).sum() < graph.conductances(one_taken, 3).sum()
 
 
-def test_an_empty_group_gets_half_of_the_largest() -> None:
-    graph, truth = clusters([60, 60])
-    assert agreement(fill_empty_groups(graph, np.zeros(120, dtype=np.int64), 2), truth) > 0.95
-    pair = NeighbourGraph.of_neighbours(np.array([[1], [0]]), np.ones((2, 1)))
-    assert sorted(fill_empty_groups(pair, np.zeros(2, dtype=np.int64), 2).tolist()) == [0, 1]
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_no_group_is_empty(count: int) -> None:
+    """Not even of images without any neighbour, or where there is only one cluster."""
+    alone = NeighbourGraph.of_neighbours(np.full((6, 1), -1), np.ones((6, 1)))
+    graph, _ = clusters([60])
+    for one in (alone, graph):
+        for rearranged in (False, True):
+            groups = partition(one, one.embedding(count)[1], rearranged=rearranged)
+            assert np.bincount(groups, minlength=count).min() > 0
 
 
 def test_the_dendrogram_merges_the_most_alike_first() -> None:

@@ -29,7 +29,7 @@ from congeal.geometry.orientation import mirrored
 from congeal.images import ImageSource, prepare
 from congeal.methods.semantic.extractors import Lite0
 from congeal.methods.semantic.feature_maps import Window, compute_feature_maps
-from congeal.methods.semantic.keypoint_transfer import KeypointTransfer
+from congeal.methods.semantic.feature_matching import KeypointTransfer
 from congeal.pipeline.align import align
 from congeal.propagate.match import match_points
 from congeal.runs.originals import transforms_of

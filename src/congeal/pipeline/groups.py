@@ -19,7 +19,7 @@ from congeal.images import ImageSource
 from congeal.images.formats.writers import MAX_GROUP_NAME_LENGTH
 from congeal.methods.base import Method
 from congeal.methods.clustering.estimator import CongealGroups
-from congeal.methods.clustering.group_table import GROUP_TABLE_COLUMNS
+from congeal.methods.clustering.sample_clustering import GROUP_TABLE_COLUMNS
 from congeal.methods.clustering.spectral_clustering import cut_dendrogram
 from congeal.rows import finite_rows
 from congeal.runs.folder import RunFolder

@@ -21,7 +21,7 @@ from congeal.images import prepare
 from congeal.methods.base import load
 from congeal.methods.semantic.estimator import SemanticCongealing
 from congeal.methods.semantic.feature_maps import compute_feature_maps
-from congeal.methods.semantic.keypoint_transfer import KeypointTransfer
+from congeal.methods.semantic.feature_matching import KeypointTransfer
 from congeal.propagate.points import in_image, land, read_source_points
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import open_originals, run_transforms

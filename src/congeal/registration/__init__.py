@@ -9,5 +9,5 @@ tile_refinement.py         joint refinement of a set on tiles, at one pyramid le
 motion_selection.py        the simplest motion that explains the images
 gauge.py                   the common pose of a set; the best iterate
 moments.py                 initial poses from the moments of an object's intensity
-reference.py, batching.py, cross_correlation.py
+reference.py, batching.py
 """

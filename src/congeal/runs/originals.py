@@ -10,7 +10,7 @@ import numpy as np
 from congeal.errors import CongealError
 from congeal.files import refuse_links
 from congeal.images import ImageSource
-from congeal.methods.clustering.group_table import read_group_table
+from congeal.methods.clustering.sample_clustering import read_group_table
 from congeal.opening import open_images, open_images_of_run
 from congeal.runs.folder import RunFolder
 from congeal.transforms import Transforms

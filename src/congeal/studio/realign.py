@@ -24,7 +24,7 @@ from congeal.images import ImageSource
 from congeal.images.formats.writers import check_group_name
 from congeal.images.sources.views import EXCLUDED
 from congeal.methods.clustering.estimator import CongealGroups
-from congeal.methods.clustering.group_table import GROUP_TABLE_COLUMNS
+from congeal.methods.clustering.sample_clustering import GROUP_TABLE_COLUMNS
 from congeal.methods.semantic.extractors import is_semantic
 from congeal.pipeline.align import align
 from congeal.runs.folder import RunFolder

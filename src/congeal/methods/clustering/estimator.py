@@ -11,7 +11,6 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.evaluation import blank
-from congeal.execution import in_this_process
 from congeal.execution.threads import single_torch_thread
 from congeal.geometry import MOTIONS
 from congeal.images import Layout, Stack
@@ -20,12 +19,12 @@ from congeal.methods.base import Alignment, Method
 from congeal.methods.checks import Count, Range
 from congeal.methods.clustering.exemplars import GroupModel
 from congeal.methods.clustering.group_fit import GroupCheckpoint, GroupFit, pooled_quality
-from congeal.methods.clustering.group_table import NOT_LISTED, GivenGroups, read_group_table
 from congeal.methods.clustering.sample_clustering import (
+    NOT_LISTED,
     SampleClustering,
     cluster_sample,
-    clusters_from_table,
     describe_choice,
+    read_group_table,
     suggest_features,
 )
 from congeal.methods.fit_context import FitContext
@@ -149,7 +148,10 @@ class CongealGroups(FeatureTrust, Method):
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> GroupedPoses:
         saved = context.load() or {}
         found, assignment, beside = self._find_groups(stack, image_features, context, saved)
-        fits = self._fit_groups(stack, image_features, assignment.group, context, saved, beside)
+        self._models: list[Method | None] = [
+            self._inner_method(image_features.kind) for _ in range(found.model.n_groups)
+        ]
+        fits = self._align_groups(stack, self._models, assignment.group, context, saved, beside, fit=True)
         self._templates = torch.stack([fit.template(stack, self.random_state_) for fit in fits])
         self.labels_, self.margins_ = assignment.group.astype(np.int32), assignment.margin.astype(np.float64)
         self.sizes_ = [len(fit.rows) for fit in fits]
@@ -185,7 +187,19 @@ class CongealGroups(FeatureTrust, Method):
         ids = [stack.source.id(i) for i in stack.kept]
         given = None if self.table is None else read_group_table(self.table, ids)
         with torch.no_grad():
-            found = self._cluster_sample(stack, image_features, saved, given)
+            if "clustering" in saved:
+                found = SampleClustering.restore(saved["clustering"])
+            else:
+                found = cluster_sample(
+                    stack,
+                    image_features,
+                    count,
+                    given=None if given is None else given.group,
+                    sample=self.fit_sample,
+                    most_groups=self.most_groups,
+                    random_state=self.random_state_,
+                    extractor=None if self.features is None else self.extractor(),
+                )
             model = self._group_model = found.model
             self.names_ = list(given.names) if given else [str(k) for k in range(model.n_groups)]
             self.cost_, self.tree_ = found.cost, found.tree
@@ -209,17 +223,6 @@ class CongealGroups(FeatureTrust, Method):
         if not image_features.keeps_intensity:
             return np.zeros(len(intensity), dtype=bool)
         return blank(intensity, self._median_intensity)
-
-    def _cluster_sample(
-        self, stack: Stack, image_features: ImageFeatures, saved: Mapping[str, Any], given: GivenGroups | None
-    ) -> SampleClustering:
-        if "clustering" in saved:
-            return SampleClustering.restore(saved["clustering"])
-        how: dict[str, Any] = {"sample": self.fit_sample, "random_state": self.random_state_}
-        how["extractor"] = None if self.features is None else self.extractor()
-        if given is not None:
-            return clusters_from_table(stack, image_features, given.group, **how)
-        return cluster_sample(stack, image_features, self.n_groups, most_groups=self.most_groups, **how)
 
     def _assign_all(
         self,
@@ -247,37 +250,37 @@ class CongealGroups(FeatureTrust, Method):
         beside["placed"] = (n, [output.clone() for output in outputs])
         return Assignment(*(output.numpy() for output in outputs))
 
-    def _fit_groups(
+    def _align_groups(
         self,
         stack: Stack,
-        image_features: ImageFeatures,
+        models: list[Method | None],
         group: np.ndarray,
         context: FitContext,
         saved: Mapping[str, Any],
         beside: Mapping[str, Any],
+        *,
+        fit: bool,
     ) -> list[GroupFit]:
-        """Align every group by itself; finished ones are in the checkpoint."""
+        """Align every group by its method, fitted to it if `fit`; finished ones are in the checkpoint."""
         done: dict[int, Any] = dict(saved.get("done", {}))
-        count = self._group_model.n_groups
-        self._models: list[Method | None] = []
         fits: list[GroupFit] = []
-        for number in range(count):
-            rows, model = np.flatnonzero(group == number), self._inner_method(image_features.kind)
-            if number in done:
+        for number, model in enumerate(models):
+            rows = np.flatnonzero(group == number)
+            if model is not None and number in done:
                 fits.append(GroupFit(**done[number]["fit"]))
-                layout = replace(stack.layout, kind=model.kind)
-                self._models.append(self._restore_inner(model, done[number]["model"], layout))
-            elif len(rows) < 2:
+                if fit:
+                    self._restore_inner(model, done[number]["model"], replace(stack.layout, kind=model.kind))
+            elif model is None or len(rows) < (2 if fit else 1):
                 fits.append(GroupFit.unaligned(rows, stack, OK))
-                self._models.append(None)
+                models[number] = None if fit else model
             else:
                 checkpoint = GroupCheckpoint(context, number, {**beside, "done": done}, saved)
-                fits.append(GroupFit.fit(model, rows, stack, context, checkpoint))
-                self._models.append(model)
-                done[number] = {"fit": fits[-1].state(), "model": model._state()}
-                likeness = (fits[-1].about["quality"] or {}).get("likeness_after")
-                likeness = float("nan") if likeness is None else float(likeness)
-                context.step(number + 1, count, images=len(rows), likeness=likeness)
+                fits.append(GroupFit.of(model, rows, stack, checkpoint, context.save_every, fit=fit))
+                done[number] = {"fit": fits[-1].state(), "model": model._state() if fit else {}}
+                if fit:
+                    likeness = (fits[-1].about["quality"] or {}).get("likeness_after")
+                    likeness = float("nan") if likeness is None else float(likeness)
+                    context.step(number + 1, len(models), images=len(rows), likeness=likeness)
                 if context.due():
                     context.save({**beside, "done": done})
         return fits
@@ -358,22 +361,7 @@ class CongealGroups(FeatureTrust, Method):
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> GroupedPoses:
         saved, beside = context.load() or {}, {}  # type: Mapping[str, Any], dict[str, Any]
         assignment = self._assign_new(stack, image_features, context, beside)
-        done: dict[int, Any] = dict(saved.get("done", {}))
-        fits: list[GroupFit] = []
-        for number, model in enumerate(self._models):
-            rows = np.flatnonzero(assignment.group == number)
-            if number in done:
-                fits.append(GroupFit(**done[number]))
-            elif model is None or not len(rows):
-                fits.append(GroupFit.unaligned(rows, stack, OK))
-            else:
-                few, checkpoint = stack.some(rows), GroupCheckpoint(context, number, {**beside, "done": done}, saved)
-                with in_this_process():
-                    found = model.align_new(few, checkpoint=checkpoint, save_every=context.save_every)
-                fits.append(GroupFit.of(rows, few, found))
-                done[number] = fits[-1].state()
-                if context.due():
-                    context.save({**beside, "done": done})
+        fits = self._align_groups(stack, self._models, assignment.group, context, saved, beside, fit=False)
         return self._merge_groups(stack, image_features, assignment, fits, {})
 
     # ---- the model file

@@ -28,9 +28,6 @@ from congeal.transforms.transforms import NO_GROUP
 
 GAUSS_NEWTON_STEPS = 5
 """Steps of an alignment: four reach what eight reach; the fifth is for images that start farther away."""
-AREA_CHANGE_RANGE = (0.4, 2.5)
-"""Change of area beyond which an alignment squeezes or enlarges an image too much to be a match (chosen by
-judgement)."""
 NEAREST_AVERAGED = 3
 """Exemplars of a group, most similar first, whose mean likeness is the likeness to the group …"""
 EXEMPLARS_PER_GROUP, GROUPS_TRIED = 6, 4
@@ -88,13 +85,6 @@ class Exemplars:
         """(B, S) correlation of images with all exemplars, unaligned."""
         return unit_vectors(views) @ self.unit_vectors.T
 
-    def nearest(self, views: torch.Tensor, count: int, *, without: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, count) the most similar exemplars, unaligned; `without` (B,): an exemplar to leave out."""
-        alike = self.correlations(views)
-        if without is not None:
-            alike[torch.arange(len(views)), without] = -2
-        return alike.topk(min(count, len(self) - (without is not None)), 1).indices
-
     def aligned_likeness(self, views: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         """(B, m) correlation of images (B, C, h, w), once aligned, with the exemplars `which` (B, m)."""
         count, many = which.shape
@@ -116,7 +106,7 @@ class Exemplars:
         shown = sample_in_units(own, unit, self.size)
         likeness = (unit_vectors(shown) * self.unit_vectors[exemplar]).sum(1).float()
         area = torch.linalg.det(torch.linalg.solve(start, unit)[:, :2, :2])
-        sound = (area > AREA_CHANGE_RANGE[0]) & (area < AREA_CHANGE_RANGE[1])
+        sound = (area > 0.4) & (area < 2.5)  # no match is squeezed or enlarged more
         return torch.where(sound, likeness, NO_MATCH)
 
 

@@ -18,9 +18,6 @@ from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.registration.reference import frames
 
-MAX_TEMPLATE_IMAGES = 1_000
-"""Images of a group whose mean is its template: more do not change it visibly (chosen by judgement)."""
-
 
 class GroupCheckpoint:
     """The checkpoint of one group's method, stored inside that of the whole fit beside the finished groups."""
@@ -43,7 +40,7 @@ class GroupFit:
     """The alignment of one group.
 
     rows (m,): positions of its images in the stack; poses (m, 3, 3) stack_from_frame; numbers (4, m): score, status,
-    out_of_frame and uncertainty_px; about: quality, motion, levels, trained and decisions, as JSON can hold them.
+    out_of_frame and uncertainty_px; about: quality, motion, levels and trained, as JSON can hold them.
     """
 
     rows: torch.Tensor
@@ -52,16 +49,29 @@ class GroupFit:
     about: dict[str, Any]
 
     @classmethod
-    def of(cls, rows: np.ndarray, part: Stack, found: Alignment) -> GroupFit:
-        """From the alignment of the stack of a group."""
-        table, kept = found.transforms, part.kept
+    def of(
+        cls,
+        model: Method,
+        rows: np.ndarray,
+        stack: Stack,
+        checkpoint: GroupCheckpoint,
+        save_every: float,
+        *,
+        fit: bool,
+    ) -> GroupFit:
+        """The images `rows` of a stack aligned by a method, which is fitted to them if `fit`."""
+        part = stack.some(rows)
+        with in_this_process():
+            if fit:
+                model.fit(part, checkpoint=checkpoint, save_every=save_every)
+                how = FitResult(torch.zeros(0, 3, 3), model.motion_, model.levels_, model.trained_)
+                found = Alignment(model.transforms_, model.quality_, model.stack_from_frame_, how)
+            else:
+                found = model.align_new(part, checkpoint=checkpoint, save_every=save_every)
+        table, kept, how = found.transforms, part.kept, found.found
         columns = [table.score[kept], table._status[kept], table.out_of_frame[kept], table.uncertainty_px[kept]]
-        about = {
-            "quality": found.quality.as_dict(),
-            "motion": found.found.motion,
-            "levels": list(found.found.levels),
-            "trained": found.found.trained,
-        }
+        quality = found.quality.as_dict()
+        about = {"quality": quality, "motion": how.motion, "levels": list(how.levels), "trained": how.trained}
         poses = torch.as_tensor(found.stack_from_frame).float()
         return cls(torch.as_tensor(rows), poses, torch.as_tensor(np.stack(columns).astype(np.float64)), about)
 
@@ -74,19 +84,6 @@ class GroupFit:
         about = {"quality": None, "motion": MOTIONS[0], "levels": [max(stack.frame)], "trained": False}
         return cls(torch.as_tensor(rows), poses, numbers, about)
 
-    @classmethod
-    def fit(
-        cls, model: Method, rows: np.ndarray, stack: Stack, context: FitContext, checkpoint: GroupCheckpoint
-    ) -> GroupFit:
-        """Fit a method to the images `rows` of a stack."""
-        part = stack.some(rows)
-        with in_this_process():
-            model.fit(part, checkpoint=checkpoint, save_every=context.save_every)
-        poses = FitResult(torch.zeros(0, 3, 3), model.motion_, model.levels_, model.trained_)
-        result = cls.of(rows, part, Alignment(model.transforms_, model.quality_, model.stack_from_frame_, poses))
-        result.about["decisions"] = dict(model.decisions_)
-        return result
-
     def state(self) -> dict[str, Any]:
         """Plain tensors and numbers, for a checkpoint."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -96,7 +93,7 @@ class GroupFit:
         inliers = torch.nonzero(self.numbers[1] == 0)[:, 0]
         inliers = inliers if len(inliers) else torch.arange(len(self.rows))
         shuffled = torch.randperm(len(inliers), generator=torch.Generator().manual_seed(random_state))
-        some = inliers[shuffled[:MAX_TEMPLATE_IMAGES].sort().values]
+        some = inliers[shuffled[:1000].sort().values]  # more do not change the mean visibly
         total = torch.zeros(stack.channels, *stack.frame, dtype=torch.float64)
         few = stack.some(self.rows[some].numpy())
         for at in torch.arange(len(some)).split(256):

@@ -8,9 +8,11 @@ most similar group. An image that is far less similar to its neighbours than usu
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from congeal.errors import CongealError
 from congeal.evaluation.likeness import coherence, least_coherence
 from congeal.execution.threads import map_ordered, single_torch_thread
 from congeal.images import Stack
+from congeal.images.formats.writers import check_group_name
 from congeal.methods.clustering.exemplars import BATCH_IMAGES, NEAREST_AVERAGED, NO_MATCH, Exemplars, GroupModel
 from congeal.methods.clustering.spectral_clustering import (
     FEATURE_NEIGHBOURS,
@@ -33,32 +36,30 @@ from congeal.methods.clustering.spectral_clustering import (
 from congeal.methods.clustering.views import FeatureSpace, feature_views, make_views
 from congeal.methods.semantic.extractors import Extractor
 from congeal.registration.features import ImageFeatures
+from congeal.transforms.ids import match_ids, read_table
+from congeal.transforms.transforms import NO_GROUP
 
+NOT_LISTED = -2
+"""Group number of an image that the table does not list: it is assigned to the most similar group."""
+GROUP_TABLE_COLUMNS = ("id", "group")
 MAX_EXEMPLAR_VALUES = 4_000_000
 """Values of all exemplars together, 16 MB: their linearisations take six times as much memory. Features, which are not
 linearised, may have five times as many: two thousand images of lite0."""
 CANDIDATES_PER_IMAGE = 30
 """Exemplars, most similar unaligned, that an image of the sample is aligned to (chosen by
 judgement)."""
-CLUSTERING_STARTS = 8
-"""Starts of the partition into a given number of groups (chosen by judgement: split and merged, all of 19 starts ended
-at the best groups)."""
 MIN_GIVEN_EXEMPLARS = 30
 """Exemplars of a given group, if it has as many images: all the poses of a rare kind (chosen by judgement)."""
 MAX_CONDUCTANCE = 0.08
 """Conductance of a group, at most, where the number of groups is found. MNIST training digits: three digits 0.003 to
 0.022, partitioned into four 0.09 and more; one digit partitioned into two 0.10 and more, but 0.075 for twos, with and
 without a loop; ten digits 0.06, partitioned into eleven 0.09."""
-CLEAR_CHOICE_FACTOR = 0.75
-"""The number of groups is clear where the conductance is below the limit by this factor, and above it by the same
-factor for one group more (chosen by judgement)."""
 OUTLIER_DISTANCE_FACTOR, MIN_OUTLIER_DISTANCE = 3.0, 0.12
 """An image is an outlier if one minus its likeness to its nearest exemplars exceeds the median by this factor, and this
 value. Of MNIST training threes and sevens 0.5 % are, of noise as sparse as ink all."""
 
 
-@dataclass(frozen=True)
-class SampleClustering:
+class SampleClustering(NamedTuple):
     """The clusters of a sample.
 
     rows (S,): positions of the exemplars in the set, in the order of the model. outliers: positions of sample images
@@ -80,21 +81,14 @@ class SampleClustering:
 
     def state(self) -> dict[str, Any]:
         """As plain tensors and numbers, for a checkpoint."""
-        rows = {"rows": torch.as_tensor(self.rows), "outliers": torch.as_tensor(self.outliers)}
-        plain = {"conductances": self.conductances, "curve": self.curve, "tree": self.tree}
-        return {"model": self.model.state(), **rows, **plain}
+        arrays = {"rows": torch.as_tensor(self.rows), "outliers": torch.as_tensor(self.outliers)}
+        return self._asdict() | arrays | {"model": self.model.state()}
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> SampleClustering:
         """The inverse of `state`."""
-        return cls(
-            GroupModel.restore(state["model"]),
-            state["rows"].numpy(),
-            state["outliers"].numpy(),
-            list(state["conductances"]),
-            [(int(count), float(value)) for count, value in state["curve"]],
-            [(int(one), int(other), float(share)) for one, other, share in state["tree"]],
-        )
+        arrays = {"rows": state["rows"].numpy(), "outliers": state["outliers"].numpy()}
+        return cls(**state | arrays | {"model": GroupModel.restore(state["model"])})
 
 
 @dataclass(frozen=True)
@@ -167,15 +161,19 @@ def cluster_sample(
     image_features: ImageFeatures,
     n_groups: int | str,
     *,
+    given: np.ndarray | None,
     sample: int,
     most_groups: int,
     random_state: int,
-    extractor: Extractor | None = None,
+    extractor: Extractor | None,
 ) -> SampleClustering:
-    """Find the groups of a set, from a sample of it."""
+    """Find the groups of a set, from a sample of it; given (n,): groups that are known, below 0 for none."""
     rng = np.random.default_rng(random_state)
-    chosen = np.sort(rng.permutation(len(stack))[: _max_exemplars(stack, image_features, sample, extractor)])
-    chosen, noise, coherent = _split_off_noise(stack, chosen)
+    drawn = _draw_sample(stack, image_features, given, sample, extractor, rng)
+    chosen, noise, coherent = _split_off_noise(stack, drawn)
+    if given is not None:
+        compared = ComparedSample.of(stack, drawn, coherent, image_features, extractor)
+        return compared.clustering(np.arange(len(drawn)), given[drawn], noise[:0], [])
     compared = ComparedSample.of(stack, chosen, coherent, image_features, extractor)
     inside = compared.distance <= compared.max_distance
     if inside.sum() < 2:
@@ -188,48 +186,66 @@ def cluster_sample(
         )
     if isinstance(n_groups, int) and n_groups > 1 and float(compared.distance[some].max()) < 1e-6:
         raise CongealError(f"the images of {stack.source.name} are all alike, which makes one group, not {n_groups}")
-    graph = compared.graph(some)
+    graph, curve = compared.graph(some), []  # type: NeighbourGraph, list[tuple[int, float]]
     if n_groups == "auto" and compared.space is not None:
         n_groups, curve = count_clusters(compared.views[some], most_groups, rng)
-        groups, _ = _partition_graph(graph, n_groups, most_groups, rng)
+    if isinstance(n_groups, int):
+        groups = partition(graph, graph.embedding(n_groups)[1], rearranged=True)
     else:
-        groups, curve = _partition_graph(graph, n_groups, most_groups, rng)
+        groups, curve = _largest_partition(graph, most_groups)
     largest_first = np.argsort(-np.bincount(groups), kind="stable")
     return compared.clustering(some, largest_first.argsort()[groups], np.union1d(chosen[~inside], noise), curve)
 
 
-def clusters_from_table(
+def _draw_sample(
     stack: Stack,
     image_features: ImageFeatures,
-    given: np.ndarray,
-    *,
+    given: np.ndarray | None,
     sample: int,
-    random_state: int,
-    extractor: Extractor | None = None,
-) -> SampleClustering:
-    """Exemplars of groups that are given: (n,) the group of each image, below 0 for none.
-
-    Each group has its share of the sample, and at least `MIN_GIVEN_EXEMPLARS`.
-    """
-    rng = np.random.default_rng(random_state)
-    most, total = _max_exemplars(stack, image_features, sample, extractor), int((given >= 0).sum())
-    chosen = []
+    extractor: Extractor | None,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Positions of a random sample; each given group has its share of it, and at least `MIN_GIVEN_EXEMPLARS`."""
+    if extractor is None:
+        most = MAX_EXEMPLAR_VALUES // make_views(stack, np.arange(1), image_features).numel()
+    else:
+        most = 5 * MAX_EXEMPLAR_VALUES // feature_views(stack, np.arange(1), extractor, max(stack.frame)).numel()
+    most = max(2, min(sample, most))
+    if given is None:
+        return np.sort(rng.permutation(len(stack))[:most])
+    chosen, total = [], int((given >= 0).sum())
     for number in range(int(given.max()) + 1):
         own = np.flatnonzero(given == number)
         share = max(MIN_GIVEN_EXEMPLARS, round(most * len(own) / total))
         chosen.append(np.sort(rng.permutation(own)[:share]))
-    rows = np.concatenate(chosen)
-    compared = ComparedSample.of(stack, rows, _split_off_noise(stack, rows)[2], image_features, extractor)
-    return compared.clustering(np.arange(len(rows)), given[rows], np.zeros(0, dtype=np.int64), [])
+    return np.concatenate(chosen)
 
 
-def _max_exemplars(stack: Stack, image_features: ImageFeatures, sample: int, extractor: Extractor | None) -> int:
-    first, most = np.arange(1), MAX_EXEMPLAR_VALUES
-    if extractor is None:
-        view = make_views(stack, first, image_features)
-    else:
-        view, most = feature_views(stack, first, extractor, max(stack.frame)), 5 * most
-    return max(2, min(sample, most // view.numel()))
+class GivenGroups(NamedTuple):
+    """Groups of a table: their names, the largest first, and `group` (n,) of each image: −1 none, −2 not listed."""
+
+    names: tuple[str, ...]
+    group: np.ndarray
+
+
+def read_group_table(path: str | os.PathLike[str], ids: Sequence[str]) -> GivenGroups:
+    """The groups that a table gives to images of these ids; an empty cell is no group."""
+    table = {row["id"]: row["group"] for row in read_table(path, GROUP_TABLE_COLUMNS)}
+    meant = match_ids(table, ids)
+    known = {meant[id]: name for id, name in table.items() if id in meant}
+    if not known:
+        example = f", such as '{ids[0]}'" if len(ids) else ""
+        raise CongealError(f"'{path}' lists none of these images: its column id must have their ids{example}")
+    sizes = Counter(name for name in known.values() if name)
+    if not sizes:
+        raise CongealError(f"'{path}' puts no image into a group: its column group is empty")
+    try:
+        names = [check_group_name(name) for name, _ in sizes.most_common()]
+    except CongealError as error:
+        raise CongealError(f"'{path}': {error}") from error
+    number = {name: k for k, name in enumerate(names)} | {"": NO_GROUP}
+    group = np.array([number[known[id]] if id in known else NOT_LISTED for id in ids], dtype=np.int64)
+    return GivenGroups(tuple(names), group)
 
 
 def _batches(rows: np.ndarray) -> list[np.ndarray]:
@@ -258,7 +274,9 @@ def _nearest_neighbours(exemplars: Exemplars) -> tuple[torch.Tensor, torch.Tenso
 
     def nearest(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         views = exemplars.views[part]
-        which = exemplars.nearest(views, max(CANDIDATES_PER_IMAGE, count), without=part)
+        alike = exemplars.correlations(views)
+        alike[torch.arange(len(part)), part] = -2  # no image is its own neighbour
+        which = alike.topk(min(max(CANDIDATES_PER_IMAGE, count), n - 1), 1).indices
         top = exemplars.aligned_likeness(views, which).topk(count, 1)
         return which.gather(1, top.indices), top.values
 
@@ -269,21 +287,15 @@ def _nearest_neighbours(exemplars: Exemplars) -> tuple[torch.Tensor, torch.Tenso
     return torch.where(likeness > NO_MATCH, neighbours, n), likeness
 
 
-def _partition_graph(
-    graph: NeighbourGraph, n_groups: int | str, most_groups: int, rng: np.random.Generator
-) -> tuple[np.ndarray, list[tuple[int, float]]]:
-    """Groups of the graph, and the largest conductance for each number of groups that was tried.
-
-    "auto": as many groups as possible of which none has a conductance above `MAX_CONDUCTANCE`.
-    """
-    if isinstance(n_groups, int):
-        return partition(graph, graph.embedding(n_groups)[1], rng, CLUSTERING_STARTS), []
+def _largest_partition(graph: NeighbourGraph, most_groups: int) -> tuple[np.ndarray, list[tuple[int, float]]]:
+    """As many groups as possible of which none has a conductance above `MAX_CONDUCTANCE`, and the largest conductance
+    for each number of groups that was tried."""
     most = min(len(graph) - 1, most_groups)
     _, vectors = graph.embedding(max(1, most))
     best, curve = np.zeros(len(graph), dtype=np.int64), [(1, 0.0)]
     least = max(MIN_GROUP_IMAGES, round(len(graph) / 200))
     for count in range(2, most + 1):
-        groups = partition(graph, vectors[:, :count], rng, 1)
+        groups = partition(graph, vectors[:, :count])
         worst = float(graph.conductances(groups, count).max())
         curve.append((count, worst))
         if worst <= MAX_CONDUCTANCE and np.bincount(groups, minlength=count).min() >= least:
@@ -308,7 +320,7 @@ def describe_choice(
         return {"sentence": f"{groups}, as {how}: {worst}.", **numbers}
     limit = MAX_RELATIVE_CONDUCTANCE if features else MAX_CONDUCTANCE
     here, after = dict(curve).get(count, 0.0), min((value for number, value in curve if number > count), default=1.0)
-    sure = here <= CLEAR_CHOICE_FACTOR * limit and after >= limit / CLEAR_CHOICE_FACTOR
+    sure = here <= 0.75 * limit and after >= limit / 0.75  # clear by a quarter on both sides
     if features:
         name = "conductance of the next split, as a share of that of a set of one kind"
         last = f"the conductance of the last split is {here:.0%} of that of a set of one kind; " if count > 1 else ""

@@ -22,13 +22,7 @@ from scipy.sparse.linalg import eigsh
 from scipy.spatial.distance import squareform
 
 from congeal.methods.clustering.exemplars import unit_vectors
-from congeal.methods.kmeans import kmeans
 
-MAX_SWEEPS = 30
-"""Sweeps in which nodes change groups; graphs of ten thousand digits end after fewer than ten."""
-MAX_MERGES_TRIED = 4
-"""Splits and merges that are carried out and refined before a partition counts as final, the most promising first
-(chosen by judgement)."""
 FEATURE_NEIGHBOURS = 10
 """Nearest neighbours of each image in the graph of features (chosen by judgement)."""
 MIN_GROUP_IMAGES = 5
@@ -101,49 +95,30 @@ def _membership(groups: np.ndarray, count: int) -> np.ndarray:
     return (groups[:, None] == np.arange(count)).astype(np.float64)
 
 
-def partition(
-    graph: NeighbourGraph, vectors: np.ndarray, rng: np.random.Generator | None = None, starts: int = 0
-) -> np.ndarray:
-    """(n,) groups, as many as there are eigenvectors (n, count): of several starts those of the least conductance.
+def partition(graph: NeighbourGraph, vectors: np.ndarray, *, rearranged: bool = False) -> np.ndarray:
+    """(n,) groups, as many as there are eigenvectors (n, count); rearranged: groups are also split and merged.
 
-    The first start is deterministic: QR with pivoting finds images whose eigenvectors point apart, and every image goes
-    to the axis that it lies along. The others are k-means from random centres. No group is left empty. The best of
-    several starts is then split and merged: one start in four finds the ten digits in affNIST-style images, and from
-    any of them split and merged all do.
+    QR with pivoting finds images whose eigenvectors point apart, and every image goes to the axis that it lies along.
+    One such start in four finds the ten digits in affNIST-style images; split and merged all do.
     """
     count = vectors.shape[1]
     if count == 1:
         return np.zeros(len(vectors), dtype=np.int64)
     pivots = qr(vectors.T, mode="r", pivoting=True)[-1][:count]
     u, _, v = np.linalg.svd(vectors[pivots].T)
-    begun = [np.abs(vectors @ (u @ v)).argmax(1)]
-    rows = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    if rng is not None:
-        begun += [kmeans(rows, count, rng)[1].astype(np.int64) for _ in range(starts)]
-    refined = [move_nodes(graph, fill_empty_groups(graph, groups, count), count) for groups in begun]
-    best = min(refined, key=lambda groups: float(graph.conductances(groups, count).sum()))
-    return split_and_merge(graph, best, count, rows) if starts > 1 else best
-
-
-def fill_empty_groups(graph: NeighbourGraph, groups: np.ndarray, count: int) -> np.ndarray:
-    """The same groups, each empty one replaced by half of the largest, which is split along its second eigenvector."""
-    groups = groups.copy()
-    for empty in range(count):
-        sizes = np.bincount(groups, minlength=count)
-        if sizes[empty]:
-            continue
-        members = np.flatnonzero(groups == sizes.argmax())
-        side = graph.subgraph(members).embedding(2)[1][:, 1] if len(members) > 2 else np.arange(len(members))
-        half = members[side > np.median(side)]
-        groups[half if len(half) else members[len(members) // 2 :]] = empty
-    return groups
+    groups = np.abs(vectors @ (u @ v)).argmax(1)
+    groups[pivots] = np.arange(count)  # no group is empty
+    groups = move_nodes(graph, groups, count)
+    if not rearranged:
+        return groups
+    return split_and_merge(graph, groups, count, vectors / np.maximum(np.linalg.norm(vectors, axis=1)[:, None], 1e-12))
 
 
 def move_nodes(graph: NeighbourGraph, groups: np.ndarray, count: int) -> np.ndarray:
     """Move all nodes to the group that most of their edges lead to, for its volume, while the conductance falls."""
     degrees = graph.degrees
     best, least = groups, float(graph.conductances(groups, count).sum())
-    for _ in range(MAX_SWEEPS):
+    for _ in range(30):
         members = _membership(best, count)
         volume = np.maximum(degrees @ members, 1e-12)
         links = graph.weights @ members
@@ -165,8 +140,14 @@ def split_and_merge(graph: NeighbourGraph, groups: np.ndarray, count: int, rows:
     best, least = groups, float(graph.conductances(groups, count).sum())
     while True:  # halves of fewer than four images have no edges inside
         members = [np.flatnonzero(best == group) for group in range(count)]
-        halves = {group: _split_group(graph, own, rows) for group, own in enumerate(members) if len(own) >= 4}
-        for one, other, third in _promising(graph, best, count, halves)[:MAX_MERGES_TRIED]:
+        halves = {}
+        for group, own in enumerate(members):
+            if len(own) >= 4:  # on both sides of its first principal axis, after nodes were moved
+                centred = rows[own] - rows[own].mean(0)
+                side = centred @ np.linalg.eigh(centred.T @ centred)[1][:, -1]
+                two = (side > 0).astype(np.int64) if np.abs(side).max() > 1e-9 else np.arange(len(own)) % 2
+                halves[group] = own[move_nodes(graph.subgraph(own), two, 2) == 1]
+        for one, other, third in _promising(graph, best, count, halves)[:4]:  # the others hardly ever win
             changed = np.where(best == other, one, best)
             changed[halves[third]] = other
             changed = move_nodes(graph, changed, count)
@@ -196,14 +177,6 @@ def _promising(
             fall = float(own[one] + own[other] - merged)
             changes += [(rise - fall, one, other, third) for third, rise in rises.items() if third not in (one, other)]
     return [change[1:] for change in sorted(changes)]
-
-
-def _split_group(graph: NeighbourGraph, members: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The members on one side of a group, along its first principal axis, after nodes were moved."""
-    own = rows[members] - rows[members].mean(0)
-    side = own @ np.linalg.eigh(own.T @ own)[1][:, -1]
-    two = (side > 0).astype(np.int64) if np.abs(side).max() > 1e-9 else np.arange(len(members)) % 2
-    return members[move_nodes(graph.subgraph(members), two, 2) == 1]
 
 
 def rank_weights(neighbours: np.ndarray) -> np.ndarray:
@@ -244,25 +217,25 @@ def _bipartition_test(flat: torch.Tensor, rng: np.random.Generator) -> tuple[flo
     if n < 2 * MIN_GROUP_IMAGES:
         return nothing
     centred = flat - flat.mean(0)
-    side, conductance = _bipartition(centred, rng)
+    side, conductance = _bipartition(centred)
     if np.bincount(side, minlength=2).min() < max(MIN_GROUP_IMAGES, n // 200):
         return nothing
     if n > MAX_TESTED_IMAGES:
         centred = centred[np.sort(rng.permutation(n)[:MAX_TESTED_IMAGES])]
-        _, conductance = _bipartition(centred, rng)
+        _, conductance = _bipartition(centred)
     deviation = torch.linalg.svdvals(centred) / len(centred) ** 0.5
     samples = [torch.as_tensor(rng.standard_normal((len(centred), len(deviation)))) for _ in range(NULL_SAMPLES)]
-    usual = sum(_bipartition(sample * deviation, rng)[1] for sample in samples) / NULL_SAMPLES
+    usual = sum(_bipartition(sample * deviation)[1] for sample in samples) / NULL_SAMPLES
     return (conductance / usual, side) if usual > 0 else nothing
 
 
-def _bipartition(flat: torch.Tensor, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+def _bipartition(flat: torch.Tensor) -> tuple[np.ndarray, float]:
     """(n,) the side of each image in a spectral bipartition, and the mean conductance of both sides."""
     unit = unit_vectors(flat)
     alike = (unit @ unit.T).fill_diagonal_(-2)
     neighbours = alike.topk(min(FEATURE_NEIGHBOURS, len(flat) - 1), 1).indices.numpy()
     graph = NeighbourGraph.of_neighbours(neighbours, rank_weights(neighbours))
-    side = partition(graph, graph.embedding(2)[1], rng, 2)
+    side = partition(graph, graph.embedding(2)[1])
     return side, float(graph.conductances(side, 2).mean())
 
 
@@ -286,10 +259,8 @@ def cut_dendrogram(tree: Sequence[Sequence[float]], groups: int, remaining: int)
 
     New numbers are in the order of the first group that each holds.
     """
-    root = {number: number for number in range(groups)}
-    holds = {number: [number] for number in range(groups)}
+    labels = np.arange(groups)
     for i, (one, other, _) in enumerate(tree[: groups - remaining]):
-        holds[groups + i] = holds.pop(int(one)) + holds.pop(int(other))
-        root |= dict.fromkeys(holds[groups + i], groups + i)
-    order = list(dict.fromkeys(root[number] for number in range(groups)))
-    return [order.index(root[number]) for number in range(groups)]
+        labels[np.isin(labels, (one, other))] = groups + i
+    order = list(dict.fromkeys(labels.tolist()))
+    return [order.index(label) for label in labels.tolist()]

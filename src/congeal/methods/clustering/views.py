@@ -26,23 +26,10 @@ from congeal.rows import evenly_spaced_rows
 OBJECT_VIEW_PX, PHOTO_VIEW_PX = 20, 32
 """Longer side of compared views: a digit keeps its strokes at 20 pixels (1-NN of 2,000 MNIST digits 97.6 %, at 14
 pixels 96 %, at 28 pixels 98 % in twice the time)."""
-VIEW_BLUR_PX = 0.7
-"""Blur of an object's view: strokes that lie side by side should still overlap (chosen by judgement)."""
-FEATURE_CELLS = (4, 4)
-"""Cells along each side that features are averaged in: fewer lose where things are, more compare exact positions
-(chosen by judgement)."""
-MAX_PICTURE_VALUES = 1 << 30
-"""Values of larger pictures of a whole set that may be kept in memory, 4 GB; above it the working size is used."""
-AUGMENTED_IMAGES, AUGMENTATIONS_PER_IMAGE = 60, 6
-"""Images from which the covariance is estimated, and how often each is augmented: about a minute of work (chosen by
-judgement)."""
 AUGMENTATION_SCALES = {"rotation": 0.08, "scale": 0.08, "shift": 0.05, "gamma": 0.25, "tint": 0.1, "shading": 0.2}
 """Standard deviations of an augmentation: rotation in radians, scale as a share, shift as a share of the side, then
 logarithms of the gamma curve, of each colour and of brightness across the image (chosen by judgement: changes that hand
 and daylight make)."""
-WHITENING_SHRINKAGE = 0.1
-"""Share of the mean variance that is added to that along every direction: along some hardly any change is observed
-(chosen by judgement)."""
 
 
 def make_views(stack: Stack, rows: np.ndarray, image_features: ImageFeatures) -> torch.Tensor:
@@ -54,7 +41,7 @@ def make_views(stack: Stack, rows: np.ndarray, image_features: ImageFeatures) ->
         shown = warp(images, start, stack.frame)
         twice = (2 * OBJECT_VIEW_PX, 2 * OBJECT_VIEW_PX)  # then averaged, so that large objects are not aliased
         pose = start @ frame_from_view(shown, twice).float()
-        return gaussian_blur(avg_pool2d(warp(images, pose, twice), 2), VIEW_BLUR_PX)
+        return gaussian_blur(avg_pool2d(warp(images, pose, twice), 2), 0.7)  # strokes side by side still overlap
     shown = warp(images, start, stack.frame, padding=image_features.padding)
     soft = image_features.blurred(image_features.features(shown), image_features.last_blur(stack.frame))
     shrink = min(1.0, PHOTO_VIEW_PX / max(stack.frame))
@@ -89,7 +76,7 @@ class FeatureSpace:
 def feature_picture_size(stack: Stack, extractor: Extractor) -> int:
     """The frame's longer side in the pictures given to the network: its own input size, if the originals have it."""
     size = min(extractor.side, stack.native_size)
-    fits = stack.store_folder is not None or 3 * len(stack) * size**2 <= MAX_PICTURE_VALUES
+    fits = stack.store_folder is not None or 3 * len(stack) * size**2 <= 1 << 30  # 4 GB of memory
     return size if fits else max(stack.frame)
 
 
@@ -107,13 +94,13 @@ def feature_views(stack: Stack, rows: np.ndarray, extractor: Extractor, picture_
 
 def _fit_whitening(stack: Stack, rows: np.ndarray, extractor: Extractor, picture_size: int) -> torch.Tensor:
     """(C, C) the augmentation whitening of a set's features."""
-    few = stack.some(rows[evenly_spaced_rows(len(rows), AUGMENTED_IMAGES)])
+    few = stack.some(rows[evenly_spaced_rows(len(rows), 60)])  # about a minute of work
     seeing = FeatureSampler(few, few.start, Window.whole(stack.frame), extractor, picture_size)
     covariance, generator = torch.zeros(1, dtype=torch.float64), torch.Generator().manual_seed(0)
     with torch.inference_mode(False), torch.no_grad():
         for i in range(len(few)):
             picture, inside = seeing.picture(i, 0)
-            augmented = (augment(picture, inside, generator) for _ in range(AUGMENTATIONS_PER_IMAGE))
+            augmented = (augment(picture, inside, generator) for _ in range(6))
             covariance = covariance + change_covariance(
                 torch.stack([_mirror_averaged_features(*one, extractor) for one in augmented])
             )
@@ -139,7 +126,7 @@ def _mirror_averaged_features(picture: torch.Tensor, inside: torch.Tensor, extra
 def _pool_cells(maps: torch.Tensor, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(C, 4, 4) the sum of a map (C, h, w) over the covered part of each cell, and (1, 4, 4) the size of that part."""
     covered = (adaptive_avg_pool2d(inside[None], (maps.shape[1], maps.shape[2])) > 0.5).float()
-    return adaptive_avg_pool2d(maps * covered, FEATURE_CELLS), adaptive_avg_pool2d(covered, FEATURE_CELLS)
+    return adaptive_avg_pool2d(maps * covered, 4), adaptive_avg_pool2d(covered, 4)
 
 
 def augment(
@@ -177,4 +164,4 @@ def whitening_matrix(covariance: torch.Tensor) -> torch.Tensor:
     if not mean > 0:  # the features of all images are the same
         return torch.eye(len(covariance))
     values, axes = torch.linalg.eigh(covariance / mean)
-    return ((axes * (values.clamp(min=0) + WHITENING_SHRINKAGE).rsqrt()) @ axes.T).float()
+    return ((axes * (values.clamp(min=0) + 0.1).rsqrt()) @ axes.T).float()

@@ -87,33 +87,24 @@ def refine_unless_worse(
     frame_from_view = window.frame_from_view(seen.side)
 
     def likeness(poses: np.ndarray) -> float:
+        """The mean likeness of each image's maps to the mean of the others, weighted by their agreement."""
         view_from_common = np.linalg.inv(frame_from_view) @ np.linalg.inv(begun) @ poses @ frame_from_view
-        return float(feature_likeness(seen, view_from_common).mean())
+        warped = [seen.warped(i, 0, matrix) for i, matrix in enumerate(view_from_common)]
+        cells, counted = torch.stack([one for one, _ in warped]), torch.stack([one for _, one in warped])[..., None]
+        others = (cells.sum(0) - cells) / (counted.sum(0) - counted).clamp(min=1e-3)
+        weight = others.square().sum(-1, keepdim=True) * counted
+        products = ((cells, others), (cells, cells), (others, others))
+        both, own, theirs = ((weight * a * b).sum((1, 2)) for a, b in products)
+        return float((both / (own * theirs).sqrt().clamp(min=1e-9)).mean())
 
+    # The squared agreement at each pixel of the frame: the square suppresses the background.
+    cell_from_frame = torch.from_numpy(np.linalg.inv(frame_from_view @ seen.view_from_cell))[None].float()
+    shown = warp(template.weight.reshape(1, 1, *seen.grid), cell_from_frame, stack.frame)[0]
+    weight = (shown / shown.max().clamp(min=1e-6)).square()
     keep = agreement >= MIN_RELATIVE_AGREEMENT * np.median(agreement)
-    refined, edges = refine_on_edges(stack, found, object_weight(template.weight, seen, window, stack.frame), keep)
+    refined, edges = refine_on_edges(stack, found, weight, keep)
     gain = likeness(refined) - likeness(found)
     return (refined, (gain, edges)) if gain > -MAX_SIMILARITY_LOSS else (found, (gain, None))
-
-
-def object_weight(weight: torch.Tensor, seen: FeatureMaps, window: Window, frame: tuple[int, int]) -> torch.Tensor:
-    """(1, h, w) the squared agreement of images at each pixel of the frame, from that in cells (L,) of a window: the
-    square suppresses the background."""
-    frame_from_cell = window.frame_from_view(seen.side) @ seen.view_from_cell
-    cells = torch.from_numpy(np.linalg.inv(frame_from_cell))[None].float()
-    shown = warp(weight.reshape(1, 1, *seen.grid), cells, frame)[0]
-    return (shown / shown.max().clamp(min=1e-6)).square()
-
-
-def feature_likeness(seen: FeatureMaps, view_from_common: np.ndarray) -> np.ndarray:
-    """(n,) likeness of each image's feature maps, warped to the common view (n, 3, 3), to the mean of the others,
-    weighted by their agreement."""
-    found = [seen.warped(i, 0, matrix) for i, matrix in enumerate(view_from_common)]
-    cells, counted = torch.stack([one for one, _ in found]), torch.stack([one for _, one in found])[..., None]
-    others = (cells.sum(0) - cells) / (counted.sum(0) - counted).clamp(min=1e-3)
-    weight = others.square().sum(-1, keepdim=True) * counted
-    both, own, theirs = ((weight * a * b).sum((1, 2)) for a, b in ((cells, others), (cells, cells), (others, others)))
-    return np.asarray((both / (own * theirs).sqrt().clamp(min=1e-9)).numpy())
 
 
 def _newton(stack: Stack) -> GaussNewton:

@@ -48,8 +48,6 @@ from congeal.rows import evenly_spaced_rows
 
 MIN_IMAGES = 4
 """Fewer images have too few pairs to separate right matches from wrong ones."""
-BATCH_IMAGES = 16
-"""Images that are registered before progress is saved: a few seconds of work (chosen by judgement)."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -110,8 +108,7 @@ class SemanticCongealing(FeatureTrust, Method):
                 turns=self.turns,
                 motion=self.motion,
                 seed=self.random_state or 0,
-                quiet=context.quiet,
-                report=lambda stage, value: context.note(**{stage: value}),
+                context=context,
             )
             self._check_common_object(stack, joined.agreement_ratio)
             saved = {"learnt": {**_template_state("frame", joined.frame), **_template_state("object", joined.object)}}
@@ -135,18 +132,18 @@ class SemanticCongealing(FeatureTrust, Method):
         return self._found_poses(stack, poses, error, extractor)
 
     def _check_common_object(self, stack: Stack, agreement_ratio: float) -> None:
-        if agreement_ratio == 0:
-            raise RunFailed(
-                f"the images of {stack.source.name} have no object in common that {self.features} sees: what "
-                "matches is where in the picture something lies, not what it is; choose images of one kind of thing, "
-                "or other features"
+        if agreement_ratio >= COMMON_OBJECT:
+            return
+        why = "what matches is where in the picture something lies, not what it is"
+        if agreement_ratio > 0:
+            why = (
+                f"matches agree {agreement_ratio:.1f} times as often as by chance, and {COMMON_OBJECT:g} times is the "
+                "least"
             )
-        if agreement_ratio < COMMON_OBJECT:
-            raise RunFailed(
-                f"the images of {stack.source.name} have no object in common that {self.features} sees: matches agree "
-                f"{agreement_ratio:.1f} times as often as by chance, and {COMMON_OBJECT:g} times is the least; "
-                "choose images of one kind of thing, or other features"
-            )
+        raise RunFailed(
+            f"the images of {stack.source.name} have no object in common that {self.features} sees: {why}; choose "
+            "images of one kind of thing, or other features"
+        )
 
     def _found_poses(
         self,
@@ -205,7 +202,7 @@ class SemanticCongealing(FeatureTrust, Method):
         beside: Mapping[str, Any] | None = None,
     ) -> None:
         """Register every image of a stack to the templates, which fills poses (n, 3, 3) and errors (n,)."""
-        parts = np.array_split(np.arange(len(stack)), -(-len(stack) // BATCH_IMAGES))
+        parts = np.array_split(np.arange(len(stack)), -(-len(stack) // 16))  # a few seconds of work
 
         def work(part: np.ndarray) -> tuple[torch.Tensor, ...]:
             return tuple(torch.from_numpy(one) for one in self._align_few(stack.some(part), extractor))

@@ -30,8 +30,6 @@ INPUT_SIDE_PX = 320
 judgement: 20 × 20 cells)."""
 PLAIN_FEATURES = ("auto", "edges", "pixels")
 """Names of features that are computed from the pixels alone."""
-MIN_CELLS = 4
-"""Cells along a side of a map: fewer do not locate anything (chosen by judgement)."""
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the colours of ImageNet, on which lite0 and networks of timm were trained."""
 
@@ -146,7 +144,7 @@ class _UserNetwork(Extractor):
                 f"{self.name} gives an array {tuple(given.shape)}, not a map (1, C, h, w): leave out what pools or "
                 "flattens it"
             )
-        if min(given.shape[2:]) < MIN_CELLS:
+        if min(given.shape[2:]) < 4:
             raise CongealError(
                 f"{self.name} gives a map of {given.shape[2]} × {given.shape[3]} cells, which says too little about "
                 f"where things are: take an earlier layer"

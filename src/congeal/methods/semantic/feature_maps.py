@@ -23,14 +23,8 @@ from congeal.rows import evenly_spaced_rows
 
 COMPONENTS = 64
 """Principal components stored per cell: two thirds of the variance, without loss of agreement of nearest neighbours."""
-BASIS_IMAGES, MAX_BASIS_CELLS = 100, 40_000
-"""Images and cells from which the principal components are estimated: far more cells than channels (chosen
-by judgement)."""
 MIN_RELATIVE_AGREEMENT = 0.5
 """Share of the median agreement that an image needs to be part of a template (chosen by judgement)."""
-SIMILARITY_CHANNELS = 16
-"""Principal components by which likeness is measured, as a square of pictures side by side (chosen by judgement: the
-others hold little of the variance)."""
 
 Maps = tuple[torch.Tensor, np.ndarray]
 """Features (C, h, w) of a picture, and which cells (h·w,) are covered by the image."""
@@ -69,7 +63,7 @@ class FeatureBasis:
         rows = []
         for maps, seen in found:
             cells = maps.flatten(1).T[torch.from_numpy(seen)]
-            rows.append(cells[:: max(1, len(cells) * len(found) // MAX_BASIS_CELLS)])
+            rows.append(cells[:: max(1, len(cells) * len(found) // 40_000)])  # far more cells than channels
         values = torch.cat(rows)
         if len(values) < 2:
             values = torch.cat([values, torch.zeros(2, values.shape[1])])
@@ -153,7 +147,7 @@ def compute_feature_maps(
     with single_torch_thread(), torch.inference_mode(False), torch.no_grad():
         known: dict[tuple[int, int], Maps] = {}
         if basis is None:  # its maps are computed once
-            some = [(int(i), orientations[0]) for i in evenly_spaced_rows(len(stack), BASIS_IMAGES)]
+            some = [(int(i), orientations[0]) for i in evenly_spaced_rows(len(stack), 100)]
             known = dict(zip(some, map_ordered(lambda job: sampler.maps(*job), some, usable_cores()), strict=True))
             basis = FeatureBasis.of(list(known.values()))
 
@@ -265,7 +259,7 @@ class FeatureSimilarity:
             few, np.asarray(poses)[rows], self.template.window, self.extractor, basis=self.template.basis
         )
         height, width = seen.grid
-        channels = min(SIMILARITY_CHANNELS, seen.cells.shape[-1])
+        channels = min(16, seen.cells.shape[-1])  # the others hold little of the variance
         across = max(1, int(np.sqrt(channels)))
         down = channels // across
         cells = torch.from_numpy(np.asarray(seen.cells[:, 0, :, : down * across], dtype=np.float32))

@@ -29,16 +29,10 @@ MAX_SWEEPS = 30
 INITIAL_IMAGES = 16
 """Images from which orientations are initialised, each as the upright one: one good image among them is enough (chosen
 by judgement)."""
-REWEIGHTING_STEPS, HOMOGRAPHY_STEPS = 30, 8
-"""Steps of iteratively reweighted least squares, and of Gauss-Newton for homographies, of which four suffice for poses
-that are nearly affine."""
 MIN_REGULARISATION = 2e-3
 """Weight of the initial pose relative to a usual image's matches: it only decides where there are no matches."""
 SUBCELL_ERROR = 1 / 8
 """Standard error of a matched point, in cells of the network: measured on synthetic birds with known poses."""
-MAX_PERSPECTIVE = 0.5
-"""Largest relative change of depth by perspective from the centre of a view to its edge: less than 1, where the view
-folds (chosen by judgement)."""
 BLOCKS = 5
 """Blocks along a view whose matches have one common error: about the size of the parts of an animal (chosen by
 judgement)."""
@@ -205,12 +199,16 @@ def synchronise_poses(
     view. regularisation: weight of the initial poses, relative to a usual image's matches.
     """
     is_similarity = motion == "similarity"
-    points = [_design_rows(places / unit, is_similarity) for places in (matches.a, matches.b)]
+    one = np.ones(len(matches.a))
+    points = [
+        np.stack([places, one] if is_similarity else [places.real, places.imag, one], 1)
+        for places in (matches.a / unit, matches.b / unit)
+    ]
     first = np.stack([_unknowns(one, is_similarity, unit) for one in begin])
     solution, images = first.copy(), matches.images
     usual = matches.per_image(matches.weight).mean() if len(matches.a) else 1.0
     weight = matches.weight
-    for step in range(REWEIGHTING_STEPS):
+    for step in range(30):
         there = [np.einsum("mk,mkc->mc", p, solution[i]) for p, i in zip(points, images, strict=True)]
         error = np.sqrt((np.abs(there[0] - there[1]) ** 2).sum(1)) * unit
         width = tolerance * max(1.0, 3 * (1 - step / 12))  # wide at first, so that distant images are attracted
@@ -236,7 +234,7 @@ def _refine_homographies(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Homographies that minimise the distance of matches, from affine poses, and the weight of every match."""
     weight, k = matches.weight, n_parameters("homography")
-    for _ in range(HOMOGRAPHY_STEPS):
+    for _ in range(8):
         there = matches.common_points(poses)
         apart = (there[0] - there[1]) / unit
         weight = _robust_weight(matches, np.linalg.norm(apart, axis=1) * unit, tolerance)
@@ -245,7 +243,8 @@ def _refine_homographies(
         gradient = np.zeros((len(poses), k))
         for own, image, sign in zip(jacobians, matches.images, (-1, 1), strict=True):
             np.add.at(gradient, image, sign * np.einsum("m,mck,mc->mk", weight, own, apart))
-        gradient -= regularisation * _relative_parameters(poses, begin, unit)
+        apart_from_begin = _rescale(poses @ np.linalg.inv(begin), 1 / unit)
+        gradient -= regularisation * parameters_from_matrix(torch.from_numpy(apart_from_begin)).numpy()
         normal = _normal_matrix(matches, jacobians, weight)
         step = _solve_with_gauge(normal, gradient[..., None], regularisation, support, np.zeros((k, 1)))
         poses = _compose_homographies(poses, step[..., 0], unit)
@@ -267,25 +266,15 @@ def map_complex_points(poses: np.ndarray, places: np.ndarray) -> np.ndarray:
 def _compose_homographies(poses: np.ndarray, parameters: np.ndarray, unit: float) -> np.ndarray:
     """Poses (n, 3, 3) after steps (n, 8) of the common view, whose perspective is limited so that it does not fold."""
     steep = np.abs(parameters[:, 6:]).sum(1, keepdims=True)
-    limited = parameters[:, 6:] * np.minimum(1, MAX_PERSPECTIVE / np.maximum(steep, 1e-9))
+    limited = parameters[:, 6:] * np.minimum(1, 0.5 / np.maximum(steep, 1e-9))  # from 1 on the view folds
     step = matrix_from_parameters(torch.from_numpy(np.concatenate([parameters[:, :6], limited], 1)))
     found = _rescale(step.numpy(), unit) @ poses
     return np.asarray(found / found[:, 2:, 2:])
 
 
-def _relative_parameters(poses: np.ndarray, begin: np.ndarray, unit: float) -> np.ndarray:
-    """(n, 8) parameters of the common view's motion from initial poses to poses."""
-    return parameters_from_matrix(torch.from_numpy(_rescale(poses @ np.linalg.inv(begin), 1 / unit))).numpy()
-
-
 def _rescale(matrices: np.ndarray, unit: float) -> np.ndarray:
     scale = np.array([unit, unit, 1.0])
     return np.asarray(scale[:, None] * matrices / scale)
-
-
-def _design_rows(places: np.ndarray, is_similarity: bool) -> np.ndarray:
-    one = np.ones(len(places))
-    return np.stack([places, one], 1) if is_similarity else np.stack([places.real, places.imag, one], 1)
 
 
 def _unknowns(pose: np.ndarray, is_similarity: bool, unit: float) -> np.ndarray:

@@ -8,9 +8,9 @@ affine or homographies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from congeal.execution.threads import single_torch_thread
 from congeal.geometry import corners, map_points, normalise
 from congeal.geometry.orientation import orientations, upright_from_source
 from congeal.images import Stack
+from congeal.methods.fit_context import FitContext
 from congeal.methods.semantic.edge_refinement import EdgeTemplate, refine_unless_worse
 from congeal.methods.semantic.extractors import Extractor
 from congeal.methods.semantic.feature_maps import (
@@ -55,31 +56,15 @@ judgement: four and two thirds of the first pass's tolerance)."""
 FINE_REGULARISATION = 0.02
 """Weight of the first pass's pose in the second, relative to a usual image's matches: few matches must not bend it
 (chosen by judgement)."""
-WINDOW_QUANTILE, WINDOW_MARGIN = 0.03, 1.25
-"""Share of matches, on each side, that may lie outside the object's window, and the factor by which it is enlarged
-(chosen by judgement)."""
-SHIFT_TEST_IMAGES, SHIFT_TEST_SIZE, SHIFT_TEST_SHIFT = 8, 0.5, 0.15
-"""Images of the shift test, and size and shift of its two windows, as shares of the object's window: matches
-of things follow in 0.57 to 1.00 of the pairs, those of noise in 0.00 to 0.04 (docs/lessons.md)."""
-
-Report = Callable[[str, float], None]
 
 
-@dataclass(frozen=True)
-class JointMatch:
-    """Poses of a set, and what new images need.
-
-    poses : (n, 3, 3) stack_from_frame; a mirrored image has a negative determinant
-    agreement : (n,) share of each image's matches that agree
-    error : (n,) standard error of a frame corner's position, in stack pixels; NaN where matches are too few
-    agreement_ratio : agreement of matches relative to that of shuffled matches
-    frame, object : templates of the whole frame and of the object's window
-    edge_gain : gain of feature likeness by the edge refinement
-    edges : template of the edge refinement; None if features were clearly less alike, and it was rejected
-    """
+class JointMatch(NamedTuple):
+    """Poses (n, 3, 3) stack_from_frame, with a negative determinant where an image is mirrored; the standard error (n,)
+    of a frame corner in stack pixels, NaN where matches are too few; the agreement of matches relative to that of
+    shuffled ones; templates of the whole frame and of the object's window; the gain of feature likeness by the edge
+    refinement, and its template, None if it was rejected."""
 
     poses: np.ndarray
-    agreement: np.ndarray
     error: np.ndarray
     agreement_ratio: float
     frame: FeatureTemplate
@@ -96,13 +81,12 @@ def match_jointly(
     turns: bool,
     motion: str,
     seed: int,
-    quiet: bool = True,
-    report: Report = lambda stage, value: None,
+    context: FitContext,
 ) -> JointMatch:
     """Estimate the poses of all images of a stack from its start poses."""
     start, whole = np.asarray(stack.start, dtype=np.float64), Window.whole(stack.frame)
     ways = orientations(mirror=mirror, turns=turns)
-    first = compute_feature_maps(stack, start, whole, extractor, ways, quiet=quiet)
+    first = compute_feature_maps(stack, start, whole, extractor, ways, quiet=context.quiet)
     with single_torch_thread():
         rules = MatchRules(MATCH_TOLERANCE * first.side, np.pi / 4 if turns else np.pi / 3)
         null: list[tuple[float, float]] = []
@@ -110,7 +94,7 @@ def match_jointly(
         chosen = choose_orientations(pairs, len(stack), ways)
         matches = match_graph(pairs, chosen, ways)
         poses, agreement = _similarities(matches, rules.tolerance, first.side)
-        report("agreement", float(agreement.mean()))
+        context.note(agreement=float(agreement.mean()))
         found = compose_poses(start, whole, first.side, chosen, ways, poses)
         window = estimate_object_window(matches, poses, whole, first.side)
         rough = FeatureTemplate.of(first, whole, chosen, poses, agreement)
@@ -118,8 +102,8 @@ def match_jointly(
     follow = shift_following_share(stack, found, window, extractor, first, rules)
     observed, shuffled = np.sum(null, axis=0)
     chance = float(observed / shuffled) if follow >= FOLLOWED_SHARE and shuffled > 0 else 0.0
-    report("above_chance", chance)
-    second = compute_feature_maps(stack, found, window, extractor, quiet=quiet)
+    context.note(above_chance=chance)
+    second = compute_feature_maps(stack, found, window, extractor, quiet=context.quiet)
     with single_torch_thread():
         rules = MatchRules(FINE_MATCH_TOLERANCE * second.side, np.pi / 4, (0.6, 1.7), FINE_MATCH_REACH * second.side)
         pairs, upright = match_all_pairs(second, (0,), rules, seed), np.zeros(len(stack), dtype=int)
@@ -128,14 +112,14 @@ def match_jointly(
         poses, agreement = synchronise_poses(
             matches, begin, motion, rules.tolerance, second.side / 2, FINE_REGULARISATION
         )
-        report("agreement", float(agreement.mean()))
+        context.note(agreement=float(agreement.mean()))
         begun, found = found, compose_poses(found, window, second.side, upright, (0,), poses)
         where = frame_corners_in_view(stack.frame, window, second.side)
         unsure = pose_errors(matches, poses, where, motion, rules.tolerance, second.side, max(second.grid))
         template = FeatureTemplate.of(second, window, upright, poses, agreement)
         found, last = refine_unless_worse(stack, second, window, begun, found, template, agreement)
     unsure = error_in_stack_px(unsure, found, window, second.side)
-    return JointMatch(found, agreement, unsure, chance, rough, template, *last)
+    return JointMatch(found, unsure, chance, rough, template, *last)
 
 
 def frame_corners_in_view(frame: tuple[int, int], window: Window, side: int) -> np.ndarray:
@@ -157,21 +141,20 @@ def shift_following_share(
     else in common, these match, and do not follow a shift. So two windows inside the object's are compared, one shifted
     against the other.
     """
-    few = evenly_spaced_rows(len(stack), SHIFT_TEST_IMAGES)
+    few = evenly_spaced_rows(len(stack), 8)
     some = stack if len(few) == len(stack) else stack.some(few)
-    step, half = SHIFT_TEST_SHIFT * window.half, SHIFT_TEST_SIZE * window.half
+    step, half = 0.15 * window.half, 0.5 * window.half
     here, there = (
         compute_feature_maps(
             some, poses[few], Window(window.x + way * step, window.y + way * step, half), extractor, basis=seen.basis
         )
         for way in (-1, 1)
     )
-    places, shift = centred_cells(here), complex(1, 1) * step / half * here.side
+    shift = complex(1, 1) * step / half * here.side
 
     def similarity(a: int, b: int, other: FeatureMaps) -> PairMatches:
         allowed = torch.from_numpy(here.seen[a, 0][:, None] & other.seen[b, 0][None])
-        rows, columns, alike = mutual_nearest_neighbours(here.of(a), other.of(b), allowed)
-        return consensus_similarity(places[rows], places[columns], alike, rules, here.side, 0)
+        return match_cells(here, here.of(a), other.of(b), allowed, rules)
 
     along = []
     with single_torch_thread():
@@ -189,33 +172,52 @@ def match_all_pairs(
 
     null: a list that is filled with the scores of some pairs, and their scores after the points were shuffled.
     """
-    n, places = len(seen.cells), centred_cells(seen)
-    near = None
-    if rules.reach is not None:
-        apart = np.abs(places[:, None] - places[None])
-        near = torch.from_numpy(apart <= rules.reach)
+    n, near = len(seen.cells), cells_in_reach(seen, rules)
     everything = [[seen.of(i, way) for way in range(len(ways))] for i in range(n)]
     inside = torch.from_numpy(seen.seen)
     pairs: dict[PairKey, PairMatches] = {}
     step = max(1, n * (n - 1) // 2 // 64)  # some 64 pairs for the null model
-    for a in range(n):
-        for b in range(a + 1, n):
-            for way in range(len(ways)):
-                allowed = inside[a, 0][:, None] & inside[b, way][None]
-                if near is not None:
-                    allowed = allowed & near
-                own, other = everything[a][0], everything[b][way]
-                rows, columns, alike = mutual_nearest_neighbours(own, other, allowed)
-                ours, theirs = places[rows], places[columns]
-                if rules.reach is not None:  # second pass: both points of a match get half of the subcell offset
-                    ours = ours + subcell_offset(own, other, rows, columns, seen.grid) * seen.cell / 2
-                    theirs = theirs + subcell_offset(other, own, columns, rows, seen.grid) * seen.cell / 2
-                own_seed = int(np.random.SeedSequence((seed, a, b, way)).generate_state(1)[0])
-                pair = pairs[a, b, way] = consensus_similarity(ours, theirs, alike, rules, seen.side, own_seed)
-                if null is not None and way == 0 and (a + b) % step == 0:
-                    mixed = np.random.default_rng(len(ours)).permutation(theirs)
-                    null.append((pair.score, consensus_similarity(ours, mixed, alike, rules, seen.side, 0).score))
+    subcell = (0.0, 0.0) if rules.reach is None else (0.5, 0.5)  # both points of a match get half of the offset
+    for a, b in combinations(range(n), 2):
+        for way in range(len(ways)):
+            allowed = near & inside[a, 0][:, None] & inside[b, way][None]
+            views = (seen, everything[a][0], everything[b][way], allowed, rules)
+            own_seed = int(np.random.SeedSequence((seed, a, b, way)).generate_state(1)[0])
+            pairs[a, b, way] = match_cells(*views, own_seed, subcell)
+            if null is not None and way == 0 and (a + b) % step == 0:
+                null.append((pairs[a, b, way].score, match_cells(*views, 0, subcell, shuffled=True).score))
     return pairs
+
+
+def match_cells(
+    seen: FeatureMaps,
+    own: torch.Tensor,
+    other: torch.Tensor,
+    allowed: torch.Tensor,
+    rules: MatchRules,
+    seed: int = 0,
+    subcell: tuple[float, float] = (0.0, 0.0),
+    *,
+    shuffled: bool = False,
+) -> PairMatches:
+    """Matches of the cells (L, K) of two views like `seen`; subcell: the shares of the offset within a cell that points
+    of each get; shuffled: as if every point matched another one."""
+    places = centred_cells(seen)
+    rows, columns, alike = mutual_nearest_neighbours(own, other, allowed)
+    ours, theirs = places[rows], places[columns]
+    if subcell[0]:
+        ours = ours + subcell_offset(own, other, rows, columns, seen.grid) * seen.cell * subcell[0]
+    if subcell[1]:
+        theirs = theirs + subcell_offset(other, own, columns, rows, seen.grid) * seen.cell * subcell[1]
+    if shuffled:
+        theirs = np.random.default_rng(len(theirs)).permutation(theirs)
+    return consensus_similarity(ours, theirs, alike, rules, seen.side, seed)
+
+
+def cells_in_reach(seen: FeatureMaps, rules: MatchRules) -> torch.Tensor:
+    """(L, L) bool: cells of two views that may match by their distance."""
+    places = centred_cells(seen)
+    return torch.from_numpy(np.abs(places[:, None] - places) <= (np.inf if rules.reach is None else rules.reach))
 
 
 def centred_cells(seen: FeatureMaps) -> np.ndarray:
@@ -258,10 +260,8 @@ def estimate_object_window(matches: MatchGraph, poses: np.ndarray, window: Windo
     apart = np.linalg.norm(places[0] - places[1], axis=1)
     weight = matches.weight / (1 + (apart / (MATCH_TOLERANCE * side)) ** 2) ** 2
     middle = (places[0] + places[1]) / 2
-    low, high = (
-        np.array([_quantile(middle[:, k], weight, q) for k in (0, 1)]) for q in (WINDOW_QUANTILE, 1 - WINDOW_QUANTILE)
-    )
-    half = max(WINDOW_MARGIN * float((high - low).max()) / 2, 0.1 * side)
+    low, high = (np.array([_quantile(middle[:, k], weight, q) for k in (0, 1)]) for q in (0.03, 0.97))
+    half = max(1.25 * float((high - low).max()) / 2, 0.1 * side)
     step = 2 * window.half / side
     centre = (low + high) / 2 * step
     return Window(window.x + float(centre[0]), window.y + float(centre[1]), half * step)
@@ -277,20 +277,12 @@ def match_template(
     seen: FeatureMaps, row: int, template: FeatureTemplate, ways: Sequence[int], rules: MatchRules
 ) -> tuple[int, PairMatches]:
     """The orientation of an image that matches the template best, and its matches; a are points of the template."""
-    places = centred_cells(seen)
-    near = torch.ones(len(places), len(places), dtype=torch.bool)
-    if rules.reach is not None:
-        near = torch.from_numpy(np.abs(places[:, None] - places[None]) <= rules.reach)
-    strong = template.weight > 0.3 * template.weight.max()
+    near = cells_in_reach(seen, rules) & (template.weight > 0.3 * template.weight.max())[:, None]
+    subcell = (0.0, 0.0 if rules.reach is None else 1.0)
     found = []
     for way in range(len(ways)):
-        allowed = near & strong[:, None] & torch.from_numpy(seen.seen[row, way])[None]
-        own = seen.of(row, way)
-        rows, columns, alike = mutual_nearest_neighbours(template.cells, own, allowed)
-        theirs = places[columns]
-        if rules.reach is not None:
-            theirs = theirs + subcell_offset(own, template.cells, columns, rows, seen.grid) * seen.cell
-        found.append(consensus_similarity(places[rows], theirs, alike, rules, seen.side, 0))
+        allowed = near & torch.from_numpy(seen.seen[row, way])[None]
+        found.append(match_cells(seen, template.cells, seen.of(row, way), allowed, rules, subcell=subcell))
     scores = [pair.score for pair in found]
     best = int(np.argmax(scores))
     if scores[best] < (1 + MIN_REORIENTATION_GAIN) * scores[0]:

@@ -74,9 +74,11 @@ def estimate_orientations(
     sample = evenly_spaced_rows(len(stack), MAX_SAMPLE_IMAGES)
     with single_torch_thread(), torch.no_grad():
         seen = _spectra(stack, sample, image_features, ways)
-        _, chosen = max(
-            (_refine_orientations(seen, one, ways) for one in _initial_orientations(seen, ways)), key=lambda one: one[0]
-        )
+        score = np.stack([_best_correlation(seen, one[0]).numpy() for one in seen])
+        begun = [synchronise_orientations(score, ways)]
+        if MIRROR in ways:
+            begun.append(_estimate_upright(seen, ways) if len(ways) > 2 else np.zeros(len(seen), dtype=int))
+        _, chosen = max((_refine_orientations(seen, one, ways) for one in begun), key=lambda one: one[0])
         fits = _fits_to_mean_of_others(seen, chosen)
         upright = UprightTemplate(
             _unit_pictures(_mean_spectrum(seen, chosen)[0], seen.shape[-2]), _symmetries(fits, ways)
@@ -124,16 +126,6 @@ def _canonical(chosen: np.ndarray, same: Sequence[int], ways: Sequence[int]) -> 
     """Of the orientations that are equivalent to the chosen ones, the plainest."""
     table = relative_orientations(ways)
     return np.asarray(np.min([chosen, *(table[ways.index(one), chosen] for one in same)], axis=0))
-
-
-def _initial_orientations(seen: torch.Tensor, ways: Sequence[int]) -> list[np.ndarray]:
-    """(n,) each: initial orientation numbers."""
-    n = len(seen)
-    score = np.stack([_best_correlation(seen, seen[a, 0]).numpy() for a in range(n)])
-    found = [synchronise_orientations(score, ways)]
-    if MIRROR in ways:
-        found.append(_estimate_upright(seen, ways) if len(ways) > 2 else np.zeros(n, dtype=int))
-    return found
 
 
 def _partners(ways: Sequence[int]) -> np.ndarray:
@@ -192,8 +184,8 @@ def _spectra(stack: Stack, rows: np.ndarray, image_features: ImageFeatures, ways
     shown = warp(stack.images(rows), matrices, (side, side), padding=image_features.padding)
     parts = []
     for way in ways:
-        reorient_points = torch.rot90(shown.flip(-1) if way >= MIRROR else shown, -(way % 4), (-2, -1))
-        what = image_features.blurred(image_features.features(reorient_points), BLUR * side)
+        turned = torch.rot90(shown.flip(-1) if way >= MIRROR else shown, -(way % 4), (-2, -1))
+        what = image_features.blurred(image_features.features(turned), BLUR * side)
         what = what - what.mean((1, 2, 3), keepdim=True)
         if not image_features.empty_ground:  # the object is not at the edge of a photograph
             what = what * centre_window((side, side))

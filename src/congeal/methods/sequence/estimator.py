@@ -7,7 +7,7 @@ each is registered to those near it in time, and all are adjusted jointly (`cong
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ from congeal.methods.checks import Count, Positive, Reference
 from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.methods.joint.pyramid import poses_at
+from congeal.methods.sequence.cross_correlation import find_shifts, shifted
 from congeal.methods.sequence.pairwise_registration import PairSolver, PictureTiles
 from congeal.methods.sequence.pose_graph import Origin, smooth_trajectory
 from congeal.methods.sequence.tracking import (
@@ -41,7 +42,6 @@ from congeal.methods.sequence.tracking import (
     restrict_motion,
     track,
 )
-from congeal.registration.cross_correlation import find_shifts, shifted
 from congeal.registration.features import ImageFeatures, robust_features
 from congeal.registration.gauge import Gauge, within_motion
 from congeal.registration.reference import reference_image
@@ -96,13 +96,8 @@ class SequenceCongealing(Method):
                 f"{self.name}: a smoothed sequence moves along and has no reference; leave out smooth or the reference "
                 f"{self.reference!r}"
             )
-        given = self.reference
-        if (
-            isinstance(given, str)
-            and given not in ("auto", *WORDS)
-            and not given.isdecimal()
-            and not Path(given).is_file()
-        ):
+        given, known = self.reference, ("auto", *WORDS)
+        if isinstance(given, str) and given not in known and not given.isdecimal() and not Path(given).is_file():
             words = ", ".join(f"'{word}'" for word in WORDS)
             raise CongealError(f"{self.name}: the reference is {words}, a position or an image file, not {given!r}")
 
@@ -123,8 +118,10 @@ class _SequenceFit:
     ) -> None:
         self.method, self.stack, self.image_features, self.context = method, stack, image_features, context
         self.joint = method.reference != "previous"
-        reference = method.reference
-        self.reference = int(reference) if isinstance(reference, str) and reference.isdecimal() else reference
+        self.reference = method.reference
+        if isinstance(self.reference, str):
+            self.reference = 0 if self.reference in ("first", "auto", "previous") else self.reference
+            self.reference = int(self.reference) if str(self.reference).isdecimal() else self.reference
         self.motion = FIRST_MOTION if method.motion == "auto" else method.motion
         self.decisions: dict[str, dict[str, Any]] = {}
         self.at, self.known = stack, None  # type: Stack, TrackedViews | None
@@ -137,12 +134,11 @@ class _SequenceFit:
         sizes = pyramid_sizes(max(self.stack.frame), min(native, self.method.finest or native))
         total, done = 1 + len(sizes), self._restore(self.context.load())
         if done == 0:
+            pictures = ContrastPictures(self.stack, self.image_features)
             with single_torch_thread():
-                self.known = track(
-                    ContrastPictures(self.stack, self.image_features), self.motion, self.origin, joint=self.joint
-                )
-            if not sizes:
-                self._choose_motion(ContrastPictures(self.stack, self.image_features), again=True)
+                self.known = track(pictures, self.motion, self.origin, joint=self.joint)
+            if not sizes and self._choose_motion(pictures):
+                self.known = refine(self.known, pictures, self.motion, self.origin)
             self._keep(1, total)
         for number, size in enumerate(sizes, start=1):
             larger = self.stack.at(size)  # the last size is that of the originals
@@ -163,15 +159,15 @@ class _SequenceFit:
             self.sizes.append(max(larger.frame))
             self._keep(number + 1, total)
 
-    def _choose_motion(self, pictures: ContrastPictures, *, again: bool = False) -> None:
+    def _choose_motion(self, pictures: ContrastPictures) -> bool:
+        """Whether a motion was chosen, to which the views are then restricted."""
         if self.method.motion != "auto" or self.known is None or not len(self.known.links):
-            return
+            return False
         choice = choose_sequence_motion(self.known, pictures)
         self.motion = choice.motion
         self.decisions["motion"] = {"sentence": choice.sentence(), "explained_variance": choice.explained_variance}
         self.known = restrict_motion(self.known, self.motion, self.at.frame)
-        if again:
-            self.known = refine(self.known, pictures, self.motion, self.origin)
+        return True
 
     # ---- checkpoints
 
@@ -181,24 +177,15 @@ class _SequenceFit:
         neighbours = known.error[known.error.isfinite()]
         error = float(neighbours.median()) if len(neighbours) else float("nan")
         self.context.step(done, total, size=max(self.at.frame), links=len(known.links), error=error)
-        state = {
-            "done": done,
-            "motion": self.motion,
-            "decisions": self.decisions,
-            "size": max(self.at.frame),
-            "sizes": self.sizes,
-            "ends": known.ends,
-            **{name: getattr(known, name) for name in ("views", "error", "lost")},
-            **{name: getattr(known.links, name) for name in ("first", "second", "matrices")},
-        }
-        self.context.save(state)
+        about = {"motion": self.motion, "decisions": self.decisions, "size": max(self.at.frame), "sizes": self.sizes}
+        self.context.save({"done": done, "known": asdict(known), **about})
 
     def _restore(self, state: Mapping[str, Any] | None) -> int:
         """The number of finished levels."""
         if not state:
             return 0
-        links = Links(state["first"], state["second"], state["matrices"])
-        self.known = TrackedViews(state["views"], links, state["error"], state["ends"], state["lost"])
+        known = state["known"]
+        self.known = TrackedViews(**known | {"links": Links(**known["links"])})
         self.motion, self.decisions, self.sizes = state["motion"], state["decisions"], state["sizes"]
         if state["size"] != max(self.stack.frame):
             self.at = self.stack.at(state["size"])
@@ -270,7 +257,7 @@ class _SequenceFit:
             return "near"
         if isinstance(self.reference, int | np.integer):
             return min(int(self.reference), len(self.stack) - 1)
-        return 0 if self.reference in ("first", "auto", "previous") else "mean"
+        return "mean"
 
     def _gauge(self, views: torch.Tensor) -> torch.Tensor:
         """(3, 3) frame_from_output, by which views are multiplied from the right."""
@@ -281,8 +268,6 @@ class _SequenceFit:
                     f"reference {reference} is not one of the {len(views)} images (0 … {len(views) - 1})"
                 )
             return invert(views[int(reference)])
-        if isinstance(reference, str) and reference in ("first", "auto", "previous"):
-            return invert(views[0])
         if isinstance(reference, str) and reference == "mean":
             still = torch.eye(3, dtype=torch.float64).expand(len(views), 3, 3)
             return Gauge(still, self.at.frame, self.motion).correction(views)

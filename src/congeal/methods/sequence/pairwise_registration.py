@@ -13,24 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
-from torch.nn.functional import adaptive_max_pool2d, one_hot, pad
+from torch.nn.functional import one_hot, pad
 
 from congeal.filters import NEIGHBOURHOOD_SHARE
 from congeal.geometry.kernels import spline_at, spline_coefficients
 from congeal.geometry.matrix import Size, corners
 from congeal.geometry.warping import sample_at
 from congeal.registration.gauss_newton import GaussNewton, point_motion
-from congeal.registration.tiles import BLOCKS, DAMPING, MIN_TILES, RESIDUAL_FREEDOM, tile_side
+from congeal.registration.tiles import BLOCKS, CELLS, DAMPING, MIN_TILES, RESIDUAL_FREEDOM, tile_side
 
-CELLS = 8
-"""Cells along each side of a picture, of each of which the tile with the most structure is taken: 64 tiles determine a
-pose of eight parameters (chosen by judgement: 96 tiles take half as long again)."""
+TILES_PER_CELL = 4
+"""Tiles with the most structure of each of 4 × 4 cells: 64 tiles determine a pose of eight parameters (chosen by
+judgement: 96 tiles take half as long again)."""
 BLOCK_CORRELATION = 1.6
 """Factor of the variance that accounts for correlated errors of adjacent blocks: with it errors are 0.5 to 1.4 times
 the error bars on frames cut from photographs, with noise of 3 and 10 grey levels (docs/sequences.md)."""
-MIN_GRADIENT_RELIABILITY = 0.1
-"""Share of a picture's gradient that is taken as signal, at least: bounds the error bar of a picture of noise (chosen
-by judgement)."""
 CONVERGED_PX = 5e-3
 """Motion of the frame's corners in the last step: less than half of the error that sampling alone leaves in
 pictures of reduced size (`REDUCTION_ERROR_PX`)."""
@@ -66,16 +63,17 @@ class PictureTiles:
         squares = squares[:, first[0] : first[0] + count[0], first[1] : first[1] + count[1]]
         dx = (squares[..., 1:-1, 2:] - squares[..., 1:-1, :-2]) / 2
         dy = (squares[..., 2:, 1:-1] - squares[..., :-2, 1:-1]) / 2
-        structure = (dx.square() + dy.square()).mean((-2, -1))[:, None]
-        best, place = (
-            one.flatten(1)
-            for one in adaptive_max_pool2d(structure, [min(CELLS, n) for n in count], return_indices=True)
-        )
-        repeated = (place[:, :, None] == place[:, None]).tril(-1).any(2)  # adjacent cells may share squares
-        row, column = place // count[1], place % count[1]
+        structure = (dx.square() + dy.square()).mean((-2, -1))
+        high, broad = (-(-n // CELLS) for n in count)
+        cells = pad(structure, (0, CELLS * broad - count[1], 0, CELLS * high - count[0]))
+        cells = cells.unfold(1, high, high).unfold(2, broad, broad).flatten(3)  # (B, CELLS, CELLS, squares)
+        best, place = cells.topk(min(TILES_PER_CELL, high * broad), 3)
+        across = torch.arange(CELLS)
+        row = (place // broad + high * across[:, None, None]).flatten(1).clamp(max=count[0] - 1)
+        column = (place % broad + broad * across[:, None]).flatten(1).clamp(max=count[1] - 1)
         corner = torch.stack([(column + first[1]) * side + rest[1], (row + first[0]) * side + rest[0]], -1)
         beyond = corner.new_tensor([frame[1], frame[0]]) - side - border
-        valid = (best > 0) & ~repeated & ((corner >= border) & (corner <= beyond)).all(-1)
+        valid = (best.flatten(1) > 0) & ((corner >= border) & (corner <= beyond)).all(-1)
         tiles = torch.arange(len(pictures))[:, None], row, column
         values, dx, dy = (one[tiles].flatten(2) for one in (squares[..., 1:-1, 1:-1], dx, dy))
         points = corner[:, :, None] + _steps(side)
@@ -248,7 +246,7 @@ def _gradient_reliability(tiles: PictureTiles, shown: torch.Tensor, weight: torc
     square = (tiles.side, tiles.side)
     own, other = (torch.stack(torch.gradient(v.unflatten(-1, square), dim=(-2, -1))) for v in (tiles.values, shown))
     both, alone = ((weight * (own * one).sum((0, -2, -1))).sum(1) for one in (other, own))
-    return (both / alone.clamp(min=1e-12)).clamp(MIN_GRADIENT_RELIABILITY, 1)
+    return (both / alone.clamp(min=1e-12)).clamp(0.1, 1)  # bounds the error of noise
 
 
 def _block_scatter(blocks: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

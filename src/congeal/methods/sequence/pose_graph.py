@@ -29,8 +29,6 @@ from congeal.geometry.motion import GENERATORS, n_parameters, parameters_from_ma
 from congeal.methods.sequence.pairwise_registration import CONVERGED_PX
 from congeal.registration.gauss_newton import point_motion
 
-MAX_ROUNDS = 10
-"""Reweighted Gauss-Newton steps: a bound where pairs contradict each other (chosen by judgement)."""
 CAUCHY_SCALE = 3.0
 """Residual of a pair, in standard deviations, at which its weight is halved: a usual value
 (chosen by judgement)."""
@@ -82,7 +80,7 @@ def adjust(graph: PoseGraph, views: torch.Tensor, origin: Origin = "near") -> Ad
     found, frame = views.double(), graph.frame
     corner = point_motion(torch.as_tensor(corners(frame)).double(), frame, graph.motion).flatten(1)
     with single_torch_thread():  # products of small matrices
-        for _ in range(MAX_ROUNDS):
+        for _ in range(10):  # fewer, unless pairs contradict each other
             linear = _LinearisedGraph(graph, found)
             step = linear.solve(linear.gradient)[..., 0]
             found = from_normalised(matrix_from_parameters(step), frame) @ found

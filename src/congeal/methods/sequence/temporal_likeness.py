@@ -6,7 +6,7 @@ looked at as it is, and its neighbours as its own frame would show them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +30,7 @@ from congeal.registration.features import pixel_features
 from congeal.rows import evenly_spaced_rows
 
 
-@dataclass
-class TemporalLikeness:
+class TemporalLikeness(NamedTuple):
     """Likeness of n images to their neighbours in time, NaN where no neighbour can be compared.
 
     before, after: (n,) mean likeness at the start and as aligned. flat: (n,) bool, images that show nothing. chance:

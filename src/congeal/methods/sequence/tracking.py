@@ -21,10 +21,10 @@ from congeal.execution.threads import map_ordered
 from congeal.geometry import MOTIONS, invert, normalise, warp
 from congeal.geometry.matrix import Size, corners
 from congeal.images import Stack
+from congeal.methods.sequence.cross_correlation import find_shifts, overlap, shifted
 from congeal.methods.sequence.pairwise_registration import PairPoses, PairSolver, PictureTiles
 from congeal.methods.sequence.pose_graph import Origin, PoseGraph, adjust
 from congeal.registration.batching import chunks
-from congeal.registration.cross_correlation import find_shifts, overlap, shifted
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import within_motion
 from congeal.registration.gauss_newton import point_motion
@@ -115,15 +115,13 @@ class TrackedViews:
     lost: torch.Tensor
 
 
-def register_links(pictures: ContrastPictures, links: Links, motion: str, steps: int = WORKING_STEPS) -> PairPoses:
+def register_links(pictures: ContrastPictures, links: Links, motion: str, steps: int) -> PairPoses:
     """Register every link on tiles, in one pass over the pictures: each when its second view is read."""
     solver, threads = PairSolver(motion, pictures.frame, pictures.min_error), torch.get_num_threads()
     begin = within_motion(links.matrices, motion, pictures.frame)
     last_use = dict(zip(links.first.tolist(), links.second.tolist(), strict=True))  # the links are in order of these
     linked = torch.cat([links.first, links.second]).unique().numpy()
-    # A quarter of a chunk: the tiles of several links take more memory than a picture, and a batch takes as many steps
-    # as its slowest pair.
-    together = max(1, len(chunks(pictures.stack)[0]) // 4)
+    together = len(chunks(pictures.stack)[0])
     parts = np.array_split(linked, -(-len(linked) // together)) if len(linked) else []
 
     def prepare(part: np.ndarray) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None, PictureTiles]:
@@ -157,7 +155,7 @@ def track(pictures: ContrastPictures, motion: str, origin: Origin, *, joint: boo
     first = torch.cat([torch.arange(n - step) for step in reach if n > step])
     second = torch.cat([torch.arange(step, n) for step in reach if n > step])
     near = Links(first, second, shifted(find_shifts(shown, first, second)[0])).ordered()
-    done = register_links(pictures, near, motion)
+    done = register_links(pictures, near, motion, WORKING_STEPS)
     bar = min_link_likeness(done, near)
     views, lost = _chain(replace(near, matrices=done.matrices), done.likeness, valid_links(done, bar), shown, bar)
     links = near.between(views)
@@ -165,7 +163,7 @@ def track(pictures: ContrastPictures, motion: str, origin: Origin, *, joint: boo
         more = far_links(views, pictures.frame)
         both = ((links.first, more.first), (links.second, more.second), (links.matrices, more.matrices))
         links = Links(*map(torch.cat, both)).ordered()
-        done = register_links(pictures, links, motion)
+        done = register_links(pictures, links, motion, WORKING_STEPS)
     return adjust_views(links, done, views, lost, bar, pictures.frame, motion, origin)
 
 
@@ -259,18 +257,14 @@ def connected_components(n: int, links: Links) -> torch.Tensor:
 # ---- larger pictures
 
 
-def thin_links(links: Links, n: int) -> Links:
-    """Without links over two views that two links over one view replace, to save time in large pictures."""
-    followed = torch.zeros(n, dtype=torch.bool)
-    followed[links.second[links.second - links.first == 1]] = True
-    skips = links.second - links.first == 2
-    return links.some(~(skips & followed[links.second] & followed[links.second - 1]))
-
-
 @torch.no_grad()
 def refine(known: TrackedViews, pictures: ContrastPictures, motion: str, origin: Origin) -> TrackedViews:
     """Refine views in larger pictures; `known` is in their pixels."""
-    links = thin_links(known.links, len(known.views))
+    links, followed = known.links, torch.zeros(len(known.views), dtype=torch.bool)
+    followed[links.second[links.second - links.first == 1]] = True
+    # Links over two views are left out where two links over one view replace them, to save time in large pictures.
+    replaced = (links.second - links.first == 2) & followed[links.second] & followed[links.second - 1]
+    links = links.some(~replaced)
     done = register_links(pictures, links, motion, FINE_STEPS)
     bar = min_link_likeness(done, links)
     return adjust_views(links, done, known.views, known.lost, bar, pictures.frame, motion, origin)
@@ -285,10 +279,7 @@ def choose_sequence_motion(
     longest = torch.argsort(length, descending=True, stable=True)[: 4 * SAMPLE_VIEWS]
     some = longest[:: max(1, len(longest) // SAMPLE_VIEWS)].sort().values
     links = known.links.some(some)
-    return simplest(
-        lambda motion: register_links(pictures, links, motion).explained_variance,
-        motions,
-    )
+    return simplest(lambda motion: register_links(pictures, links, motion, FINE_STEPS).explained_variance, motions)
 
 
 def restrict_motion(known: TrackedViews, motion: str, frame: Size) -> TrackedViews:

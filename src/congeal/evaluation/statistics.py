@@ -59,7 +59,7 @@ class RunningStats:
         own = None
         if weights is not None:  # one weight for all channels of a pixel stays one
             own = as_numpy(weights)
-            own = np.broadcast_to(own, (*images.shape[:-1], own.shape[-1]) if images.ndim > 1 else images.shape)
+            own = np.broadcast_to(own, (*images.shape[:-1], own.shape[-1]) if images.ndim > 2 else images.shape)
         self._weight = self._weight + (len(images) if own is None else own.sum(0, dtype=np.float64))
         rows = max(1, CHUNK_VALUES // max(1, len(images) * math.prod(images.shape[2:])))
         parts: list[Any] = [...]
@@ -71,8 +71,8 @@ class RunningStats:
             if own is not None:  # most weights are 1
                 weight = own[:, part]
                 partial = weight != 1
-                if weight.shape[-1] != values.shape[-1]:
-                    partial = partial.reshape(values.shape[:-1])
+                if partial.shape != values.shape:
+                    partial = partial[..., 0]
                 values[partial] *= weight[partial]
                 squares[partial] *= weight[partial]
             self._first[part] += values.sum(0)

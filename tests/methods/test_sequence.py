@@ -18,11 +18,11 @@ from congeal.filters import local_contrast
 from congeal.geometry import from_normalised, matrix_from_parameters
 from congeal.geometry.matrix import corners, map_points
 from congeal.images.resample import warp_pixels
+from congeal.methods.sequence.cross_correlation import find_shifts, overlap, shifted
 from congeal.methods.sequence.estimator import SequenceCongealing
 from congeal.methods.sequence.pairwise_registration import PairSolver, PictureTiles
 from congeal.methods.sequence.pose_graph import PoseGraph, adjust, smooth_trajectory
 from congeal.methods.sequence.tracking import Links, TrackedViews, restrict_motion
-from congeal.registration.cross_correlation import find_shifts, overlap, shifted
 from congeal.runs.checkpoint import Checkpoint
 
 FRAME = (48, 64)

@@ -22,12 +22,11 @@ from congeal.images import Stack
 from congeal.methods.checks import Positive, Reference
 from congeal.methods.fit_context import FitContext
 from congeal.methods.iterative import GaussNewtonMethod, Iterations, double_images, step_until_still, why_still
-from congeal.registration.batching import chunks, stack_values, start_poses
+from congeal.registration.batching import chunks, reference_image, stack_values, start_poses
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import Gauge
 from congeal.registration.gauss_newton import GaussNewton, Linearisation
 from congeal.registration.joint_gauss_newton import JointGaussNewton
-from congeal.registration.reference import reference_image
 
 _OF_THE_SET = ("auto", "mean", "stack")  # references that the set itself makes, anew with every step
 

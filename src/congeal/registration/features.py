@@ -9,7 +9,6 @@ unknown, light changes from one to the next, and what is to be aligned is in the
 | ObjectPixels  | pixels                       | everywhere, or under masks        | every method, on objects   |
 | PhotoPixels   | pixels                       | where the photograph covers       | the peers, on photographs  |
 | PhotoEdges    | oriented, normalised edges   | the same, more in the middle      | `joint` and `dprc`         |
-| RawPixels     | pixels                       | everywhere, beyond the edge zeros | the paper, as printed      |
 """
 
 from __future__ import annotations
@@ -190,26 +189,6 @@ class PhotoEdges(PhotoPixels):
         last = self.last_blur(frame)
         stages = [("similarity", share * last) for share in _STAGE_BLURS] + [("affine", last), ("homography", last)]
         return [(at_most(name, motion), sigma) for name, sigma in stages]
-
-
-class RawPixels(ImageFeatures):
-    """Pixels of anything, everywhere, with zeros beyond the edge: what the paper compares."""
-
-    empty_ground = True
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind  # type: ignore[misc]  # of the set, which only its judge asks for
-
-    @property
-    def keeps_intensity(self) -> bool:
-        """Only the ink of objects on empty ground means anything."""
-        return self.kind == "object"
-
-    def sound(
-        self, shown: torch.Tensor, images: torch.Tensor, weights: torch.Tensor | None, usual: float | torch.Tensor
-    ) -> torch.Tensor:
-        """The paper takes every pose as it comes."""
-        return torch.ones(len(shown), dtype=torch.bool)
 
 
 def pixel_features(kind: str) -> ImageFeatures:

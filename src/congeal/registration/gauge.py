@@ -6,13 +6,10 @@ because smaller objects differ in fewer pixels.
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import torch
 
-from congeal.evaluation.thresholds import COMPARABLE_ENERGY, HELD_ENERGY, Band
+from congeal.evaluation.thresholds import HELD_ENERGY, Band
 from congeal.geometry import invert, mean_of_parts, normalise
 from congeal.geometry.matrix import Size, corners, map_points
 from congeal.geometry.orientation import MIRROR, mirrored, upright_from_source
@@ -162,6 +159,14 @@ def within_motion(matrices: torch.Tensor, motion: str, frame: Size) -> torch.Ten
     return result
 
 
+def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:
+    """Poses nearest to these for which start⁻¹ · pose belongs to the motion, in float64."""
+    if motion == "homography":
+        return poses.double()
+    begin = start.double()
+    return begin @ within_motion(invert(begin) @ poses.double(), motion, frame)
+
+
 def on_motion(start: np.ndarray, stack_from_frame: np.ndarray, motion: str, frame: Size) -> np.ndarray:
     """Poses (N, 3, 3) of which start⁻¹ · pose is a member of the motion to float64's precision.
 
@@ -190,28 +195,3 @@ def mean_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> float:
     parts = (corner_motion(before[part], after[part], size) for part in row_slices(len(before)))
     means = [(len(part), float(part.clamp(max=FARTHEST).mean())) for part in parts]
     return means[0][1] if len(means) == 1 else sum(n * mean for n, mean in means) / len(before)
-
-
-class BestIterate:
-    """The stack_from_frame with the lowest cost so far, among iterates that kept their ink if there is one.
-
-    A method that overshoots late does not end worse than it once was.
-    """
-
-    def __init__(self, found: torch.Tensor, state: dict[str, Any] | None = None) -> None:
-        kept = state or {"found": found, "cost": math.inf, "sound": False}
-        self.found: torch.Tensor = kept["found"]
-        self.cost, self.sound = float(kept["cost"]), bool(kept["sound"])
-
-    def offer(self, found: torch.Tensor, cost: float, energy: float | None = None) -> None:
-        """Compare an iterate; `energy` is its energy ratio, None where ink means nothing (photographs)."""
-        sound = energy is None or COMPARABLE_ENERGY[0] <= energy <= COMPARABLE_ENERGY[1]
-        if sound < self.sound or not math.isfinite(cost):
-            return
-        # Among unsound ones the later is nearer to being corrected by the gauge.
-        if sound > self.sound or not sound or cost < self.cost:
-            self.found, self.cost, self.sound = found.clone(), cost, sound
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {"found": self.found, "cost": self.cost, "sound": self.sound}

@@ -7,6 +7,7 @@ evidence of their own (a profile, an occluded face).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,10 @@ MIN_DEVIATION = 0.01
 """Smallest standard deviation of a parameter, in units of the half frame: inliers may not have moved at all yet."""
 PIXELS_PER_OBSERVATION = 20.0
 """Neighbouring pixels are correlated: this many count as one independent observation (faces of LFW)."""
+MIN_VARIANCE_PX2 = 0.25
+"""Added to the variances, so that the covariance of a dot can be inverted."""
+MIN_TOTAL = 1e-6
+"""Smallest total intensity that is divided by."""
 
 
 def random_warps(
@@ -70,6 +75,64 @@ def random_warps(
     folded |= torch.linalg.det(warps) / depth.mean(1) ** 3 < MIN_AREA
     warps[folded] = torch.eye(3, dtype=warps.dtype)
     return warps.float()
+
+
+def intensity_moments(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (B, C, H, W) → centre of their ink (B, 2) as (x, y), and its covariance (B, 2, 2), in float64."""
+    _, centre, xx, yy, xy = moments_of(images.double().clamp(min=0).sum(1))
+    return centre, torch.stack([xx + MIN_VARIANCE_PX2, xy, xy, yy + MIN_VARIANCE_PX2], 1).view(-1, 2, 2)
+
+
+def moments_of(ink: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of intensities (B, H, W): total, centre (B, 2), variance along x and along y, and covariance."""
+    y, x = (torch.arange(size, dtype=torch.float64) for size in ink.shape[-2:])
+    columns, rows = ink.sum(1), ink.sum(2)
+    total = rows.sum(1).clamp(min=MIN_TOTAL)
+    centre = torch.stack([(columns * x).sum(1), (rows * y).sum(1)], 1) / total[:, None]
+    from_x, from_y = x - centre[:, :1], y - centre[:, 1:]
+    xx, yy = (columns * from_x.square()).sum(1) / total, (rows * from_y.square()).sum(1) / total
+    return total, centre, xx, yy, ((ink * from_x[:, None, :]).sum(2) * from_y).sum(1) / total
+
+
+def moment_poses(
+    images: torch.Tensor, template: torch.Tensor, start: torch.Tensor, turns: torch.Tensor
+) -> torch.Tensor:
+    """(B, T, 3, 3) affine stack_from_frame under which an image's ink has the moments of the template's (C, h, w).
+
+    turns (T,) radians, from the turn that is nearest to `start` (B, 3, 3).
+    """
+    centre, spread = intensity_moments(images)
+    aim, aim_spread = intensity_moments(template[None])
+    root, aim_root = _root(spread), _root(aim_spread)
+    linear = torch.linalg.inv(root) @ _linear_at(start.double(), aim[0]) @ aim_root
+    nearest = torch.atan2(linear[:, 1, 0] - linear[:, 0, 1], linear[:, 0, 0] + linear[:, 1, 1])
+    angle = nearest[:, None] + turns.double()
+    cos, sin = angle.cos(), angle.sin()
+    turned = torch.stack([cos, -sin, sin, cos], -1).view(*angle.shape, 2, 2)
+    moved = root[:, None] @ turned @ torch.linalg.inv(aim_root)
+    poses = torch.eye(3, dtype=torch.float64).repeat(*angle.shape, 1, 1)
+    poses[..., :2, :2] = moved
+    poses[..., :2, 2] = centre[:, None] - (moved * aim[0]).sum(-1)
+    return poses.to(images.dtype)
+
+
+def evenly_spaced_angles(reach: float, count: int) -> torch.Tensor:
+    """`count` turns from −reach to reach, in degrees; radians."""
+    return torch.linspace(-reach, reach, count, dtype=torch.float64) * (math.pi / 180)
+
+
+def _root(matrix: torch.Tensor) -> torch.Tensor:
+    """The symmetric root of positive matrices (B, 2, 2)."""
+    least = torch.linalg.det(matrix).clamp(min=0).sqrt()[..., None, None]
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return (matrix + least * torch.eye(2, dtype=matrix.dtype)) / (trace + 2 * least).sqrt()
+
+
+def _linear_at(poses: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+    """(B, 2, 2) derivative of (B, 3, 3) at a point (2,)."""
+    landed = poses[:, :, :2] @ point + poses[:, :, 2]
+    depth = landed[:, 2, None, None]
+    return (poses[:, :2, :2] - landed[:, :2, None] * poses[:, 2:, :2] / depth) / depth
 
 
 class Views:

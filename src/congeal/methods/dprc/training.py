@@ -33,7 +33,7 @@ from congeal.methods.dprc.losses import (
 )
 from congeal.methods.dprc.networks import DeSTNet, SmallAutoEncoder, Softening
 from congeal.methods.fit_context import FitContext
-from congeal.methods.joint.state import Sample, State
+from congeal.methods.joint.template import Sample, State
 from congeal.registration.features import at_most
 from congeal.registration.template_registration import PosePrior, Views, random_warps, reduced, to_reduced
 

@@ -19,12 +19,17 @@ from congeal.filters import frame_unit
 from congeal.images import Stack
 from congeal.memmap import allocate
 from congeal.methods.fit_context import FitContext
-from congeal.methods.joint.state import FittedModel
+from congeal.methods.joint.model import FittedModel
 from congeal.registration.batching import chunks, stack_values
 from congeal.registration.features import at_most
-from congeal.registration.moments import evenly_spaced_angles, moment_poses
-from congeal.registration.motion_selection import restricted
-from congeal.registration.template_registration import TemplateRegistration, Views, random_warps
+from congeal.registration.gauge import restricted
+from congeal.registration.template_registration import (
+    TemplateRegistration,
+    Views,
+    evenly_spaced_angles,
+    moment_poses,
+    random_warps,
+)
 
 COARSE_BLUR, COARSE_STEPS = 2.0, 8
 """Blur, in pixels of a 28-pixel frame, and Gauss-Newton steps of the coarse stage, which moves by at most an affine

@@ -22,8 +22,8 @@ from congeal.images import Stack
 from congeal.images.plan import pyramid_sizes
 from congeal.memmap import allocate
 from congeal.methods.fit_context import FitContext
+from congeal.methods.joint.model import FittedModel
 from congeal.methods.joint.multistart import RegisterBatch, register_batches
-from congeal.methods.joint.state import FittedModel
 from congeal.registration.batching import CHUNK_VALUES, stack_values
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import corner_motion
@@ -82,7 +82,7 @@ def refine_on_pyramid(
 
     keep (n,) bool: inliers. finest: the largest size, if not that of the originals.
     """
-    native, base, poses = stack.native_size, max(stack.frame), poses.double()
+    base, poses = max(stack.frame), poses.double()
     levels: list[TileTemplate] = []
     error, tried, why = None, None, "no finer level is available"
     for larger in _level_stacks(stack, image_features, finest):
@@ -104,8 +104,7 @@ def refine_on_pyramid(
         context.note(size=base, likeness=float(result.after[keep].mean()))
         error, tried = _errors(result, poses, stack, stack, keep), result.template
     sizes = ", ".join(str(max(level.frame)) for level in levels) or str(base)
-    precision = float(error[keep].nanmedian()) * native / max(stack.size)
-    sentence = f"Refined at {sizes} pixels ({why}); poses are known to {precision:.2g} pixels of the originals."
+    sentence = f"Refined at {sizes} pixels ({why})."
     return Pyramid(poses, error.float(), tuple(levels) or (tried,), bool(levels), sentence)
 
 

@@ -25,6 +25,7 @@ from congeal.methods.checks import Count, Positive, Reference
 from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.methods.joint.pyramid import poses_at
+from congeal.methods.sequence.cross_correlation import find_shifts, shifted
 from congeal.methods.sequence.pairwise_registration import PairSolver, PictureTiles
 from congeal.methods.sequence.pose_graph import Origin, smooth_trajectory
 from congeal.methods.sequence.tracking import (
@@ -41,10 +42,9 @@ from congeal.methods.sequence.tracking import (
     restrict_motion,
     track,
 )
-from congeal.registration.cross_correlation import find_shifts, shifted
+from congeal.registration.batching import reference_image
 from congeal.registration.features import ImageFeatures, robust_features
 from congeal.registration.gauge import Gauge, within_motion
-from congeal.registration.reference import reference_image
 from congeal.rows import evenly_spaced_rows
 
 WORDS = ("first", "previous", "mean")

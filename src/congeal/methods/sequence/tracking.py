@@ -21,14 +21,14 @@ from congeal.execution.threads import map_ordered
 from congeal.geometry import MOTIONS, invert, normalise, warp
 from congeal.geometry.matrix import Size, corners
 from congeal.images import Stack
+from congeal.methods.sequence.cross_correlation import find_shifts, overlap, shifted
 from congeal.methods.sequence.pairwise_registration import PairPoses, PairSolver, PictureTiles
 from congeal.methods.sequence.pose_graph import Origin, PoseGraph, adjust
 from congeal.registration.batching import chunks
-from congeal.registration.cross_correlation import find_shifts, overlap, shifted
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import within_motion
 from congeal.registration.gauss_newton import point_motion
-from congeal.registration.motion_selection import MotionChoice, simplest
+from congeal.registration.tile_refinement import MotionChoice, simplest
 from congeal.registration.tiles import REDUCTION_ERROR_PX, SAMPLING_ERROR_PX
 
 FIRST_MOTION = "similarity"

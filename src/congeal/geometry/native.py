@@ -20,11 +20,13 @@ import numpy as np
 from congeal.geometry.matrix import Size
 
 LIBRARY = Path(__file__).with_name("libnative.so")
-VERSION = 1  # of native.c: a library that was built from another one is not used
+VERSION = 1
+"""Version of native.c: a library that was built from another one is not used."""
 DTYPES = {"uint8": 0, "uint16": 1, "float32": 2}
 KERNELS = {"bilinear": 0, "bicubic": 1}
 OUTSIDE = {"fade": 0, "cut": 1, "edge": 2}
-KEPT_VALUES = 16_000_000  # numbers for which a thread keeps its memory: to ask for new memory takes time
+MAX_KEPT_VALUES = 16_000_000
+"""Numbers for which a thread keeps its memory between images (64 MB); chosen by judgement, no result depends on it."""
 
 _own = threading.local()
 
@@ -93,7 +95,7 @@ def _room(values: int) -> np.ndarray:
     if kept is not None and len(kept) >= values:
         return kept
     room = np.empty(values, np.float32)
-    if values <= KEPT_VALUES:
+    if values <= MAX_KEPT_VALUES:
         _own.room = room
     return room
 

@@ -58,9 +58,12 @@ def total_intensity(stack: Stack, rows: np.ndarray | None = None) -> float:
 
 # ---- one image that stands for the set: sharp, typical in shape and in amount of ink
 
-_CANDIDATES = 400  # images looked at: likeness is a table of all pairs of them
-_TYPICAL = 0.3  # of the candidates: those whose ink is nearest to the median
-_BLUR = 0.07  # of the longer side: two pixels of an MNIST digit
+MAX_CANDIDATES = 400
+"""Images among which a typical one is looked for, all pairs of them. Chosen by judgement: a table of 400² is small."""
+TYPICAL_SHARE = 0.3
+"""Share of the candidates that may be chosen: those whose ink is nearest to the median."""
+REFERENCE_BLUR_SHARE = 0.07
+"""Blur under which they are compared, as a share of the longer side: two pixels of an MNIST digit."""
 
 
 def frames(stack: Stack, indices: np.ndarray, stack_from_frame: torch.Tensor | None = None) -> torch.Tensor:
@@ -76,12 +79,12 @@ def medoid(stack: Stack, random_state: int = 0) -> int:
     initial warp can leave behind, fall out the same way.
     """
     rng = np.random.default_rng(random_state)
-    sample = np.sort(rng.permutation(len(stack))[:_CANDIDATES])
+    sample = np.sort(rng.permutation(len(stack))[:MAX_CANDIDATES])
     images = frames(stack, sample)
     ink = images.flatten(1).sum(1)
     deviation = (ink - ink.median()).abs()
-    typical = torch.nonzero(deviation <= deviation.quantile(_TYPICAL))[:, 0]
-    soft = gaussian_blur(images, _BLUR * max(stack.frame)).flatten(1)
+    typical = torch.nonzero(deviation <= deviation.quantile(TYPICAL_SHARE))[:, 0]
+    soft = gaussian_blur(images, REFERENCE_BLUR_SHARE * max(stack.frame)).flatten(1)
     soft = soft / soft.norm(dim=1, keepdim=True).clamp(min=1e-9)
     likeness = (soft[typical] @ soft.T).mean(1)
     return int(sample[typical[likeness.argmax()]])

@@ -25,12 +25,15 @@ from congeal.geometry.warping import Padding
 
 NO_MATCH = -1.0
 """The score of a pose that makes no sense."""
-_LEAST_SEEN = 0.5  # of what usually counts: a pose that shows less of a photograph proves nothing
-_PHOTO_BLUR = 1.5 / 64  # of the frame's longer side: what is sharper differs from one photograph to the next
-_EDGE_NOISE = 0.03
+MIN_VISIBLE_SHARE = 0.5
+"""Share of what usually counts: a pose that shows less of a photograph proves nothing. Chosen by judgement."""
+PHOTO_BLUR_SHARE = 1.5 / 64
+"""Blur of the last comparison of photographs, as a share of the longer side: sharper detail differs between them."""
+EDGE_HUBER = 0.03
 """Differences of oriented gradients beyond this count linearly: most of what differs between two photographs of one
 kind, a smile, a shadow, a hat, is not a matter of pose."""
-_STAGE_BLURS = (2.7, 1.7)  # of a photograph's last blur: of the two similarity stages, the first sees the whole face
+STAGE_BLURS = (2.7, 1.7)
+"""Blurs of the two similarity stages, in units of the last blur: the first sees the whole face (LFW)."""
 
 
 class ImageFeatures:
@@ -158,13 +161,13 @@ class PhotoPixels(ImageFeatures):
         """Half of what usually counts must be seen; a mask may be small by itself."""
         if weights is None:
             return torch.ones(len(shown), dtype=torch.bool)
-        return weights.mean((1, 2, 3)) > _LEAST_SEEN * usual
+        return weights.mean((1, 2, 3)) > MIN_VISIBLE_SHARE * usual
 
 
 class PhotoEdges(PhotoPixels):
     """Edges of photographs by direction, normalised by their surroundings; the middle of the frame counts most."""
 
-    robust = _EDGE_NOISE
+    robust = EDGE_HUBER
     costly = True
     needs_prior = True
     settled = 0.03 / 64  # what is left is far below the error of a photograph's pose
@@ -182,12 +185,12 @@ class PhotoEdges(PhotoPixels):
 
     def last_blur(self, frame: Size) -> float:
         """A little out of focus: what is sharp differs from one photograph to the next."""
-        return _PHOTO_BLUR * max(frame)
+        return PHOTO_BLUR_SHARE * max(frame)
 
     def refinement(self, motion: str, frame: Size) -> list[tuple[str, float]]:
         """Few freedoms and much blur first: a homography bends to fit whatever it meets."""
         last = self.last_blur(frame)
-        stages = [("similarity", share * last) for share in _STAGE_BLURS] + [("affine", last), ("homography", last)]
+        stages = [("similarity", share * last) for share in STAGE_BLURS] + [("affine", last), ("homography", last)]
         return [(at_most(name, motion), sigma) for name, sigma in stages]
 
 

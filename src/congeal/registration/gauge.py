@@ -21,7 +21,7 @@ from congeal.rows import row_slices
 ZOOM_STEP = 1.02
 """Largest factor by which the common scale changes at a time: the measured intensity lags by a step, so that larger
 factors overshoot (digits)."""
-FARTHEST = 1e3
+MAX_COUNTED_MOTION_PX = 1e3
 """Largest corner motion of one image, in pixels, that counts towards convergence: beyond it the image is lost."""
 
 
@@ -160,28 +160,14 @@ def within_motion(matrices: torch.Tensor, motion: str, frame: Size) -> torch.Ten
 
 
 def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:
-    """Poses nearest to these for which start⁻¹ · pose belongs to the motion, in float64."""
+    """Poses (N, 3, 3) nearest to these for which start⁻¹ · pose belongs to the motion, in float64."""
     if motion == "homography":
         return poses.double()
-    begin = start.double()
-    return begin @ within_motion(invert(begin) @ poses.double(), motion, frame)
-
-
-def on_motion(start: np.ndarray, stack_from_frame: np.ndarray, motion: str, frame: Size) -> np.ndarray:
-    """Poses (N, 3, 3) of which start⁻¹ · pose is a member of the motion to float64's precision.
-
-    Many small steps in single precision leave a rotation that is not quite one.
-    """
-    if motion == "homography":
-        return stack_from_frame
-    begin = torch.as_tensor(np.asarray(start, dtype=np.float64))
+    begin, poses = start.double(), poses.double()
     # No motion mirrors: of a mirror image, what counts is what it does to the frame mirrored back.
-    mirror = torch.as_tensor(upright_from_source(MIRROR, frame))
-    back = torch.where(
-        torch.as_tensor(mirrored(stack_from_frame) != mirrored(start))[:, None, None], mirror, torch.eye(3)
-    )
-    moved = invert(begin) @ torch.as_tensor(stack_from_frame).double() @ back
-    return normalise(begin @ within_motion(moved, motion, frame) @ back).numpy()
+    turned = torch.as_tensor(mirrored(poses.numpy()) != mirrored(begin.numpy()))[:, None, None]
+    back = torch.where(turned, torch.as_tensor(upright_from_source(MIRROR, frame)), torch.eye(3))
+    return normalise(begin @ within_motion(invert(begin) @ poses @ back, motion, frame) @ back)
 
 
 def corner_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> torch.Tensor:
@@ -191,7 +177,7 @@ def corner_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> torc
 
 
 def mean_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> float:
-    """The mean of `corner_motion`, by which a level ends; a lost image counts as `FARTHEST`."""
+    """The mean of `corner_motion`, by which a level ends; a lost image counts as `MAX_COUNTED_MOTION_PX`."""
     parts = (corner_motion(before[part], after[part], size) for part in row_slices(len(before)))
-    means = [(len(part), float(part.clamp(max=FARTHEST).mean())) for part in parts]
+    means = [(len(part), float(part.clamp(max=MAX_COUNTED_MOTION_PX).mean())) for part in parts]
     return means[0][1] if len(means) == 1 else sum(n * mean for n, mean in means) / len(before)

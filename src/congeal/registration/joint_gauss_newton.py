@@ -21,7 +21,7 @@ from congeal.memmap import allocate
 from congeal.registration.batching import chunks, stack_values
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import Gauge, mean_motion
-from congeal.registration.gauss_newton import GaussNewton, Linearisation, steepest_descent
+from congeal.registration.gauss_newton import GaussNewton, Linearisation
 from congeal.registration.template_registration import PosePrior, from_reduced, reduced, to_reduced
 
 ROUNDS_PER_SHARD = 8
@@ -55,8 +55,6 @@ class JointGaussNewton:
         A reference instead of the running mean.
     gauge : Gauge, optional
         What holds the common pose.
-    pairs : bool
-        Every other image in turn is the reference.
     keep : (n,) bool tensor, optional
         Which images make the target and the gauge; the others follow.
     use_prior : bool
@@ -64,7 +62,7 @@ class JointGaussNewton:
     prior_width : (n,) tensor, optional
         How many times as far from those each image may be.
     distributed : bool
-        Whether workers may do the passes; not with `pairs`, whose sums are larger than the images.
+        Whether workers may do the passes.
     """
 
     def __init__(
@@ -77,14 +75,13 @@ class JointGaussNewton:
         shrink: int = 1,
         fixed: torch.Tensor | None = None,
         gauge: Gauge | None = None,
-        pairs: bool = False,
         keep: torch.Tensor | None = None,
         use_prior: bool = False,
         prior_width: torch.Tensor | None = None,
         distributed: bool = False,
     ) -> None:
         self.stack, self.newton, self.image_features = stack, newton, image_features
-        self.sigma, self.shrink, self.gauge, self.pairs = sigma, shrink, gauge, pairs
+        self.sigma, self.shrink, self.gauge = sigma, shrink, gauge
         self.fixed = None if fixed is None else gaussian_blur(fixed[None], sigma / shrink)[0]
         self.keep, self.use_prior, self.prior_width, self.distributed = keep, use_prior, prior_width, distributed
         channels = 4 if image_features.costly else stack.channels
@@ -97,7 +94,7 @@ class JointGaussNewton:
 
     @single_torch_thread()
     def collect(self, found: torch.Tensor) -> dict[str, Any]:
-        """What every image is aligned to, given where they are: the mean, and for `pairs` the pairwise sums."""
+        """What every image is aligned to, given where they are: the sums of `sums_of`, and the mean."""
         total: Sums = {}
         for _, sums, _ in self._map(_BatchPass(self, found.numpy(), None, None)):
             _add(total, sums)
@@ -186,20 +183,17 @@ class JointGaussNewton:
         sums["plain"] = plain
         sums["image"] = plain if weights is None else (shown * weights).sum(0)
         sums["weight"] = torch.tensor(float(len(shown))) if weights is None else weights.sum(0)
-        if self.pairs:
-            jacobian = steepest_descent(shown, self.newton.motion)
-            sums["jacobians"] = jacobian.sum(0)
-            sums["offset"] = (jacobian * shown.flatten(1)[..., None]).sum((0, 1))
-            sums["hessian"] = torch.einsum("bmk,bml->kl", jacobian, jacobian)
         return sums
 
-    def pair_delta(self, shown: torch.Tensor) -> torch.Tensor:
-        """Towards all the others at once: H = Σ_{i≠j} J_iᵀJ_i, b = Σ_{i≠j} J_iᵀ(I_j − I_i)."""
-        jacobian = steepest_descent(shown, self.newton.motion)
-        own = jacobian.transpose(1, 2) @ jacobian
-        slope = shown.flatten(1) @ self.target["jacobians"] - self.target["offset"]
-        solver = self.newton.damped_inverse(self.target["hessian"] - own)
-        return (solver @ slope[..., None])[..., 0]
+    def delta(
+        self,
+        shown: torch.Tensor,
+        line: Linearisation,
+        weights: torch.Tensor | None,
+        prior: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """The parameter step (B, k) of images in the frame."""
+        return self.newton.delta(shown, line, weights, prior)
 
 
 @dataclass
@@ -226,7 +220,7 @@ class _BatchPass:
                 start = to_reduced(shrink, torch.as_tensor(passes.stack.start[part]).float())
                 width = None if passes.prior_width is None else passes.prior_width[part]
                 prior = self.prior.pull(start, found, newton.size, self.line.jacobian.shape[1], width)
-            delta = passes.pair_delta(shown) if passes.pairs else newton.delta(shown, self.line, weights, prior)
+            delta = passes.delta(shown, self.line, weights, prior)
             moved = newton.compose(found, delta)
             sums["moved"] = moved if shrink == 1 else from_reduced(shrink, moved)
         return {name: value.numpy() for name, value in sums.items()}

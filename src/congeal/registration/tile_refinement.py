@@ -42,7 +42,7 @@ CACHE_BYTES = 512 << 20
 """Local contrast of a level is kept in memory between passes up to this size, else computed again."""
 
 SAMPLE_BYTES = 64 << 20
-"""Samples on tiles of a whole set are kept in memory up to this size."""
+"""Samples on tiles of a whole set are kept up to this size, else made twice in a pass: for template and step."""
 
 OnPass = Callable[[float, float], None]
 Sample = tuple[np.ndarray, torch.Tensor, torch.Tensor]
@@ -163,29 +163,21 @@ def refine_tiles(
     found = poses.double()
     gauge = Gauge(found[keep], level.stack.frame, motion)
     tiles = tiles or level.choose_tiles(found, keep)
-    # Samples of a small set are kept, so that its template is made of the poses of this pass. Of a large set it may be
-    # made of those of the pass before: one image more or less there changes nothing.
     small = 4 * len(found) * len(tiles.points) <= SAMPLE_BYTES
-    template = None if small else _template(level, level.sample(found, tiles), keep, tiles)
     # All images move at once, so each goes to the mean of all, not all the way to that of the others.
     to_mean = 1 - keep.double() / keep.sum().clamp(min=1)
-    before = None
+    before, template = None, None
     for _ in range(passes):
-        samples = level.sample(found, tiles)
-        if small:
-            samples = list(samples)
-            template = _template(level, samples, keep, tiles)
-        assert template is not None
-        solver, sums, moved, steps = TileSolver(template, motion), level.sums(tiles), torch.empty_like(found), []
-        for rows, values, covered in samples:
+        kept = list(level.sample(found, tiles)) if small else None
+        template = _template(level, kept or level.sample(found, tiles), keep, tiles)
+        solver, moved, steps = TileSolver(template, motion), torch.empty_like(found), []
+        for rows, values, covered in kept or level.sample(found, tiles):
             step = solver.solve(values, covered, keep[rows])
             moved[rows] = solver.newton.compose(found[rows], step.delta * to_mean[rows, None])
             steps.append(step)
-            if not small:
-                sums.add(values[keep[rows]], covered[keep[rows]])
         error = torch.cat([step.error for step in steps]) * to_mean
         after = torch.cat([step.correlation for step in steps])
-        before, template = after if before is None else before, template if small else sums.template()
+        before = after if before is None else before
         moved = gauge.fix(moved, None, keep)
         change = mean_motion(found, moved, level.stack.frame)
         if on_pass is not None:

@@ -49,8 +49,6 @@ TEMPLATE_ROUNDS, ROUND_STEPS, ROUND_BLUR = 3, 5, 1.5
 """How often they do, the steps of each round, and its blur: the template is better each time."""
 CLOSE_SCORE = 0.7
 """If every image scores this much, as copies of one picture and frames of a stack do, the template is final."""
-THRESHOLD_SLACK = 0.06
-"""How far below the median score of the inliers an image still is an inlier when the training of a network begins."""
 MIN_INLIERS = 3
 """Images that always count as inliers: a template of fewer is one of them."""
 MAX_ZOOM = math.sqrt(2)
@@ -141,8 +139,6 @@ class State:
     scores : (n,) tensor
         Normalised correlation with the template.
     inliers : (n,) bool tensor
-    threshold : float
-        The score from which on an image is an inlier while a network is trained.
     prior : PosePrior or None
         The distribution of the poses of the inliers.
     prior_width : (n,) tensor or None
@@ -153,7 +149,6 @@ class State:
     poses: torch.Tensor
     scores: torch.Tensor
     inliers: torch.Tensor
-    threshold: float = 0.0
     prior: PosePrior | None = None
     prior_width: torch.Tensor | None = None
 
@@ -172,15 +167,13 @@ class State:
         registration = self.registration(sample)
         return replace(self, scores=sample.map(lambda views, _, poses: registration.score(views, poses), self.poses))
 
-    def moved_to(
-        self, sample: Sample, poses: torch.Tensor, threshold: float | None = None, share: float = 1.0
-    ) -> State:
+    def moved_to(self, sample: Sample, poses: torch.Tensor, threshold: float | None = None) -> State:
         """New poses, with the inliers there, the gauge fixed, and the mean of the inliers as template.
 
-        threshold: the score of an inlier; None for the best `share` of the images.
+        threshold: the score of an inlier; None for the best `TEMPLATE_SHARE` of the images.
         """
         scores = replace(self, poses=poses).scored(sample).scores
-        least = float(scores.quantile(1 - share)) if threshold is None else threshold
+        least = float(scores.quantile(1 - TEMPLATE_SHARE)) if threshold is None else threshold
         inliers = scores >= min(least, float(scores.topk(min(MIN_INLIERS, len(scores))).values[-1]))
         if sample.guards:
             poses = sample.fix_gauge(poses, inliers)
@@ -188,11 +181,7 @@ class State:
         prior = None
         if sample.image_features.needs_prior:
             prior = PosePrior.from_poses(sample.start[inliers], poses[inliers], sample.frame)
-        return State(template, poses, scores, inliers, self.threshold, prior)
-
-    def with_median_threshold(self, slack: float) -> State:
-        """With the threshold a little below the median score of the inliers."""
-        return replace(self, threshold=float(self.scores[self.inliers].median()) - slack)
+        return State(template, poses, scores, inliers, prior)
 
 
 @torch.no_grad()
@@ -202,13 +191,13 @@ def initialise(sample: Sample, reference: torch.Tensor) -> State:
     poses = state.poses
     for motion, sigma, steps in STAGES:
         poses = _descend(sample, state, poses, steps, motion, sigma * unit)
-    state = state.moved_to(sample, poses, share=TEMPLATE_SHARE)
+    state = state.moved_to(sample, poses)
     for _ in range(TEMPLATE_ROUNDS):
         poses = _descend(sample, state, state.poses, ROUND_STEPS, "affine", ROUND_BLUR * unit)
-        state = state.moved_to(sample, poses, share=TEMPLATE_SHARE)
+        state = state.moved_to(sample, poses)
         if float(state.scores.min()) >= CLOSE_SCORE:
             break
-    return state.with_median_threshold(THRESHOLD_SLACK)
+    return state
 
 
 def _descend(sample: Sample, state: State, poses: torch.Tensor, steps: int, motion: str, sigma: float) -> torch.Tensor:

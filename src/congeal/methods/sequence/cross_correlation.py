@@ -13,9 +13,10 @@ from torch import fft
 
 from congeal.geometry.matrix import Size
 
-LEAST_OVERLAP = 0.2
-"""Of a picture: where two show less in common, any two agree by chance."""
-_AT_ONCE = 64  # pairs
+MIN_SHARED = 0.2
+"""Share of a picture that two must both show: with less in common any two agree by chance."""
+PAIRS_AT_ONCE = 64
+"""Pairs whose Fourier transforms are in memory together; no result depends on it."""
 
 
 @torch.no_grad()
@@ -23,7 +24,7 @@ def find_shifts(pictures: torch.Tensor, first: torch.Tensor, second: torch.Tenso
     """Shifts (E, 2) in pixels (x, y) at which pictures `second` (E,) show what pictures `first` do, and how alike they
     are there (E,). pictures (n, h, w) of local contrast."""
     shifts, alike = [], []
-    for some in torch.arange(len(first)).split(_AT_ONCE):
+    for some in torch.arange(len(first)).split(PAIRS_AT_ONCE):
         shift, value = _few(pictures[first[some]], pictures[second[some]])
         shifts.append(shift)
         alike.append(value)
@@ -32,13 +33,13 @@ def find_shifts(pictures: torch.Tensor, first: torch.Tensor, second: torch.Tenso
 
 def _few(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     size = (a.shape[-2], a.shape[-1])
-    room = (2 * size[0], 2 * size[1])
+    padded = (2 * size[0], 2 * size[1])
     ones = torch.ones_like(a[:1])
-    spectra = [fft.rfft2(values, s=room) for values in (a, b, a.square(), b.square(), ones)]
+    spectra = [fft.rfft2(values, s=padded) for values in (a, b, a.square(), b.square(), ones)]
     in_a, in_b, in_aa, in_bb, in_ones = spectra
 
     def summed(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return fft.irfft2(left.conj() * right, s=room)
+        return fft.irfft2(left.conj() * right, s=padded)
 
     count = summed(in_ones, in_ones).clamp(min=1)
     sum_a, sum_b, both = summed(in_a, in_ones), summed(in_ones, in_b), summed(in_a, in_b)
@@ -48,9 +49,9 @@ def _few(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     least = 1e-6 * count
     alike = (both - sum_a * sum_b / count) / (spread_a.clamp(min=0) * spread_b.clamp(min=0)).sqrt().clamp(min=least)
     # The less two pictures share, the more alike they get by chance.
-    posterior_score = torch.where(share >= LEAST_OVERLAP, alike * share.sqrt(), -1.0)
+    posterior_score = torch.where(share >= MIN_SHARED, alike * share.sqrt(), -1.0)
     best = posterior_score.flatten(1).argmax(1)
-    y, x = best // room[1], best % room[1]
+    y, x = best // padded[1], best % padded[1]
     value = alike.flatten(1).gather(1, best[:, None])[:, 0]
     return torch.stack([_signed(x, size[1]), _signed(y, size[0])], 1).double(), value.double()
 

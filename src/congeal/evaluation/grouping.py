@@ -46,18 +46,14 @@ def compare_groups(pictures: Pictures) -> TwoGroups:
     n, height, width = contrast.shape
     if n < 2 * MIN_GROUP_IMAGES:
         return TwoGroups()
-    black = _chessboard(height, width)
+    square = max(1, max(height, width) // CHESSBOARD_SQUARES)
+    rows, columns = torch.arange(height) // square, torch.arange(width) // square
+    black = ((rows[:, None] + columns) % 2).float()
     halves = [
         pair_likeness((contrast * part, None if counts is None else counts * part)) for part in (black, 1 - black)
     ]
     found = [_compare(*pair) for pair in ((halves[0], halves[1]), (halves[1], halves[0]))]
     return TwoGroups(*np.mean(found, axis=0).tolist())
-
-
-def _chessboard(height: int, width: int) -> torch.Tensor:
-    square = max(1, max(height, width) // CHESSBOARD_SQUARES)
-    rows, columns = torch.arange(height) // square, torch.arange(width) // square
-    return ((rows[:, None] + columns) % 2).float()
 
 
 def _compare(seen: Matrix, hidden: Matrix) -> TwoGroups:

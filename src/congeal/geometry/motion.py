@@ -81,7 +81,10 @@ def parameters_from_matrix(matrix: torch.Tensor, motion: str = "homography") -> 
     eye = IDENTITY.to(m.device)
     roots = 8
     for _ in range(roots):
-        m = _square_root(m)
+        root, inverse = m, eye.expand_as(m)  # Denman-Beavers iteration
+        for _ in range(12):
+            root, inverse = (root + torch.linalg.inv(inverse)) / 2, (inverse + torch.linalg.inv(root)) / 2
+        m = root
     x = m - eye
     log = torch.zeros_like(x)
     for order in range(8, 0, -1):  # log(I + x) = x - x²/2 + x³/3 - …
@@ -92,14 +95,6 @@ def parameters_from_matrix(matrix: torch.Tensor, motion: str = "homography") -> 
     basis = GENERATORS.to(m.device).reshape(8, 9)
     weights = (log.reshape(*log.shape[:-2], 9) @ basis.T) / (basis**2).sum(1)
     return weights[..., :count].to(matrix.dtype)
-
-
-def _square_root(m: torch.Tensor) -> torch.Tensor:
-    """Denman-Beavers iteration."""
-    y, z = m, torch.eye(3, dtype=m.dtype, device=m.device).expand_as(m)
-    for _ in range(12):
-        y, z = (y + torch.linalg.inv(z)) / 2, (z + torch.linalg.inv(y)) / 2
-    return y
 
 
 def transform_from_points(

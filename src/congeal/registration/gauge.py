@@ -36,19 +36,9 @@ class Gauge:
     For objects on empty ground the total intensity (ink) determines the common scale better than the mean matrix. When
     the energy ratio leaves the band, the scale of the set is corrected step by step; `zoom` is the correction so far.
 
-    Parameters
-    ----------
-    start : (N, 3, 3) tensor
-        Initial poses, stack_from_frame.
-    frame : (height, width)
-    motion : str
-        G is a member of it: taking out the mean of many rotations must not leave a change of scale.
-    source_ink : float, optional
-        Total intensity of the sources in frame pixels; None for photographs and motions without scale.
-    zoom : float
-        The correction so far, from a checkpoint.
-    band : (low, high)
-        Energy ratios that need no correction.
+    start (N, 3, 3): initial poses, stack_from_frame. G is a member of `motion`: taking out the mean of many rotations
+    must not leave a change of scale. source_ink: total intensity of the sources in frame pixels; None for photographs
+    and motions without scale. zoom: the correction so far, from a checkpoint. band: energy ratios that need none.
     """
 
     def __init__(

@@ -39,30 +39,11 @@ Sums = dict[str, torch.Tensor]
 class JointGaussNewton:
     """Passes over the set at one level of blur that `collect` the target, or `step` every image towards it.
 
-    Parameters
-    ----------
-    stack : Stack
-    newton : GaussNewton
-        The step rule.
-    image_features : ImageFeatures
-        What is compared, and where it counts.
-    sigma : float
-        Blur in frame pixels.
-    shrink : int
-        Stack and frame are reduced by this factor, where the blur allows it; `newton`, `fixed` and the target are of
-        that smaller frame, poses of the full one.
-    fixed : (C, h, w) tensor, optional
-        A reference instead of the running mean.
-    gauge : Gauge, optional
-        What holds the common pose.
-    keep : (n,) bool tensor, optional
-        Which images make the target and the gauge; the others follow.
-    use_prior : bool
-        Images are held to poses that the kept ones make likely.
-    prior_width : (n,) tensor, optional
-        How many times as far from those each image may be.
-    distributed : bool
-        Whether workers may do the passes.
+    sigma: blur in frame pixels. shrink: stack and frame are reduced by this factor, where the blur allows it; `newton`,
+    `fixed` and the target are of that smaller frame, poses of the full one. fixed (C, h, w): a reference instead of the
+    running mean. gauge: what holds the common pose. keep (n,) bool: which images make the target and the gauge; the
+    others follow. prior_width (n,): how many times as far each image may be from the poses that the kept ones make
+    likely. distributed: whether workers may do the passes.
     """
 
     def __init__(
@@ -76,14 +57,13 @@ class JointGaussNewton:
         fixed: torch.Tensor | None = None,
         gauge: Gauge | None = None,
         keep: torch.Tensor | None = None,
-        use_prior: bool = False,
         prior_width: torch.Tensor | None = None,
         distributed: bool = False,
     ) -> None:
         self.stack, self.newton, self.image_features = stack, newton, image_features
         self.sigma, self.shrink, self.gauge = sigma, shrink, gauge
         self.fixed = None if fixed is None else gaussian_blur(fixed[None], sigma / shrink)[0]
-        self.keep, self.use_prior, self.prior_width, self.distributed = keep, use_prior, prior_width, distributed
+        self.keep, self.prior_width, self.distributed = keep, prior_width, distributed
         channels = 4 if image_features.costly else stack.channels
         self._cached = 4 * channels * len(stack) * stack.size[0] * stack.size[1] <= CACHE_BYTES
         self._soft: dict[int, torch.Tensor] = {}
@@ -106,7 +86,7 @@ class JointGaussNewton:
         moved = torch.from_numpy(allocate(tuple(found.shape), found.detach().numpy().dtype))
         total: Sums = {}
         line = self.newton.linearise(self.target["mean"])
-        prior = self.prior(found) if self.use_prior else None
+        prior = self.prior(found) if self.image_features.needs_prior else None
         for part, sums, poses in self._map(_BatchPass(self, found.numpy(), line, prior)):
             # The next target is collected from the images as they are now: one warp per image and iteration.
             _add(total, sums)

@@ -8,7 +8,6 @@ evidence of their own (a profile, an occluded face).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -153,10 +152,6 @@ class Views:
             self._made[shrink, sigma] = gaussian_blur(reduced(self.images, shrink), sigma)
         return self._made[shrink, sigma]
 
-    def masks_at(self, shrink: int) -> torch.Tensor | None:
-        """Masks reduced by the factor `shrink`."""
-        return None if self.masks is None else reduced(self.masks, shrink)
-
     def take(self, rows: torch.Tensor) -> Views:
         """Some rows, with their reduced images."""
         few = Views(self.images[rows], None if self.masks is None else self.masks[rows])
@@ -228,14 +223,7 @@ def parameters(start: torch.Tensor, poses: torch.Tensor, frame: Size) -> torch.T
 class TemplateRegistration:
     """Scores and registers images against a template (C, h, w).
 
-    Parameters
-    ----------
-    template : (C, h, w) tensor
-        In the same features as the images.
-    image_features : ImageFeatures
-        Weights of pixels, and which poses are admissible.
-    prior : PosePrior, optional
-        Regularises poses, given the initial ones.
+    template: in the same features as the images. prior: regularises poses, given the initial ones.
     """
 
     def __init__(self, template: torch.Tensor, image_features: ImageFeatures, prior: PosePrior | None = None) -> None:
@@ -276,18 +264,13 @@ class TemplateRegistration:
             pieces = zip(images.split(block), poses.split(block), strict=True)
             poses = torch.cat([newton.descend(few, pose, line, steps) for few, pose in pieces]) if len(poses) else poses
         else:
-            masks = views.masks_at(shrink)
+            masks = None if views.masks is None else reduced(views.masks, shrink)
             for _ in range(steps):
                 weights = self.image_features.weights(poses, _size(images), frame, masks)
                 shown, count = warp(images, poses, frame), line.jacobian.shape[1]
                 prior = None if self.prior is None else self.prior.pull(start, poses, frame, count)
                 poses = normalise(newton.compose(poses, newton.delta(shown, line, weights, prior)))
         return from_reduced(shrink, poses)
-
-    def better(self, views: Views, candidates: Sequence[torch.Tensor]) -> torch.Tensor:
-        """For each image the candidate pose with the higher score."""
-        which = torch.stack([self.score(views, poses) for poses in candidates]).argmax(0)
-        return torch.stack(list(candidates))[which, torch.arange(len(views))]
 
 
 def reduction_for(frame: Size, sigma: float) -> int:

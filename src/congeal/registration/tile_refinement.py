@@ -44,7 +44,6 @@ CACHE_BYTES = 512 << 20
 SAMPLE_BYTES = 64 << 20
 """Samples on tiles of a whole set are kept up to this size, else made twice in a pass: for template and step."""
 
-OnPass = Callable[[float, float], None]
 Sample = tuple[np.ndarray, torch.Tensor, torch.Tensor]
 """Rows of the stack, their values on tiles, and which tiles they cover."""
 
@@ -123,25 +122,13 @@ def _batches(stack: Stack) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class TileRefinement:
-    """What refinement at a level gave for n images.
+    """What refinement at a level gave for n images."""
 
-    Attributes
-    ----------
-    poses : (n, 3, 3) tensor of float64
-        stack_from_frame at this level.
-    error : (n,) tensor
-        Standard error of a corner's position, in frame pixels.
-    before, after : (n,) tensor
-        Correlation with the mean of the others.
-    template : TileTemplate
-        The template they were compared with in the end.
-    """
-
-    poses: torch.Tensor
-    error: torch.Tensor
-    before: torch.Tensor
-    after: torch.Tensor
-    template: TileTemplate
+    poses: torch.Tensor  # (n, 3, 3) float64 stack_from_frame at this level
+    error: torch.Tensor  # (n,) standard error of a corner's position, in frame pixels
+    before: torch.Tensor  # (n,) correlation with the mean of the others, at first
+    after: torch.Tensor  # … and in the end
+    template: TileTemplate  # what they were compared with in the end
 
 
 @torch.no_grad()
@@ -153,12 +140,12 @@ def refine_tiles(
     *,
     passes: int = MAX_PASSES,
     tiles: Tiles | None = None,
-    on_pass: OnPass | None = None,
+    on_pass: Callable[..., None] | None = None,
 ) -> TileRefinement:
     """Joint Gauss-Newton of a stack at its resolution; the mean pose of the inliers stays where it is.
 
-    keep (n,) bool: inliers, which make the template. on_pass(moved, correlation) is called after every pass with the
-    mean corner motion in frame pixels and the mean correlation of the inliers.
+    keep (n,) bool: inliers, which make the template. on_pass(moved=…, likeness=…) is called after every pass with
+    the mean corner motion in frame pixels and the mean correlation of the inliers.
     """
     found = poses.double()
     gauge = Gauge(found[keep], level.stack.frame, motion)
@@ -181,7 +168,7 @@ def refine_tiles(
         moved = gauge.fix(moved, None, keep)
         change = mean_motion(found, moved, level.stack.frame)
         if on_pass is not None:
-            on_pass(change, float(after[keep].mean()))
+            on_pass(moved=change, likeness=float(after[keep].mean()))
         found = moved
         if change < max(CONVERGED_PX, CONVERGED_ERRORS * float(error[keep].nanmedian())):
             break

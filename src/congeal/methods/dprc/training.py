@@ -226,7 +226,8 @@ class Trainer:
             candidates = [
                 registration.step_to_template(views, start, one, UPDATE_STEPS, motion, blur) for one in (pose, asked)
             ]
-            return registration.better(views, candidates)
+            best = torch.stack([registration.score(views, one) for one in candidates]).argmax(0)
+            return torch.stack(candidates)[best, torch.arange(len(views))]
 
         self.state = self.state.moved_to(sample, sample.map(better, self.state.poses), self.threshold).scored(sample)
         self.threshold = float(self.state.scores[self.state.inliers].median()) - SLACK

@@ -66,32 +66,15 @@ class ScoreModel:
 
 @dataclass(frozen=True)
 class FittedModel:
-    """What a fitted joint alignment keeps to place any image.
-
-    Attributes
-    ----------
-    motion : str
-        The motion of the poses.
-    template : (C, h, w) tensor
-        What images are registered to at working size.
-    image_features : ImageFeatures
-        What is compared.
-    scores : ScoreModel
-        Scores of inliers and outliers against the template.
-    prior : PosePrior or None
-    levels : tuple of TileTemplate
-        Templates of finer pyramid levels, coarse to fine; the last one tells the errors.
-    refines : bool
-        Whether images are moved on these levels; otherwise the only one just tells their errors.
-    """
+    """What a fitted joint alignment keeps to place any image."""
 
     motion: str
-    template: torch.Tensor
+    template: torch.Tensor  # (C, h, w) what images are registered to at working size
     image_features: ImageFeatures
     scores: ScoreModel
     prior: PosePrior | None
-    levels: tuple[TileTemplate, ...] = ()
-    refines: bool = False
+    levels: tuple[TileTemplate, ...] = ()  # of finer pyramid levels, coarse to fine; the last one tells the errors
+    refines: bool = False  # whether images are moved on these levels; else the only one just tells their errors
 
     def key(self) -> str:
         """Identifies what registration depends on."""

@@ -46,23 +46,12 @@ worst of 200 threes and of 42 photographs of one person 0.5."""
 class Pyramid:
     """What the pyramid gave.
 
-    Attributes
-    ----------
-    poses : (n, 3, 3) tensor
-        stack_from_frame of the stack at working size, in float64.
-    error : (n,) tensor
-        Standard error of a corner's position, in pixels of that stack.
-    levels : tuple of TileTemplate
-        Templates of the levels that moved the poses, coarse to fine; if none did, that of the level by which the errors
-        are known.
-    refines : bool
-        Whether any level moved the poses.
-    sentence : str
-        Which sizes were used, and why no finer one.
+    levels: templates of the levels that moved the poses, coarse to fine; if none did (`refines`), that of the level by
+    which the errors are known. sentence: which sizes were used, and why no finer one.
     """
 
-    poses: torch.Tensor
-    error: torch.Tensor
+    poses: torch.Tensor  # (n, 3, 3) float64 stack_from_frame of the stack at working size
+    error: torch.Tensor  # (n,) standard error of a corner's position, in pixels of that stack
     levels: tuple[TileTemplate, ...]
     refines: bool
     sentence: str
@@ -86,14 +75,16 @@ def refine_on_pyramid(
     levels: list[TileTemplate] = []
     error, tried, why = None, None, "no finer level is available"
     for larger in _level_stacks(stack, image_features, finest):
-        entry, report = poses_at(poses, stack, larger), partial(_report, context, max(larger.frame))
+        entry, size = poses_at(poses, stack, larger), max(larger.frame)
         with single_torch_thread():  # batches of images in parallel
-            result = refine_tiles(LevelImages(larger, image_features), entry, motion, keep, on_pass=report)
-        used = _improves(entry, result, larger, keep)
+            note = partial(context.note, size=size)
+            result = refine_tiles(LevelImages(larger, image_features), entry, motion, keep, on_pass=note)
+        steps = corner_motion(entry, result.poses, larger.frame) / _zoom(entry, larger) / result.error
+        used = float(result.error[keep].nanmedian()) < PRECISE_PX or float(steps[keep].nanmedian()) > MIN_STEP_ERRORS
         if used or tried is None:
             error, tried = _errors(result, entry, larger, stack, keep), result.template
         if not used:
-            why = f"{max(larger.frame)} pixels would move poses by less than their error"
+            why = f"{size} pixels would move poses by less than their error"
             break
         worse = result.after < result.before - MAX_CORRELATION_LOSS
         poses = poses_at(torch.where(worse[:, None, None], entry, result.poses), larger, stack)
@@ -121,13 +112,6 @@ def _level_stacks(stack: Stack, image_features: ImageFeatures, finest: int | Non
         yield larger
 
 
-def _improves(entry: torch.Tensor, result: TileRefinement, stack: Stack, keep: torch.Tensor) -> bool:
-    """Whether a level resolves more than was known before."""
-    moved = corner_motion(entry, result.poses, stack.frame) / _zoom(entry, stack)
-    precise = float(result.error[keep].nanmedian()) < PRECISE_PX
-    return precise or float((moved / result.error)[keep].nanmedian()) > MIN_STEP_ERRORS
-
-
 def _errors(
     result: TileRefinement, entry: torch.Tensor, larger: Stack, stack: Stack, keep: torch.Tensor
 ) -> torch.Tensor:
@@ -136,10 +120,6 @@ def _errors(
     unrelated = result.after < UNRELATED_CORRELATION * result.after[keep].nanmedian()
     error = torch.where(unrelated, result.error.clamp(min=max(larger.frame) / 12**0.5), result.error)
     return error * _zoom(entry, larger) * max(stack.size) / max(larger.size)
-
-
-def _report(context: FitContext, size: int, moved: float, correlation: float) -> None:
-    context.note(size=size, moved=moved, likeness=correlation)
 
 
 @torch.no_grad()

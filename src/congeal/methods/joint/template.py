@@ -62,28 +62,15 @@ MAX_EARLY_STEPS = 10
 
 @dataclass(frozen=True)
 class Sample:
-    """The images that are aligned together, as features in memory.
+    """The images that are aligned together, as features in memory."""
 
-    Attributes
-    ----------
-    stack : Stack
-        Of these images alone.
-    images : (n, C, H, W) tensor
-        Their features.
-    masks : (n, 1, H, W) tensor or None
-    start : (n, 3, 3) tensor
-        Initial poses, stack_from_frame.
-    guards : bool
-        Whether the common pose and the total intensity are held.
-    """
-
-    stack: Stack
+    stack: Stack  # of these images alone
     image_features: ImageFeatures
     motion: str
-    guards: bool
-    images: torch.Tensor
-    masks: torch.Tensor | None
-    start: torch.Tensor
+    guards: bool  # whether the common pose and the total intensity are held
+    images: torch.Tensor  # (n, C, H, W) their features
+    masks: torch.Tensor | None  # (n, 1, H, W)
+    start: torch.Tensor  # (n, 3, 3) initial poses, stack_from_frame
 
     @classmethod
     def of(cls, stack: Stack, image_features: ImageFeatures, motion: str, guards: bool) -> Sample:
@@ -128,29 +115,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class State:
-    """The state of an alignment; every stage returns a new one.
+    """The state of an alignment; every stage returns a new one."""
 
-    Attributes
-    ----------
-    template : (C, h, w) tensor
-        What images are registered to: the reference, then the mean of the inliers.
-    poses : (n, 3, 3) tensor
-        stack_from_frame.
-    scores : (n,) tensor
-        Normalised correlation with the template.
-    inliers : (n,) bool tensor
-    prior : PosePrior or None
-        The distribution of the poses of the inliers.
-    prior_width : (n,) tensor or None
-        How many times as wide the prior is for each image: wider for images that were restarted.
-    """
-
-    template: torch.Tensor
-    poses: torch.Tensor
-    scores: torch.Tensor
-    inliers: torch.Tensor
-    prior: PosePrior | None = None
-    prior_width: torch.Tensor | None = None
+    template: torch.Tensor  # (C, h, w) what images are registered to: the reference, then the mean of the inliers
+    poses: torch.Tensor  # (n, 3, 3) stack_from_frame
+    scores: torch.Tensor  # (n,) normalised correlation with the template
+    inliers: torch.Tensor  # (n,) bool
+    prior: PosePrior | None = None  # the distribution of the poses of the inliers
+    prior_width: torch.Tensor | None = None  # (n,) factors on its width: wider for images that were restarted
 
     @classmethod
     def initial(cls, sample: Sample, template: torch.Tensor) -> State:
@@ -255,7 +227,6 @@ def register_jointly(
             sigma,
             shrink=shrink,
             gauge=gauge,
-            use_prior=image_features.needs_prior,
             **options,
         )
         passes.target = passes.collect(found)

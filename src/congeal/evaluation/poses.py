@@ -46,18 +46,7 @@ def scales(matrices: Any, size: Size | None = None, start: Any = None) -> NDArra
     need no size. With `start`, the matrices (3,3) or (N,3,3) the alignment began with, each scale is relative to the
     initial gauge.
     """
-    scale = _scales(as_numpy(matrices), size)
-    return scale if start is None else scale / _scales(as_numpy(start), size)
-
-
-def geometric_mean(values: NDArray[np.float64]) -> float:
-    """Geometric mean of the values that are finite and positive; NaN if there are none."""
-    known = values[np.isfinite(values) & (values > 0)]
-    return float(np.exp(np.log(known).mean())) if known.size else float("nan")
-
-
-def _scales(matrices: Array, size: Size | None) -> NDArray[np.float64]:
-    rows = matrices.reshape(-1, 3, 3)
+    rows = as_numpy(matrices).reshape(-1, 3, 3)
     height, width = size or (1, 1)
     scale = np.empty(len(rows))
     for part in row_slices(len(rows)):
@@ -70,7 +59,13 @@ def _scales(matrices: Array, size: Size | None) -> NDArray[np.float64]:
             back = matrix.invert(m)
             depth = back[:, 2] @ np.array([(width - 1) / 2, (height - 1) / 2, 1.0])
             scale[part] = np.sqrt(np.abs(depth**3 / np.linalg.det(back)))
-    return scale
+    return scale if start is None else scale / scales(start, size)
+
+
+def geometric_mean(values: NDArray[np.float64]) -> float:
+    """Geometric mean of the values that are finite and positive; NaN if there are none."""
+    known = values[np.isfinite(values) & (values > 0)]
+    return float(np.exp(np.log(known).mean())) if known.size else float("nan")
 
 
 def out_of_frame(source_from_aligned: Any, source_sizes: Any, size: Size) -> NDArray[np.float64]:

@@ -6,10 +6,6 @@ Every image is registered from the same perturbations, so a result does not depe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -60,7 +56,7 @@ def register_each(
     stack: Stack, model: FittedModel, poses: torch.Tensor, restarts: int, random_state: int, context: FitContext
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Every image of a stack alone, from poses (n, 3, 3): poses, scores (n,), and by how much restarts raised these."""
-    work, n = RegisterBatch(stack, model, poses.numpy(), restarts, random_state), len(stack)
+    work, n = Multistart(stack, model, poses.numpy(), restarts, random_state), len(stack)
     found, scores, gain = (torch.from_numpy(allocate((n, *shape), np.float32)) for shape in ((3, 3), (), ()))
     with single_torch_thread() as threads:
         batches, values = register_batches(stack), stack_values(stack)
@@ -73,41 +69,12 @@ def register_batches(stack: Stack) -> list[np.ndarray]:
     return chunks(stack, IMAGES_PER_BATCH, multiple=IMAGES_PER_BATCH)
 
 
-@dataclass
-class RegisterBatch:
-    """Registration of a batch of images to the template, in this process or another."""
-
-    stack: Stack
-    model: FittedModel
-    poses: np.ndarray
-    restarts: int
-    random_state: int
-
-    @cached_property
-    def _multistart(self) -> Multistart:
-        return Multistart(self.model, self.restarts, self.random_state)
-
-    @torch.no_grad()
-    def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:
-        """Poses, scores and gains of a batch of rows."""
-        views = Views(self.model.image_features.features(self.stack.images(part)), self.stack.masks(part))
-        start = torch.as_tensor(self.stack.start[part]).float()
-        return self._multistart.register(views, start, torch.from_numpy(self.poses[part]).float())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
-    def key(self) -> str:
-        """What the answer depends on, besides the images."""
-        stack, options = self.stack, (self.restarts, self.random_state, self.poses)
-        return key_of(type(self).__name__, self.model.key(), options, stack.kept, stack.start, stack.size, stack.frame)
-
-
 class Multistart:
-    """Finds stack_from_frame (B, 3, 3) of images given as features, and the score (B,) of each."""
+    """Registration of batches of images to the template of a model, in this process or another."""
 
-    def __init__(self, model: FittedModel, restarts: int, random_state: int) -> None:
-        self.model, self.motion = model, model.motion
+    def __init__(self, stack: Stack, model: FittedModel, poses: np.ndarray, restarts: int, random_state: int) -> None:
+        self.stack, self.model, self.motion, self.poses = stack, model, model.motion, poses
+        self.restarts, self.random_state = restarts, random_state
         self.registration = TemplateRegistration(model.template, model.image_features, model.prior)
         wide = None if model.prior is None else model.prior.wider(RESTART_PRIOR_WIDTH)
         self.wide_registration = TemplateRegistration(model.template, model.image_features, wide)
@@ -117,6 +84,18 @@ class Multistart:
         reach = torch.full((restarts,), RESTART_REACH, dtype=torch.float32)
         perturbations = random_warps(reach, self.registration.frame, generator, self.motion)
         self.perturbations = perturbations.split(RESTART_BATCH) if restarts else ()
+
+    def key(self) -> str:
+        """What the answer depends on, besides the images."""
+        stack, options = self.stack, (self.restarts, self.random_state, self.poses)
+        return key_of(type(self).__name__, self.model.key(), options, stack.kept, stack.start, stack.size, stack.frame)
+
+    @torch.no_grad()
+    def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:
+        """Poses, scores and gains of a batch of rows."""
+        views = Views(self.model.image_features.features(self.stack.images(part)), self.stack.masks(part))
+        start = torch.as_tensor(self.stack.start[part]).float()
+        return self.register(views, start, torch.from_numpy(self.poses[part]).float())
 
     def register(
         self, views: Views, start: torch.Tensor, poses: torch.Tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from congeal.images.plan import pyramid_sizes
 from congeal.memmap import allocate
 from congeal.methods.fit_context import FitContext
 from congeal.methods.joint.model import FittedModel
-from congeal.methods.joint.multistart import RegisterBatch, register_batches
+from congeal.methods.joint.multistart import Multistart, register_batches
 from congeal.registration.batching import CHUNK_VALUES, stack_values
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import corner_motion
@@ -138,7 +138,7 @@ def place_each(
     larger = [stack.at(max(level.frame), enlarge=True) for level in model.levels]
     if any(one.frame != level.frame for one, level in zip(larger, model.levels, strict=True)):
         larger = []  # larger images of so large a set do not fit
-    work = _PlaceBatch(stack, model, torch.as_tensor(stack.start).float().numpy(), restarts, random_state, larger)
+    work = _Placement(larger, stack, model, torch.as_tensor(stack.start).float().numpy(), restarts, random_state)
     poses = torch.from_numpy(allocate((len(stack), 3, 3), np.float64))
     error = torch.from_numpy(allocate((len(stack),), np.float32, np.nan))
     with single_torch_thread() as threads:
@@ -150,15 +150,13 @@ def place_each(
     return poses, error
 
 
-@dataclass
-class _PlaceBatch(RegisterBatch):
-    """Registration of a batch of images to the template and then on the levels of the pyramid."""
+class _Placement(Multistart):
+    """Registration of batches of images to the template and then on the levels of the pyramid."""
 
-    larger: list[Stack]
-
-    @cached_property
-    def _levels(self) -> list[LevelImages]:
-        return [LevelImages(stack, self.model.image_features, cached=False) for stack in self.larger]
+    def __init__(self, larger: list[Stack], *options: Any) -> None:
+        super().__init__(*options)
+        self.larger = larger
+        self._levels = [LevelImages(stack, self.model.image_features, cached=False) for stack in larger]
 
     @torch.no_grad()
     def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:

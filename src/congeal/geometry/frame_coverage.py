@@ -11,11 +11,8 @@ import math
 import numpy as np
 import torch
 
-from congeal.geometry.matrix import Size
-from congeal.geometry.warping import MIN_DENOMINATOR, to_units
-
-PIXELS_AT_ONCE = 1 << 17
-"""Pixels whose shares are computed together: they stay in the processor's cache."""
+from congeal.geometry.matrix import MIN_DENOMINATOR, Size
+from congeal.geometry.warping import PIXELS_AT_ONCE, to_units
 
 
 def covered(source_from_frame: np.ndarray, source: Size, size: Size) -> np.ndarray:

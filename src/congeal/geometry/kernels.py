@@ -45,8 +45,7 @@ def spline_coefficients(values: np.ndarray) -> np.ndarray:
             part = np.s_[first : first + at_once, :, left : left + LINES_AT_ONCE]
             filtered[part] = _inverse_filter(planes[part])
     for top in range(0, len(rows), LINES_AT_ONCE):
-        part = np.s_[top : top + LINES_AT_ONCE]
-        rows[part] = _inverse_filter(rows[part])
+        rows[top : top + LINES_AT_ONCE] = _inverse_filter(rows[top : top + LINES_AT_ONCE])
     return out
 
 

@@ -8,14 +8,10 @@ import torch
 import torch.nn.functional as functional
 
 from congeal.errors import CongealError
-from congeal.geometry.matrix import Size, normalise
+from congeal.geometry.matrix import MIN_DENOMINATOR, Size, normalise
 
 Mode = Literal["bilinear", "bicubic"]
 Padding = Literal["zeros", "border", "reflect"]
-
-MIN_DENOMINATOR = 0.1
-"""Points whose projective denominator falls below this share of its value at the frame's centre are near or behind
-the horizon; the denominator is held there, so that coordinates stay finite."""
 
 PIXELS_AT_ONCE = 400_000
 """Output pixels that are sampled together, so that the sampling grid stays in the processor's cache."""

@@ -39,8 +39,6 @@ MIN_REDUCED_SIDE_PX = 16
 """Reduced images keep at least this many pixels along the longer side."""
 MIN_DEPTH, MIN_AREA = 0.2, 0.02
 """Depth of the nearest corner and relative area of a random homography, below which it nearly folds the frame."""
-MAX_EXPONENT = 50.0
-"""Bound on the exponent of the prior, beyond which every score is 0 anyway."""
 MIN_DEVIATION = 0.01
 """Smallest standard deviation of a parameter, in units of the half frame: inliers may not have moved at all yet."""
 PIXELS_PER_OBSERVATION = 20.0
@@ -178,10 +176,6 @@ class PosePrior:
         """(2, 8), to keep it in a file."""
         return torch.stack([self.centre, self.spread])
 
-    def wider(self, times: float) -> PosePrior:
-        """The same prior with standard deviations `times` as large, for images whose initial pose may be wrong."""
-        return PosePrior(self.centre, times * self.spread)
-
     def pull(
         self, start: torch.Tensor, poses: torch.Tensor, frame: Size, count: int, prior_width: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -205,9 +199,8 @@ class PosePrior:
         frame = (window.shape[0], window.shape[1])
         away = (parameters(start, poses, frame) - self.centre) / self.spread
         observations = float(window.sum().square() / window.square().sum()) / PIXELS_PER_OBSERVATION
-        unexplained = (1 - scores.clamp(min=0).square()) * (away.square().sum(1) / observations).clamp(
-            max=MAX_EXPONENT
-        ).exp()
+        exponent = (away.square().sum(1) / observations).clamp(max=50)  # beyond that every score is 0 anyway
+        unexplained = (1 - scores.clamp(min=0).square()) * exponent.exp()
         return torch.where(scores > 0, (1 - unexplained).clamp(min=0).sqrt(), scores)
 
 

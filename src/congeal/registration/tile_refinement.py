@@ -218,8 +218,6 @@ MIN_GAIN = 0.002
 """Explained variance that a larger motion must add; less is not worth a parameter, however significant."""
 GAIN_ERRORS = 2.0
 """Standard errors by which the gain must exceed zero over all images."""
-NOTHING_UNEXPLAINED = 1e-6
-"""Unexplained shares below this count as this: copies without noise are explained up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -286,6 +284,6 @@ def _explains_more(one: torch.Tensor, other: torch.Tensor) -> bool:
     if known.sum() < 2 or float((one - other)[known].mean()) <= MIN_GAIN:
         return False
     # Unexplained shares are compared by their logarithms: one image may gain far more than the rest.
-    less, more = ((1 - each[known]).clamp(min=NOTHING_UNEXPLAINED).log() for each in (other, one))
+    less, more = ((1 - each[known]).clamp(min=1e-6).log() for each in (other, one))
     gain = less - more
     return float(gain.mean()) > GAIN_ERRORS * float(gain.std()) / len(gain) ** 0.5

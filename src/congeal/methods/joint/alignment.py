@@ -117,12 +117,11 @@ class JointAlignment(Method):
     # ---- the model file
 
     def _state(self) -> dict[str, torch.Tensor]:
-        return self._model.tensors() | {"motion": torch.tensor(MOTIONS.index(self._model.motion))}
+        return self._model.tensors()
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.motion_ = MOTIONS[int(state["motion"])]
-        image_features = self._features(self.layout_.kind or "photo")
-        self._model = FittedModel.from_tensors(state, self.motion_, image_features)
+        self._model = FittedModel.from_tensors(state, self._features(self.layout_.kind or "photo"))
+        self.motion_ = self._model.motion
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def align(stack: Stack, image_features: ImageFeatures, parameters: Any, context:
     rows = choose_sample(len(stack), parameters.fit_sample, parameters.random_state)
     sample = stack if len(rows) == len(stack) else stack.some(rows)
     if saved:
-        fit = _restored(saved, image_features)
+        fit = JointFit(**{**saved, "model": FittedModel.from_tensors(saved["model"], image_features)})
     else:
         fit = align_sample(sample, image_features, parameters, context)
         context.save({"sample": _saved(fit)})
@@ -234,10 +233,4 @@ def _choose_motion(sample: Sample, state: State, image_features: ImageFeatures) 
 
 def _saved(fit: JointFit) -> dict[str, Any]:
     """Plain tensors and numbers."""
-    about = {"motion": fit.model.motion, "decisions": dict(fit.decisions)}
-    return {"poses": fit.poses, "error": fit.error, "model": fit.model.tensors(), **about}
-
-
-def _restored(saved: Mapping[str, Any], image_features: ImageFeatures) -> JointFit:
-    model = FittedModel.from_tensors(saved["model"], saved["motion"], image_features)
-    return JointFit(saved["poses"], saved["error"], model, saved["decisions"])
+    return {**vars(fit), "model": fit.model.tensors(), "decisions": dict(fit.decisions)}

@@ -10,6 +10,7 @@ import torch
 
 from congeal.evaluation.statistics import NORMAL_MAD
 from congeal.execution import key_of
+from congeal.geometry import MOTIONS
 from congeal.registration.features import ImageFeatures
 from congeal.registration.template_registration import PosePrior
 from congeal.registration.tiles import Tiles, TileTemplate
@@ -78,11 +79,12 @@ class FittedModel:
 
     def key(self) -> str:
         """Identifies what registration depends on."""
-        return key_of("model", self.motion, self.tensors(), self.image_features.kind)
+        return key_of("model", self.tensors(), self.image_features.kind)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of it by name, for a file."""
-        tensors = {"template": self.template, "scores": torch.tensor(astuple(self.scores), dtype=torch.float64)}
+        tensors = {"template": self.template, "motion": torch.tensor(MOTIONS.index(self.motion))}
+        tensors["scores"] = torch.tensor(astuple(self.scores), dtype=torch.float64)
         if self.prior is not None:
             tensors["prior"] = self.prior.tensor()
         for number, level in enumerate(self.levels):
@@ -98,9 +100,7 @@ class FittedModel:
         return tensors
 
     @classmethod
-    def from_tensors(
-        cls, tensors: Mapping[str, torch.Tensor], motion: str, image_features: ImageFeatures
-    ) -> FittedModel:
+    def from_tensors(cls, tensors: Mapping[str, torch.Tensor], image_features: ImageFeatures) -> FittedModel:
         """The inverse of `tensors`."""
         levels: list[TileTemplate] = []
         refines = False
@@ -111,7 +111,7 @@ class FittedModel:
             levels.append(TileTemplate(tiles, mean, variance, count, float(tensors[f"{name}.sampling_error"])))
         prior = tensors.get("prior")
         return cls(
-            motion,
+            MOTIONS[int(tensors["motion"])],
             tensors["template"],
             image_features,
             ScoreModel(*tensors["scores"].tolist()),

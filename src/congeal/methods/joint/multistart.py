@@ -20,6 +20,7 @@ from congeal.registration.batching import chunks, stack_values
 from congeal.registration.features import at_most
 from congeal.registration.gauge import restricted
 from congeal.registration.template_registration import (
+    PosePrior,
     TemplateRegistration,
     Views,
     evenly_spaced_angles,
@@ -37,10 +38,8 @@ RESTART_REACH = 0.2
 are drawn with 0.3, and twenty draws reach those (threes and sevens under 10–30 % warps)."""
 RESTART_BATCH = 4
 """Perturbations that are tried together, half from the initial pose and half from the best so far."""
-AGREEING_RESTARTS = 4
-"""Restarts that end at the same score have found the optimum …"""
 SAME_SCORE = 0.005
-"""… to within this."""
+"""As many restarts as a batch that end at the same score, to within this, have found the optimum."""
 MOMENT_TURNS, MOMENT_REACH_DEG, MOMENT_KEPT = 9, 60.0, 3
 """Rotations at which the moments of an object are matched to those of the template, how far they go, and how many of
 them are refined (threes and sevens under 10–30 % warps)."""
@@ -76,7 +75,8 @@ class Multistart:
         self.stack, self.model, self.motion, self.poses = stack, model, model.motion, poses
         self.restarts, self.random_state = restarts, random_state
         self.registration = TemplateRegistration(model.template, model.image_features, model.prior)
-        wide = None if model.prior is None else model.prior.wider(RESTART_PRIOR_WIDTH)
+        prior = model.prior
+        wide = None if prior is None else PosePrior(prior.centre, RESTART_PRIOR_WIDTH * prior.spread)
         self.wide_registration = TemplateRegistration(model.template, model.image_features, wide)
         self.unit = frame_unit(self.registration.frame)
         self.last_blur = model.image_features.last_blur(self.registration.frame)
@@ -143,7 +143,7 @@ class Multistart:
         if self.model.image_features.keeps_intensity:
             propose(everyone, self._moment_poses(views, start), counts=False)
         for perturbations in self.perturbations:
-            rows = torch.nonzero((scores < self.model.scores.low_score) & (agreeing < AGREEING_RESTARTS))[:, 0]
+            rows = torch.nonzero((scores < self.model.scores.low_score) & (agreeing < RESTART_BATCH))[:, 0]
             if not len(rows):
                 break
             half = len(perturbations) // 2

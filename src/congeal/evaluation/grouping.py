@@ -26,18 +26,10 @@ MIN_INSIDE_LIKENESS = 1e-4
 
 
 class TwoGroups(NamedTuple):
-    """The two groups of a set that differ most.
+    """The two groups of a set that differ most."""
 
-    Attributes
-    ----------
-    between_likeness : float
-        Likeness of images of different groups, divided by likeness of images of one group: 1 for one kind.
-    smaller_share : float
-        Share of the images that is in the smaller group.
-    """
-
-    between_likeness: float = 1.0
-    smaller_share: float = 0.0
+    between_likeness: float = 1.0  # of images of different groups, divided by that of one group: 1 for one kind
+    smaller_share: float = 0.0  # share of the images that is in the smaller group
 
 
 def compare_groups(pictures: Pictures) -> TwoGroups:

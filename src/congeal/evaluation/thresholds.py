@@ -30,8 +30,6 @@ MIN_DARK_PIXELS = 0.4
 
 COLLAPSE_ENERGY: Band = (0.9, 1.1)
 """Energy ratios of a set that kept its size; outside the object was shrunk, enlarged or lost."""
-COMPARABLE_ENERGY: Band = (0.93, 1.07)
-"""Energy ratios within which the costs of two iterates may be compared: shrinking lowers any cost."""
 HELD_ENERGY: Band = (0.95, 1.0)
 """Energy ratios that the gauge keeps a set in: well inside `COLLAPSE_ENERGY`, never larger than the sources."""
 REFINED_ENERGY: Band = (0.95, 0.95)

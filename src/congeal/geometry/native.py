@@ -17,8 +17,6 @@ from typing import Literal
 
 import numpy as np
 
-from congeal.geometry.matrix import Size
-
 LIBRARY = Path(__file__).with_name("libnative.so")
 VERSION = 1
 """Version of native.c: a library that was built from another one is not used."""
@@ -57,7 +55,9 @@ def warp(
     if not (out.flags.c_contiguous and len(out) == len(source_from_output) == count and out.shape[3] == channels):
         raise ValueError(f"{pixels.shape} do not fit {out.shape}, which has to be contiguous")
     given = np.ascontiguousarray(pixels)
-    matrices = np.ascontiguousarray(_one_at_centre(source_from_output, (out.shape[1], out.shape[2])))
+    own = np.asarray(source_from_output, dtype=np.float64)  # scaled to a denominator of 1 at the centre of the output
+    depth = own[:, 2:] @ ((out.shape[2] - 1) / 2, (out.shape[1] - 1) / 2, 1.0)
+    matrices = np.ascontiguousarray(own / np.where(np.abs(depth) < 1e-6, 1e-6, depth)[..., None])
     drawn, everywhere = np.empty(count, np.bool_), np.full(count, given.size > 0)
     if not given.size:
         return everywhere
@@ -80,13 +80,6 @@ def warp(
         )
         everywhere &= drawn
     return everywhere
-
-
-def _one_at_centre(matrices: np.ndarray, size: Size) -> np.ndarray:
-    """The same homographies (B, 3, 3), scaled so that their denominators are 1 at the centre of the output."""
-    own = np.asarray(matrices, dtype=np.float64)
-    depth = own[:, 2:] @ ((size[1] - 1) / 2, (size[0] - 1) / 2, 1.0)
-    return np.asarray(own / np.where(np.abs(depth) < 1e-6, 1e-6, depth)[..., None])
 
 
 def _room(values: int) -> np.ndarray:

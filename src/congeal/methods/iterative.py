@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
-from congeal.evaluation.thresholds import COMPARABLE_ENERGY
+from congeal.evaluation.thresholds import Band
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.base import Method
@@ -25,6 +25,8 @@ from congeal.registration.gauss_newton import GaussNewton
 CANVAS_MARGIN = 0.25
 """Margin of a canvas, as a share of the frame's longer side: how far one round of steps may reach beyond the frame.
 Chosen by judgement: steps of a round are capped at a few pixels."""
+COMPARABLE_ENERGY: Band = (0.93, 1.07)
+"""Energy ratios within which the costs of two iterates may be compared: shrinking lowers any cost."""
 
 
 class BestIterate:

@@ -101,23 +101,19 @@ def reference_image(reference: Any, stack: Stack, random_state: int = 0) -> torc
             raise CongealError(f"reference {reference} is not one of the {len(stack)} images (0 … {len(stack) - 1})")
         return frames(stack, np.array([int(reference)]))[0]
     if isinstance(reference, str | Path):
-        return _from_file(Path(reference), stack)
+        from congeal.images import prepare
+        from congeal.opening import open_images
+
+        if not Path(reference).exists():
+            raise CongealError(f"reference '{reference}' is neither 'medoid', a position in the set, nor a file")
+        picture = prepare(open_images([Path(reference)]), size=max(stack.frame), align_on=stack.align_on)
+        return _fit_in(picture.images([0])[0], stack)
     try:
         array = np.asarray(reference, dtype=np.float32)
     except (TypeError, ValueError) as error:
         words = "'medoid', a position in the set, a file or an array"
         raise CongealError(f"the reference is {words}, not {reprlib.repr(reference)}") from error
     return _fit_in(torch.from_numpy(array.copy()), stack)
-
-
-def _from_file(path: Path, stack: Stack) -> torch.Tensor:
-    from congeal.images import prepare
-    from congeal.opening import open_images
-
-    if not path.exists():
-        raise CongealError(f"reference '{path}' is neither 'medoid', a position in the set, nor a file")
-    picture = prepare(open_images([path]), size=max(stack.frame), align_on=stack.align_on)
-    return _fit_in(picture.images([0])[0], stack)
 
 
 def _fit_in(image: torch.Tensor, stack: Stack) -> torch.Tensor:

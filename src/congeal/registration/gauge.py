@@ -92,7 +92,10 @@ class Gauge:
         """
         counted = stack_from_frame if keep is None else stack_from_frame[keep]
         found = _mean(counted, self.frame)
-        common = torch.linalg.inv(found) @ self._wanted @ zoom_matrix(self.zoom, self.frame)
+        x, y = (1 - self.zoom) * (self.frame[1] - 1) / 2, (1 - self.zoom) * (self.frame[0] - 1) / 2
+        # Above 1 the frame looks at a larger region, about its centre.
+        zoom = torch.tensor([[self.zoom, 0, x], [0, self.zoom, y], [0, 0, 1]], dtype=torch.float64)
+        common = torch.linalg.inv(found) @ self._wanted @ zoom
         return within_motion(common[None], self.motion, self.frame)[0]
 
     def fix(
@@ -112,13 +115,6 @@ def _mean(stack_from_frame: torch.Tensor, frame: Size) -> torch.Tensor:
     """The mean transform in float64; of a million images never all at once."""
     parts = (stack_from_frame[part].double() for part in row_slices(len(stack_from_frame)))
     return mean_of_parts(parts, frame)
-
-
-def zoom_matrix(zoom: float, frame: Size) -> torch.Tensor:
-    """(3, 3) float64 about the frame's centre; above 1 the frame looks at a larger region."""
-    x, y = (frame[1] - 1) / 2, (frame[0] - 1) / 2
-    rows = [[zoom, 0, x - zoom * x], [0, zoom, y - zoom * y], [0, 0, 1]]
-    return torch.tensor(rows, dtype=torch.float64)
 
 
 def within_motion(matrices: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:

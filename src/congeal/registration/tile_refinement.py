@@ -106,11 +106,6 @@ class LevelImages:
         ]
         return Tiles.choose(torch.cat(seen), most)
 
-    def sums(self, tiles: Tiles) -> TileSums:
-        """Empty sums for a template of this stack."""
-        reduced = self.stack.native_size > max(self.stack.frame)
-        return TileSums(tiles, REDUCTION_ERROR_PX if reduced else SAMPLING_ERROR_PX)
-
 
 def _batches(stack: Stack) -> list[np.ndarray]:
     """Successive rows of which values on tiles stay in the processor's cache."""
@@ -179,7 +174,8 @@ def refine_tiles(
 
 def _template(level: LevelImages, samples: Iterable[Sample], keep: torch.Tensor, tiles: Tiles) -> TileTemplate:
     """The mean of the inliers."""
-    sums = level.sums(tiles)
+    reduced = level.stack.native_size > max(level.stack.frame)
+    sums = TileSums(tiles, REDUCTION_ERROR_PX if reduced else SAMPLING_ERROR_PX)
     for rows, values, covered in samples:
         sums.add(values[keep[rows]], covered[keep[rows]])
     return sums.template()

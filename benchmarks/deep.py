@@ -23,7 +23,7 @@ from congeal.evaluation import RunningStats, apsnr_from_variance
 from congeal.images import Stack, prepare
 from congeal.methods.dprc.networks import recipe_networks
 from congeal.methods.fit_context import FitContext
-from congeal.methods.joint.estimator import TRAIN, JointAlignment
+from congeal.methods.joint.alignment import TRAIN, JointAlignment
 
 
 def speed(limit: int, train: str) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from congeal.methods.entropy.deepfeatures import DeepFeatures as DeepFeatures
     from congeal.methods.entropy.entropy import Entropy as Entropy
     from congeal.methods.entropy.sift import SIFT as SIFT
-    from congeal.methods.joint.estimator import JointAlignment as JointAlignment
+    from congeal.methods.joint.alignment import JointAlignment as JointAlignment
     from congeal.methods.least_squares import LSC as LSC
     from congeal.methods.logdet import LogDet as LogDet
     from congeal.methods.lowrank.rasl import PSSV as PSSV

@@ -10,7 +10,7 @@ from known_warps import digits
 from congeal.evaluation.thresholds import REFINED_ENERGY
 from congeal.geometry import MOTIONS, from_normalised, matrix_from_parameters, mean_matrix, n_parameters, warp
 from congeal.registration.batching import total_intensity
-from congeal.registration.gauge import Gauge, on_motion, within_motion
+from congeal.registration.gauge import Gauge, restricted, within_motion
 
 FRAME = (28, 28)
 
@@ -75,7 +75,7 @@ def test_poses_are_put_on_the_motion_relative_to_their_start(motion: str) -> Non
     start = from_normalised(matrix_from_parameters(torch.full((8, 8), 0.1, dtype=torch.float64)), FRAME)
     exact = start @ moved(motion)
     rounded = exact.float().numpy()
-    found = on_motion(start.numpy(), rounded, motion, FRAME)
+    found = restricted(torch.as_tensor(rounded), start, motion, FRAME).numpy()
     assert np.abs(found - (exact / exact[:, 2:, 2:]).numpy()).max() < 1e-4
     off = torch.linalg.inv(start) @ torch.as_tensor(found).double()
     torch.testing.assert_close(within_motion(off, motion, FRAME), off / off[:, 2:, 2:], atol=1e-6, rtol=0)

@@ -21,9 +21,10 @@ def test_the_true_motion_is_chosen_and_said(motion: str) -> None:
     model = JointAlignment(size=32).fit(images)
     assert model.motion_ == motion
     sentence = model.decisions_["motion"]["sentence"]
-    beside = MOTIONS[min(MOTIONS.index(motion) + 1, len(MOTIONS) - 2)]  # the next one, or the last but one
-    assert sentence.startswith(f"With {motion} the other images explain ")
-    assert beside in sentence
+    beside = (*MOTIONS[1:], "affine")[MOTIONS.index(motion)]  # the next larger one, or the last but one
+    assert sentence.startswith(f"{motion} ")
+    assert "the other images explain" in sentence
+    assert f"({beside}: " in sentence
 
 
 def test_one_frame_that_turned_is_reason_enough() -> None:

@@ -4,7 +4,6 @@ statistics.py   mean and variance of a stream of images
 pixels.py       APSNR, total intensity (ink) of objects on empty ground, kind of a set
 poses.py        scale and plausibility of a pose, share of the frame outside the source, errors against known answers
 likeness.py     correlation of local contrast with other images; sharpness of the mean, coherence of an image
-inliers.py      mixture of inliers and outliers by the scores of a registration
 outliers.py     images that do not belong to the set; the null model: likeness that noise reaches
 grouping.py     whether a set has two kinds of images; agreement of groups with labels
 verdict.py      the verdict, and advice in sentences

@@ -26,18 +26,10 @@ MIN_INSIDE_LIKENESS = 1e-4
 
 
 class TwoGroups(NamedTuple):
-    """The two groups of a set that differ most.
+    """The two groups of a set that differ most."""
 
-    Attributes
-    ----------
-    between_likeness : float
-        Likeness of images of different groups, divided by likeness of images of one group: 1 for one kind.
-    smaller_share : float
-        Share of the images that is in the smaller group.
-    """
-
-    between_likeness: float = 1.0
-    smaller_share: float = 0.0
+    between_likeness: float = 1.0  # of images of different groups, divided by that of one group: 1 for one kind
+    smaller_share: float = 0.0  # share of the images that is in the smaller group
 
 
 def compare_groups(pictures: Pictures) -> TwoGroups:
@@ -46,18 +38,14 @@ def compare_groups(pictures: Pictures) -> TwoGroups:
     n, height, width = contrast.shape
     if n < 2 * MIN_GROUP_IMAGES:
         return TwoGroups()
-    black = _chessboard(height, width)
+    square = max(1, max(height, width) // CHESSBOARD_SQUARES)
+    rows, columns = torch.arange(height) // square, torch.arange(width) // square
+    black = ((rows[:, None] + columns) % 2).float()
     halves = [
         pair_likeness((contrast * part, None if counts is None else counts * part)) for part in (black, 1 - black)
     ]
     found = [_compare(*pair) for pair in ((halves[0], halves[1]), (halves[1], halves[0]))]
     return TwoGroups(*np.mean(found, axis=0).tolist())
-
-
-def _chessboard(height: int, width: int) -> torch.Tensor:
-    square = max(1, max(height, width) // CHESSBOARD_SQUARES)
-    rows, columns = torch.arange(height) // square, torch.arange(width) // square
-    return ((rows[:, None] + columns) % 2).float()
 
 
 def _compare(seen: Matrix, hidden: Matrix) -> TwoGroups:

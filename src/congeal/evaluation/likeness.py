@@ -44,18 +44,7 @@ def visible_contrast(images: torch.Tensor, weights: torch.Tensor | None = None) 
 
 
 class MeanContrast:
-    """Mean of the local contrast of some images, from which each of them can be left out.
-
-    Parameters
-    ----------
-    contrast, counts : (N,h,w) tensors
-        The images, as of `Pictures`.
-
-    Attributes
-    ----------
-    n : int
-        Images in the mean.
-    """
+    """Mean of the local contrast of `n` images (`Pictures`), from which each of them can be left out."""
 
     def __init__(self, contrast: torch.Tensor, counts: torch.Tensor | None) -> None:
         self.n = len(contrast)
@@ -81,16 +70,14 @@ class MeanContrast:
         rows = max(1, VALUES_AT_ONCE // max(1, contrast[0].numel())) if len(contrast) else 1
         for start in range(0, len(contrast), rows):
             part = slice(start, start + rows)
-            values[part] = self._likeness(contrast[part], None if counts is None else counts[part], included[part])
+            shown, count = contrast[part], None if counts is None else counts[part]
+            mean = self.of_others(shown, count, included[part])
+            if count is not None:
+                shown, mean = shown * (mean != 0), mean * count
+            a, b = shown.flatten(1), mean.flatten(1)
+            norm = a.norm(dim=1).double() * b.norm(dim=1).double()
+            values[part] = (a * b).sum(1).double() / norm.clamp(min=1e-9)
         return values
-
-    def _likeness(self, contrast: torch.Tensor, counts: torch.Tensor | None, included: torch.Tensor) -> torch.Tensor:
-        mean = self.of_others(contrast, counts, included)
-        if counts is not None:
-            contrast, mean = contrast * (mean != 0), mean * counts
-        a, b = contrast.flatten(1), mean.flatten(1)
-        norm = a.norm(dim=1).double() * b.norm(dim=1).double()
-        return (a * b).sum(1).double() / norm.clamp(min=1e-9)
 
 
 def likeness_to_others(contrast: torch.Tensor, counts: torch.Tensor | None = None) -> NDArray[np.float64]:

@@ -39,21 +39,9 @@ HOMOGRAPHY_EXTRA_PARAMETERS = 6
 class InlierModel:
     """Up to `MAX_PAIRED_IMAGES` images of a set, and the likeness to them that an image of the set has at least.
 
-    Parameters
-    ----------
-    views : sequence of Pictures
-        The same N images in one or two views.
-    kind : str
-        "object" or "photo".
-
-    Attributes
-    ----------
-    noise_likeness : float
-        Likeness to the mean of the others that noise of the same spectrum reaches in the first view.
-    likeness : (N,) array
-        Mean likeness of each image to the inliers that it is most like.
-    min_likeness : float
-        The least likeness of an inlier.
+    views: the same N images in one or two views. noise_likeness: likeness to the mean of the others that noise of the
+    same spectrum reaches in the first view. likeness (N,): mean likeness of each image to the inliers that it is most
+    like. min_likeness: the least likeness of an inlier.
     """
 
     def __init__(self, views: Sequence[Pictures], kind: str) -> None:

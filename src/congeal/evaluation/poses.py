@@ -21,10 +21,6 @@ from congeal.rows import row_slices
 
 GRID_POINTS = 32
 """Points along each side at which the coverage of a frame is counted: it is known to a thousandth."""
-COVERAGE_ROWS = 1024
-"""Images whose coverage is counted together, so that memory stays flat."""
-MIN_CORNER_DEPTH = 0.05
-"""Depth of a corner, as a share of that at the centre, below which it lies almost on the horizon."""
 GAUGE_ROUNDS = 20
 """Largest number of re-weighted least-squares rounds for the common transform of `corner_error`; ten are usual."""
 OUTLYING_MEDIANS = 2.0
@@ -46,18 +42,7 @@ def scales(matrices: Any, size: Size | None = None, start: Any = None) -> NDArra
     need no size. With `start`, the matrices (3,3) or (N,3,3) the alignment began with, each scale is relative to the
     initial gauge.
     """
-    scale = _scales(as_numpy(matrices), size)
-    return scale if start is None else scale / _scales(as_numpy(start), size)
-
-
-def geometric_mean(values: NDArray[np.float64]) -> float:
-    """Geometric mean of the values that are finite and positive; NaN if there are none."""
-    known = values[np.isfinite(values) & (values > 0)]
-    return float(np.exp(np.log(known).mean())) if known.size else float("nan")
-
-
-def _scales(matrices: Array, size: Size | None) -> NDArray[np.float64]:
-    rows = matrices.reshape(-1, 3, 3)
+    rows = as_numpy(matrices).reshape(-1, 3, 3)
     height, width = size or (1, 1)
     scale = np.empty(len(rows))
     for part in row_slices(len(rows)):
@@ -70,7 +55,13 @@ def _scales(matrices: Array, size: Size | None) -> NDArray[np.float64]:
             back = matrix.invert(m)
             depth = back[:, 2] @ np.array([(width - 1) / 2, (height - 1) / 2, 1.0])
             scale[part] = np.sqrt(np.abs(depth**3 / np.linalg.det(back)))
-    return scale
+    return scale if start is None else scale / scales(start, size)
+
+
+def geometric_mean(values: NDArray[np.float64]) -> float:
+    """Geometric mean of the values that are finite and positive; NaN if there are none."""
+    known = values[np.isfinite(values) & (values > 0)]
+    return float(np.exp(np.log(known).mean())) if known.size else float("nan")
 
 
 def out_of_frame(source_from_aligned: Any, source_sizes: Any, size: Size) -> NDArray[np.float64]:
@@ -85,16 +76,15 @@ def out_of_frame(source_from_aligned: Any, source_sizes: Any, size: Size) -> NDA
     grid = np.stack([*(axis.ravel() for axis in np.meshgrid(xs, ys)), np.ones(len(xs) * len(ys))])
     centre = np.array([(size[1] - 1) / 2, (size[0] - 1) / 2, 1.0])
     share = np.empty(len(m))
-    for start in range(0, len(m), COVERAGE_ROWS):
-        part = m[start : start + COVERAGE_ROWS]
-        limit = extent[start : start + COVERAGE_ROWS, :, None]
+    for rows in row_slices(len(m), 1024):  # 1024 × 1024 points at a time, so that memory stays flat
+        part, limit = m[rows], extent[rows, :, None]
         x, y, depth = np.moveaxis(part @ grid, 1, 0)
         ahead = np.sign(part[:, 2] @ centre)[:, None]
         x, y, depth = x * ahead, y * ahead, depth * ahead
         # multiplied out, so that nothing is divided by a depth of 0
         inside = (depth > 0) & (x >= -0.5 * depth) & (x <= (limit[:, 1] - 0.5) * depth)
         inside &= (y >= -0.5 * depth) & (y <= (limit[:, 0] - 0.5) * depth)
-        share[start : start + COVERAGE_ROWS] = 1 - inside.mean(1)
+        share[rows] = 1 - inside.mean(1)
     return np.where(np.isfinite(m).all(axis=(1, 2)), share, np.nan)
 
 
@@ -114,7 +104,7 @@ def _area(stack_from_frame: Array, frame: Size) -> NDArray[np.float64]:
     corners = matrix.corners(frame)
     centre = np.append(corners.mean(0), 1.0)
     depth = stack_from_frame[:, 2, :2] @ corners.T + stack_from_frame[:, 2, 2:]
-    ahead = (depth / (stack_from_frame[:, 2] @ centre)[:, None] > MIN_CORNER_DEPTH).all(1)
+    ahead = (depth / (stack_from_frame[:, 2] @ centre)[:, None] > matrix.MIN_DENOMINATOR).all(1)
     quad = matrix.map_points(stack_from_frame, corners)
     side = np.roll(quad, -1, axis=1) - quad
     following = np.roll(side, -1, axis=1)

@@ -111,31 +111,28 @@ def notebook_page(heading: str, sentences: Iterable[str], preview: Preview | Non
     said = "".join(f"<li>{html.escape(one)}</li>" for one in sentences)
     parts = [f'<div style="{PAGE_STYLE}"><p><b>{html.escape(heading)}</b></p>']
     if preview is not None:
-        means = [(preview.before, "mean before", ""), (preview.after, "mean after", "")]
-        parts.append(_row([_figure(*one, width=preview.width) for one in means]))
+        means = [(preview.before, "mean before"), (preview.after, "mean after")]
+        figures = [
+            _framed(_image(data, f"{name} alignment", preview.width, PICTURE_WIDTH_PX), name) for data, name in means
+        ]
+        parts.append(_row(figures))
     parts.append(f'<ul style="margin:.4em 0;padding-left:1.3em">{said}</ul>')
     if preview is not None and preview.worst:
         parts.append('<p style="margin:.6em 0 .2em">Least like the others, before and after:</p>')
-        parts.append(_row([_pair(one, preview.width) for one in preview.worst]))
+        figures = []
+        for one in preview.worst:
+            both = "".join(
+                _image(data, f"{one.id} {side} alignment", preview.width, PICTURE_WIDTH_PX // 2)
+                for data, side in ((one.before, "before"), (one.after, "after"))
+            )
+            score = "" if math.isnan(one.score) else f" {one.score:.2f}"
+            figures.append(_framed(both, f"{one.id}{score}" + ("" if one.status == "ok" else f", {one.status}")))
+        parts.append(_row(figures))
     return "".join([*parts, "</div>"])
 
 
 def _row(figures: Sequence[str]) -> str:
     return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(figures)}</div>'
-
-
-def _pair(one: Thumbnail, width: int) -> str:
-    flag = "" if one.status == "ok" else f", {one.status}"
-    score = "" if math.isnan(one.score) else f" {one.score:.2f}"
-    both = "".join(
-        _image(data, f"{one.id} {side} alignment", width, PICTURE_WIDTH_PX // 2)
-        for data, side in ((one.before, "before"), (one.after, "after"))
-    )
-    return _framed(both, f"{one.id}{score}{flag}")
-
-
-def _figure(data: bytes, caption: str, alt: str, *, width: int) -> str:
-    return _framed(_image(data, alt or f"{caption} alignment", width, PICTURE_WIDTH_PX), caption)
 
 
 def _framed(inside: str, caption: str) -> str:

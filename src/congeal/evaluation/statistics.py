@@ -14,8 +14,8 @@ from congeal.errors import CongealError
 Array = NDArray[Any]
 NORMAL_MAD = 1.4826
 """Of a normal distribution: standard deviation over median absolute deviation."""
-CHUNK_VALUES = 1 << 17
-"""Values that are summed at a time: a megabyte of float64 stays in the processor's cache."""
+CHUNK_VALUES = 1 << 16
+"""Values that are summed at a time: half a megabyte of float64 stays in the processor's cache."""
 
 
 def as_numpy(values: Any) -> Array:
@@ -56,7 +56,10 @@ class RunningStats:
             self._origin = np.zeros(()) if images.dtype == np.uint8 else images[0].astype(np.float64)
             self._first, self._second = np.zeros(images.shape[1:]), np.zeros(images.shape[1:])
         self.count += len(images)
-        own = None if weights is None else np.broadcast_to(as_numpy(weights), images.shape)
+        own = None
+        if weights is not None:  # one weight for all channels of a pixel stays one
+            own = as_numpy(weights)
+            own = np.broadcast_to(own, (*images.shape[:-1], own.shape[-1]) if images.ndim > 2 else images.shape)
         self._weight = self._weight + (len(images) if own is None else own.sum(0, dtype=np.float64))
         rows = max(1, CHUNK_VALUES // max(1, len(images) * math.prod(images.shape[2:])))
         parts: list[Any] = [...]
@@ -64,9 +67,16 @@ class RunningStats:
             parts = [slice(top, top + rows) for top in range(0, images.shape[1], rows)]
         for part in parts:
             values = images[:, part] - _part(self._origin, part)
-            weighted = values if own is None else values * own[:, part]
-            self._first[part] += weighted.sum(0)
-            self._second[part] += (weighted * values).sum(0)
+            squares = np.square(values)
+            if own is not None:  # most weights are 1
+                weight = own[:, part]
+                partial = weight != 1
+                if partial.shape != values.shape:
+                    partial = partial[..., 0]
+                values[partial] *= weight[partial]
+                squares[partial] *= weight[partial]
+            self._first[part] += values.sum(0)
+            self._second[part] += squares.sum(0)
         return self
 
     def merge(self, other: RunningStats) -> RunningStats:

@@ -30,8 +30,6 @@ MIN_DARK_PIXELS = 0.4
 
 COLLAPSE_ENERGY: Band = (0.9, 1.1)
 """Energy ratios of a set that kept its size; outside the object was shrunk, enlarged or lost."""
-COMPARABLE_ENERGY: Band = (0.93, 1.07)
-"""Energy ratios within which the costs of two iterates may be compared: shrinking lowers any cost."""
 HELD_ENERGY: Band = (0.95, 1.0)
 """Energy ratios that the gauge keeps a set in: well inside `COLLAPSE_ENERGY`, never larger than the sources."""
 REFINED_ENERGY: Band = (0.95, 0.95)
@@ -103,29 +101,6 @@ MIN_LIKENESS_SHARE = {"photo": 0.4, "object": 0.68}
 photographs are, because both lie on empty ground. Chosen on 40 sets of MNIST training digits with 30 % foreign ones and
 on the photographs of the verdict benchmark, see docs/lessons.md."""
 
-# ---- sequences, in which each image is compared with those near it in time
-
-TIME_NEIGHBOURS = (1, 3)
-"""Distances in images: the next one, and one that slow motion has moved a little from."""
-NEIGHBOUR_SHARE = 0.5
-"""Least likeness of an image to its neighbours, as a share of the typical one: they show the same thing."""
-BOTH_SEEN = 0.1
-"""Least share of the frame that two images must both show to be compared."""
-
-# ---- features of a network
-
-COMMON_OBJECT = 2.5
-"""Least number of feature matches that agree, in units of the number by chance, for a set to have an object in common:
-photographs of different things reach 2.1 to 2.2, of one kind of bird, car, bottle or face 2.9 to 8."""
-FOLLOWED_SHARE = 0.3
-"""Least share of pairs whose matches follow the image content when the window moves: noise of seven kinds 0 to 0.04,
-birds, cars, bottles and faces 0.57 and more."""
-TOLD_APART = 0.07
-"""Least relative difference of fit between two orientations of an image for them to be told apart …"""
-UNTOLD = 0.1
-"""… and the share of a set that may be below it. Mirrored digits 2, 3, 4, 6 and 7 reach 0.09 to 0.18 at this quantile;
-faces, and the digits 0, 1 and 8, 0.02 to 0.05."""
-
 # ---- the verdict
 
 MAX_FAILED_SHARE = 0.5
@@ -136,8 +111,6 @@ MIN_BETWEEN_GROUP_LIKENESS = {"photo": 0.42, "object": 0.82}
 """Least likeness between the two groups of a set of one kind, divided by the likeness inside them. Photographs: faces
 of one person 0.48 and more, half of them turned 0.33 and less. Objects: 20 sets of one digit 0.90 and more, but 0.65 to
 0.73 for twos, with and without a loop; two digits, or one of them mirrored or turned, 0.47 to 0.78, once 0.88."""
-MIN_GROUP_SHARE = 1 - MIN_MATCHING_SHARE
-"""Least share of a set that is another kind; fewer images are a few outliers."""
 MIN_GROUP_IMAGES = 3
 """Least number of images in one of two groups: of fewer there is no likeness inside."""
 MIN_RISE = 0.005

@@ -15,7 +15,6 @@ from congeal.evaluation.thresholds import (
     MAX_OUT_OF_FRAME_RISE,
     MIN_BETWEEN_GROUP_LIKENESS,
     MIN_FALL_SHARE,
-    MIN_GROUP_SHARE,
     MIN_HOMOGRAPHY_NOISE_RATIO,
     MIN_MATCHING_SHARE,
     MIN_NOISE_RATIO,
@@ -173,7 +172,7 @@ def _like_noise(seen: Evidence, noise: float, min_ratio: float) -> bool:
 
 def _several_kinds(seen: Evidence) -> bool:
     differ = seen.between_group_likeness < MIN_BETWEEN_GROUP_LIKENESS[seen.kind]
-    return differ and seen.smaller_group_share >= MIN_GROUP_SHARE
+    return differ and seen.smaller_group_share >= 1 - MIN_MATCHING_SHARE  # fewer are a few outliers
 
 
 # ---- in sentences

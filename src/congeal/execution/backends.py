@@ -46,7 +46,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 HELPER_ENVIRONMENT = {**dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONSAFEPATH": "1"}
 # Modules with the work of most tasks, by name only. Importing torch takes two seconds of a core: the fork server does
 # it once for all workers.
-PRELOADED_MODULES = ("congeal.methods.joint.estimator", "congeal.pipeline.render")
+PRELOADED_MODULES = ("congeal.methods.joint.alignment", "congeal.pipeline.render")
 
 
 class Backend:

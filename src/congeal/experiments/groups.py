@@ -26,7 +26,7 @@ from congeal.experiments.tables import Column, Row, Rows, Table
 from congeal.images import ImageSource, prepare
 from congeal.images.sources.arrays import ArraySource
 from congeal.methods.clustering.estimator import CongealGroups
-from congeal.registration.reference import frames
+from congeal.registration.batching import frames
 from congeal.report.page import number
 from congeal.runs.folder import RunFolder
 

@@ -11,14 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from congeal.geometry.matrix import Size, corners, invert, map_points
+from congeal.geometry.matrix import MIN_DENOMINATOR, Size, corners, invert, map_points
+from congeal.rows import row_slices
 
 ROUNDING_PX = 1e-3
 """What rounding may do to an edge, in pixels."""
-MIN_DEPTH = 0.1
-"""Depth, as a share of its value in the middle, beyond which a homography is at its horizon."""
-ROWS_AT_ONCE = 20_000
-"""Images whose corners are mapped together, so that memory stays flat."""
 
 
 class Box(NamedTuple):
@@ -45,12 +42,12 @@ def reached(frame_from_source: np.ndarray, sizes: np.ndarray) -> Box | None:
     Images with a corner behind their horizon reach to infinity and are left out.
     """
     low, high = np.full(2, np.inf), np.full(2, -np.inf)
-    for first in range(0, len(sizes), ROWS_AT_ONCE):
-        matrices, some = frame_from_source[first : first + ROWS_AT_ONCE], sizes[first : first + ROWS_AT_ONCE]
+    for part in row_slices(len(sizes)):
+        matrices, some = frame_from_source[part], sizes[part]
         outer = corners((1, 1)) + 0.5
         points = outer * some[:, None, ::-1] - 0.5
         depth = points @ matrices[:, 2, :2, None] + matrices[:, 2, 2, None, None]
-        ahead = (depth > MIN_DEPTH * np.abs(depth.mean(1, keepdims=True))).all((1, 2))
+        ahead = (depth > MIN_DENOMINATOR * np.abs(depth.mean(1, keepdims=True))).all((1, 2))
         if ahead.any():
             found = map_points(matrices[ahead], points[ahead]).reshape(-1, 2)
             low, high = np.minimum(low, found.min(0)), np.maximum(high, found.max(0))
@@ -69,8 +66,7 @@ def shared(frame_from_source: np.ndarray, sizes: np.ndarray, frame: Size) -> Box
     """
     rows = np.arange(frame[0], dtype=float)
     left, right = np.zeros(frame[0]), np.full(frame[0], frame[1] - 1.0)
-    for first in range(0, len(sizes), max(1, ROWS_AT_ONCE * 100 // frame[0])):
-        part = slice(first, first + max(1, ROWS_AT_ONCE * 100 // frame[0]))
+    for part in row_slices(len(sizes), max(1, 2_000_000 // frame[0])):  # so that memory stays flat
         conditions = _inside(invert(frame_from_source[part]), sizes[part], frame)
         least, most = _between(conditions, rows)
         left, right = np.maximum(left, least), np.minimum(right, most)
@@ -93,7 +89,7 @@ def _inside(source_from_frame: np.ndarray, sizes: np.ndarray, frame: Size) -> np
     matrices = source_from_frame / np.where(np.abs(depth) < 1e-12, 1e-12, depth)[:, None, None]
     x, y, ahead = matrices[:, 0], matrices[:, 1], matrices[:, 2]
     height, width = (sizes[:, axis, None] - 1.0 for axis in (0, 1))
-    return np.concatenate([x, width * ahead - x, y, height * ahead - y, ahead - [0, 0, MIN_DEPTH]])
+    return np.concatenate([x, width * ahead - x, y, height * ahead - y, ahead - [0, 0, MIN_DENOMINATOR]])
 
 
 def _between(conditions: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

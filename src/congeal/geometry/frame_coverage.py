@@ -11,20 +11,19 @@ import math
 import numpy as np
 import torch
 
-from congeal.geometry.matrix import Size
-from congeal.geometry.warping import MIN_DENOMINATOR, to_units
-
-PIXELS_AT_ONCE = 1 << 17
-"""Pixels whose shares are computed together: they stay in the processor's cache."""
+from congeal.geometry.matrix import MIN_DENOMINATOR, Size
+from congeal.geometry.warping import PIXELS_AT_ONCE, to_units
 
 
 def covered(source_from_frame: np.ndarray, source: Size, size: Size) -> np.ndarray:
     """(B, h, w) float32: the share of each pixel that lies inside, exactly 1 well inside, for matrices (B, 3, 3)."""
     out = np.ones((len(source_from_frame), *size), np.float32)
     units = to_units(torch.from_numpy(np.asarray(source_from_frame, dtype=np.float64)), source, size).numpy()
-    if len(units) == 1:  # only pixels at the image's edges have to be computed
-        for columns in columns_at_edges(*columns_inside(units[0], source, size), size[1]):
-            out[..., columns] = shares_of(units, source, size[0], columns)
+    if len(units) == 1:  # only the pixels of each row before and behind those inside have to be computed
+        column = np.arange(size[1])
+        first, stop = columns_inside(units[0], source, size)
+        y, x = np.nonzero((column < first[:, None]) | (column >= stop[:, None]))
+        out[0, y, x] = _shares(units[0, :, 0, None] * x + units[0, :, 1, None] * y + units[0, :, 2:], source)
         return out
     at_once = max(1, PIXELS_AT_ONCE // (size[0] * size[1]))
     for start in range(0, len(out), at_once):
@@ -37,20 +36,17 @@ def shares_of(units: np.ndarray, source: Size, height: int, columns: slice) -> n
     x, y = np.arange(columns.start, columns.stop), np.arange(height)[:, None]
     matrix = np.moveaxis(units, 0, -1)[..., None, None]
     place = (matrix[:, 0] * x).astype(np.float32) + (matrix[:, 1] * y + matrix[:, 2]).astype(np.float32)
+    return _shares(place, source)
+
+
+def _shares(place: np.ndarray, source: Size) -> np.ndarray:
+    """The float32 shares of points (3, …) in homogeneous units; or of (b, 3, …), see `shares_of`."""
     share = (place[2] > MIN_DENOMINATOR).astype(np.float32)
     depth = np.maximum(place[2], MIN_DENOMINATOR, dtype=place.dtype)
     for axis, length in ((0, source[1]), (1, source[0])):
         # From -1 to 1 between the outer edges, in pixels from the outermost that count.
         share *= np.clip((length + 1) / 2 - length / 2 * np.abs(place[axis] / depth), 0, 1)
     return share
-
-
-def columns_at_edges(first: np.ndarray, stop: np.ndarray, width: int) -> list[slice]:
-    """The columns in which samples may lie outside, of some rows for which `columns_inside` gave these."""
-    left, right = int(first.max()), int(stop.min())
-    if left >= right:
-        return [slice(0, width)]
-    return [columns for columns in (slice(0, left), slice(right, width)) if columns.start < columns.stop]
 
 
 def columns_inside(unit: np.ndarray, source: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:

@@ -11,12 +11,11 @@ the least. Pixels become its coefficients first (`spline_coefficients`).
 
 from __future__ import annotations
 
-import math
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
 import torch
-from scipy.ndimage import correlate1d
 
 from congeal.geometry.matrix import Size
 from congeal.geometry.warping import lookup, project, sampling_grid_in_units, to_pixels
@@ -24,24 +23,58 @@ from congeal.geometry.warping import lookup, project, sampling_grid_in_units, to
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 INTERPOLATIONS: tuple[Interpolation, ...] = get_args(Interpolation)
 
-SPLINE_POLE = (math.sqrt(105) - 13) / 8
-"""Pole of the filter (4/z + 13 + 4z) / 21, the values of the spline's kernel at whole numbers."""
+SPLINE_STEPS = {"float32": 4, "float64": 5}
+"""Steps of the spline's filter: the factor of one more is below the last digit of the dtype."""
+LINES_AT_ONCE = 128
+"""Rows, and columns, that are filtered together: they stay in the processor's cache, which halves the time."""
 LANCZOS_LOBES = 3
 """Lobes of the windowed sinc to each side, the usual choice."""
 
 
 def spline_coefficients(values: np.ndarray) -> np.ndarray:
-    """Coefficients of the spline through images (B, C, H, W), of the same dtype.
+    """Coefficients of the spline through images (B, C, H, W): a new array of the same dtype.
 
-    Beyond its edges an image goes on as its mirror image, the outermost pixels twice. The inverse filter falls off by
-    `SPLINE_POLE` from pixel to pixel and ends where it is below the last digit of the dtype, so that a pixel which is
-    not finite spoils those near it only.
+    Beyond its edges an image goes on as its mirror image, the outermost pixels twice.
     """
-    reach = math.ceil(math.log(np.finfo(values.dtype).eps / 2) / math.log(-SPLINE_POLE))
-    taps = 21 / (13 + 8 * SPLINE_POLE) * SPLINE_POLE ** np.abs(np.arange(-reach, reach + 1))
-    for axis in (2, 3):
-        values = correlate1d(values, taps, axis, mode="reflect")
+    height, width = values.shape[2:]
+    planes, out = values.reshape(-1, height, width), np.empty(values.shape, values.dtype)
+    filtered, rows = out.reshape(planes.shape), out.reshape(-1, width)
+    at_once = max(1, LINES_AT_ONCE // width)
+    for first in range(0, len(planes), at_once):
+        for left in range(0, width, LINES_AT_ONCE):
+            part = np.s_[first : first + at_once, :, left : left + LINES_AT_ONCE]
+            filtered[part] = _inverse_filter(planes[part])
+    for top in range(0, len(rows), LINES_AT_ONCE):
+        rows[top : top + LINES_AT_ONCE] = _inverse_filter(rows[top : top + LINES_AT_ONCE])
+    return out
+
+
+def _inverse_filter(lines: np.ndarray) -> np.ndarray:
+    """Lines that run along axis 1, through the inverse of (4/z + 13 + 4z) / 21, the kernel's values at whole numbers.
+
+    1 / (1 − b (1/z + z)) is (1 + b (1/z + z)) / (1 − 2b²) / (1 − b' (1/z² + z²)) with b' = b² / (1 − 2b²): the same
+    for every second pixel. Every step about squares b, so it is soon negligible.
+    """
+    factors, gain = _filter_steps(lines.dtype)
+    margin = 2 ** len(factors) - 1
+    values = lines.take(np.pad(np.arange(lines.shape[1]), margin, mode="symmetric"), 1)
+    values *= gain
+    for step, factor in factors.items():
+        around = values[:, : -2 * step] + values[:, 2 * step :]
+        around *= factor
+        values = values[:, step:-step]
+        values += around
     return values
+
+
+@lru_cache(maxsize=2)
+def _filter_steps(dtype: np.dtype) -> tuple[dict[int, np.floating], np.floating]:
+    """The factor of each step, by the distance of the pixels that it adds, and the factor of all pixels."""
+    factors, gain, b = {}, 21 / 13, -4 / 13
+    for number in range(SPLINE_STEPS[dtype.name]):
+        factors[2**number] = dtype.type(b)
+        gain, b = gain / (1 - 2 * b * b), b * b / (1 - 2 * b * b)
+    return factors, dtype.type(gain)
 
 
 def interpolate(values: torch.Tensor, unit: torch.Tensor, size: Size, kind: Interpolation) -> torch.Tensor:
@@ -93,12 +126,13 @@ def _pairs(place: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor
     and what the two before weigh together. The kernel is 13/21 + |x|/14 − x² + |x|³/2 up to 1, and up to 2
     (2 − |x|)³/6 + (2 − |x|)/42."""
     t = place.frac()
-    first = place - t
-    inner = ((t / 2 - 1) * t + 1 / 14) * t + 13 / 21
-    near = ((t / 3 - 1 / 2) * t - 19 / 42) * t + 17 / 21  # with the outer one on the left
-    outer = (t.square() / 6 + 1 / 42) * t  # on the right
-    before, behind = first - 1 + inner / near, first + 1 + outer / (1 - near)
-    return (2 * before + 1) / length - 1, (2 * behind + 1) / length - 1, near
+    first, scale = place - t, 2 / length
+    inner = (t / 2).sub_(1).mul_(t).add_(1 / 14).mul_(t).add_(13 / 21)
+    near = (t / 3).sub_(1 / 2).mul_(t).sub_(19 / 42).mul_(t).add_(17 / 21)  # with the outer one on the left
+    outer = (t.square() / 6).add_(1 / 42).mul_(t)  # on the right
+    before = torch.addcdiv(first, inner, near).sub_(0.5).mul_(scale).sub_(1)
+    behind = torch.addcdiv(first, outer, 1 - near).add_(1.5).mul_(scale).sub_(1)
+    return before, behind, near
 
 
 def _lanczos(values: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,10 @@ from congeal.errors import CongealError
 Matrix = TypeVar("Matrix", bound=Any)  # np.ndarray or torch.Tensor
 Size = tuple[int, int]  # (height, width)
 
+MIN_DENOMINATOR = 0.1
+"""Points whose projective denominator falls below this share of its value at the frame's centre are near or behind
+the horizon; the denominator is held there, so that coordinates stay finite."""
+
 
 def _like(value: np.ndarray, example: Matrix) -> Matrix:
     """`value` as the same kind of array (library, dtype, device) as `example`."""

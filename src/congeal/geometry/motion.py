@@ -17,27 +17,33 @@ from numpy.typing import NDArray
 from congeal.errors import CongealError
 
 MOTIONS = ("translation", "rigid", "similarity", "affine", "homography")
-_COUNT = dict(zip(MOTIONS, (2, 3, 4, 6, 8), strict=True))
+N_PARAMETERS = dict(zip(MOTIONS, (2, 3, 4, 6, 8), strict=True))
+"""Parameters of each motion."""
 
-GENERATORS = torch.zeros(8, 3, 3, dtype=torch.float64)
-GENERATORS[0, 0, 2] = 1
-GENERATORS[1, 1, 2] = 1
-GENERATORS[2, 0, 1], GENERATORS[2, 1, 0] = -1, 1
-GENERATORS[3, 0, 0], GENERATORS[3, 1, 1] = 1, 1
-GENERATORS[4, 0, 0], GENERATORS[4, 1, 1] = 1, -1
-GENERATORS[5, 0, 1], GENERATORS[5, 1, 0] = 1, 1
-GENERATORS[6, 2, 0] = 1
-GENERATORS[7, 2, 1] = 1
-
+GENERATORS = torch.tensor(
+    [
+        [[0, 0, 1], [0, 0, 0], [0, 0, 0]],
+        [[0, 0, 0], [0, 0, 1], [0, 0, 0]],
+        [[0, -1, 0], [1, 0, 0], [0, 0, 0]],
+        [[1, 0, 0], [0, 1, 0], [0, 0, 0]],
+        [[1, 0, 0], [0, -1, 0], [0, 0, 0]],
+        [[0, 1, 0], [1, 0, 0], [0, 0, 0]],
+        [[0, 0, 0], [0, 0, 0], [1, 0, 0]],
+        [[0, 0, 0], [0, 0, 0], [0, 1, 0]],
+    ],
+    dtype=torch.float64,
+)
+"""(8, 3, 3), in the order above."""
 IDENTITY = torch.eye(3, dtype=torch.float64)
 """A constant, because `torch.eye` becomes operations on bytes in ONNX, which old runtimes lack."""
-_SQUARINGS = 4  # with eight terms exact to float32 rounding for parameters up to about 4, and they export to ONNX
+SQUARINGS = 4
+"""Squarings of the exponential: with eight terms exact to float32 rounding for parameters up to about 4."""
 
 
 def n_parameters(motion: str) -> int:
     """How many parameters a motion has: 2, 3, 4, 6 or 8."""
     try:
-        return _COUNT[motion]
+        return N_PARAMETERS[motion]
     except KeyError:
         raise CongealError(f"unknown motion '{motion}': choose one of {', '.join(MOTIONS)}") from None
 
@@ -49,14 +55,14 @@ def matrix_from_parameters(parameters: torch.Tensor) -> torch.Tensor:
     """
     count = parameters.shape[-1]
     generators = GENERATORS[:count].to(parameters).reshape(count, 9)
-    step = (parameters @ generators).reshape(*parameters.shape[:-1], 3, 3) / 2**_SQUARINGS
+    step = (parameters @ generators).reshape(*parameters.shape[:-1], 3, 3) / 2**SQUARINGS
     eye = IDENTITY.to(parameters)
     # The Taylor series to the eighth power, in two blocks of four: four products instead of seven.
     square = step @ step
     cube, fourth = square @ step, square @ square
     low, high = (eye + step + square / 2 + cube / 6), (eye / 24 + step / 120 + square / 720 + cube / 5040)
     result = low + fourth @ (high + fourth / 40320)
-    for _ in range(_SQUARINGS):
+    for _ in range(SQUARINGS):
         result = result @ result
     return result
 
@@ -75,7 +81,10 @@ def parameters_from_matrix(matrix: torch.Tensor, motion: str = "homography") -> 
     eye = IDENTITY.to(m.device)
     roots = 8
     for _ in range(roots):
-        m = _square_root(m)
+        root, inverse = m, eye.expand_as(m)  # Denman-Beavers iteration
+        for _ in range(12):
+            root, inverse = (root + torch.linalg.inv(inverse)) / 2, (inverse + torch.linalg.inv(root)) / 2
+        m = root
     x = m - eye
     log = torch.zeros_like(x)
     for order in range(8, 0, -1):  # log(I + x) = x - x²/2 + x³/3 - …
@@ -86,14 +95,6 @@ def parameters_from_matrix(matrix: torch.Tensor, motion: str = "homography") -> 
     basis = GENERATORS.to(m.device).reshape(8, 9)
     weights = (log.reshape(*log.shape[:-2], 9) @ basis.T) / (basis**2).sum(1)
     return weights[..., :count].to(matrix.dtype)
-
-
-def _square_root(m: torch.Tensor) -> torch.Tensor:
-    """Denman-Beavers iteration."""
-    y, z = m, torch.eye(3, dtype=m.dtype, device=m.device).expand_as(m)
-    for _ in range(12):
-        y, z = (y + torch.linalg.inv(z)) / 2, (z + torch.linalg.inv(y)) / 2
-    return y
 
 
 def transform_from_points(

@@ -17,14 +17,14 @@ from typing import Literal
 
 import numpy as np
 
-from congeal.geometry.matrix import Size
-
 LIBRARY = Path(__file__).with_name("libnative.so")
-VERSION = 1  # of native.c: a library that was built from another one is not used
+VERSION = 1
+"""Version of native.c: a library that was built from another one is not used."""
 DTYPES = {"uint8": 0, "uint16": 1, "float32": 2}
 KERNELS = {"bilinear": 0, "bicubic": 1}
 OUTSIDE = {"fade": 0, "cut": 1, "edge": 2}
-KEPT_VALUES = 16_000_000  # numbers for which a thread keeps its memory: to ask for new memory takes time
+MAX_KEPT_VALUES = 16_000_000
+"""Numbers for which a thread keeps its memory between images (64 MB); chosen by judgement, no result depends on it."""
 
 _own = threading.local()
 
@@ -55,7 +55,9 @@ def warp(
     if not (out.flags.c_contiguous and len(out) == len(source_from_output) == count and out.shape[3] == channels):
         raise ValueError(f"{pixels.shape} do not fit {out.shape}, which has to be contiguous")
     given = np.ascontiguousarray(pixels)
-    matrices = np.ascontiguousarray(_one_at_centre(source_from_output, (out.shape[1], out.shape[2])))
+    own = np.asarray(source_from_output, dtype=np.float64)  # scaled to a denominator of 1 at the centre of the output
+    depth = own[:, 2:] @ ((out.shape[2] - 1) / 2, (out.shape[1] - 1) / 2, 1.0)
+    matrices = np.ascontiguousarray(own / np.where(np.abs(depth) < 1e-6, 1e-6, depth)[..., None])
     drawn, everywhere = np.empty(count, np.bool_), np.full(count, given.size > 0)
     if not given.size:
         return everywhere
@@ -80,20 +82,13 @@ def warp(
     return everywhere
 
 
-def _one_at_centre(matrices: np.ndarray, size: Size) -> np.ndarray:
-    """The same homographies (B, 3, 3), scaled so that their denominators are 1 at the centre of the output."""
-    own = np.asarray(matrices, dtype=np.float64)
-    depth = own[:, 2:] @ ((size[1] - 1) / 2, (size[0] - 1) / 2, 1.0)
-    return np.asarray(own / np.where(np.abs(depth) < 1e-6, 1e-6, depth)[..., None])
-
-
 def _room(values: int) -> np.ndarray:
     """Memory for so many float32, of any content; a thread's own, until it asks again."""
     kept: np.ndarray | None = getattr(_own, "room", None)
     if kept is not None and len(kept) >= values:
         return kept
     room = np.empty(values, np.float32)
-    if values <= KEPT_VALUES:
+    if values <= MAX_KEPT_VALUES:
         _own.room = room
     return room
 

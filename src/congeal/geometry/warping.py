@@ -8,16 +8,13 @@ import torch
 import torch.nn.functional as functional
 
 from congeal.errors import CongealError
-from congeal.geometry.matrix import Size, normalise
+from congeal.geometry.matrix import MIN_DENOMINATOR, Size, normalise
 
 Mode = Literal["bilinear", "bicubic"]
 Padding = Literal["zeros", "border", "reflect"]
 
-MIN_DENOMINATOR = 0.1
-"""Points whose projective denominator falls below this share of its value at the frame's centre are near or behind
-the horizon; the denominator is held there, so that coordinates stay finite."""
-
-_PIXELS_AT_ONCE = 400_000  # keeps the sampling grid in cache; a larger one is limited by memory, not arithmetic
+PIXELS_AT_ONCE = 400_000
+"""Output pixels that are sampled together, so that the sampling grid stays in the processor's cache."""
 _PADDING = {"zeros": "zeros", "border": "border", "reflect": "reflection"}
 
 
@@ -49,7 +46,7 @@ def warp(
         images = images.expand(matrices.shape[0], -1, -1, -1)
     matrices = matrices.to(images.dtype)
     unit = to_units(matrices, source_size, size)
-    step = max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))
+    step = max(1, PIXELS_AT_ONCE // (size[0] * size[1]))
     if len(images) <= step or (torch.is_grad_enabled() and (images.requires_grad or matrices.requires_grad)):
         out = sample_in_units(images, unit, size, mode, padding)
     else:
@@ -150,7 +147,7 @@ def coverage(source_from_output: torch.Tensor, source_size: Size, size: Size) ->
     frame = unit.new_tensor([[0, 0], [right, 0], [right, bottom], [0, bottom]])
     whole = _inside(_mapped(unit, frame), source_size).all(1)
     out = unit.new_ones(len(unit), 1, *size)
-    for rows in torch.nonzero(~whole)[:, 0].split(max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))):
+    for rows in torch.nonzero(~whole)[:, 0].split(max(1, PIXELS_AT_ONCE // (size[0] * size[1]))):
         projected = project(unit[rows], size)
         share = (projected[:, 2] > MIN_DENOMINATOR).to(unit.dtype)
         for axis, length in ((0, source_size[1]), (1, source_size[0])):  # from -1 to 1 between the outer edges
@@ -192,17 +189,13 @@ def one_at_centre(matrices: torch.Tensor, size: Size) -> torch.Tensor:
     return matrices / torch.where(depth.abs() < 1e-6, 1e-6, depth)
 
 
-def project(matrices: torch.Tensor, size: Size, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Every pixel of a frame through (B, 3, 3) → (B, 3, h, w): x, y, and the guarded denominator.
-
-    out: where to, if nothing of it is differentiated.
-    """
+def project(matrices: torch.Tensor, size: Size) -> torch.Tensor:
+    """Every pixel of a frame through (B, 3, 3) → (B, 3, h, w): x, y, and the guarded denominator."""
     # One sum per pixel instead of a matrix product, whose rounding depends on how many images there are: the result of
     # an image must not depend on its neighbours.
     x, y = (torch.arange(n, dtype=matrices.dtype, device=matrices.device) for n in (size[1], size[0]))
     rows = matrices[:, :, 1, None] * y + matrices[:, :, 2, None]
-    columns = (matrices[:, :, 0, None] * x)[:, :, None]
-    full = columns + rows[..., None] if out is None else torch.add(columns, rows[..., None], out=out)
+    full = (matrices[:, :, 0, None] * x)[:, :, None] + rows[..., None]
     if full.requires_grad:
         depth = full[:, 2:].clamp(min=MIN_DENOMINATOR)
         return torch.cat([full[:, :2] / depth, depth], 1)

@@ -39,7 +39,7 @@ from congeal.opening import open_images
 from congeal.progress import log_to_console
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures, pixel_features
-from congeal.registration.gauge import on_motion
+from congeal.registration.gauge import restricted
 from congeal.transforms import Transforms
 
 FORMAT = 3
@@ -307,7 +307,8 @@ class Method:
         # As precise as the method is: a million poses in float64 are 72 MB.
         poses = allocate(tuple(answer.poses.shape), np.float32)
         for rows in chunks(stack):
-            poses[rows] = on_motion(stack.start[rows], answer.poses[rows].cpu().numpy(), answer.motion, stack.frame)
+            start = torch.as_tensor(stack.start[rows])
+            poses[rows] = restricted(answer.poses[rows].cpu(), start, answer.motion, stack.frame).numpy()
             release_pages()
         # A feature network stays in this process.
         with torch.inference_mode(False), nullcontext() if answer.sight is None else in_this_process():

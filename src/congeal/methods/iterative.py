@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from congeal.errors import CongealError
+from congeal.evaluation.thresholds import Band
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.base import Method
@@ -17,12 +19,39 @@ from congeal.methods.checks import CountOrZero, NotNegative, PositiveOrEndless, 
 from congeal.methods.fit_context import FitContext
 from congeal.registration.batching import chunks, start_poses
 from congeal.registration.features import ImageFeatures
-from congeal.registration.gauge import BestIterate, Gauge, corner_motion
+from congeal.registration.gauge import Gauge, corner_motion
 from congeal.registration.gauss_newton import GaussNewton
 
 CANVAS_MARGIN = 0.25
 """Margin of a canvas, as a share of the frame's longer side: how far one round of steps may reach beyond the frame.
 Chosen by judgement: steps of a round are capped at a few pixels."""
+COMPARABLE_ENERGY: Band = (0.93, 1.07)
+"""Energy ratios within which the costs of two iterates may be compared: shrinking lowers any cost."""
+
+
+class BestIterate:
+    """The stack_from_frame with the lowest cost so far, among iterates that kept their ink if there is one.
+
+    A method that overshoots late does not end worse than it once was.
+    """
+
+    def __init__(self, found: torch.Tensor, state: dict[str, Any] | None = None) -> None:
+        kept = state or {"found": found, "cost": math.inf, "sound": False}
+        self.found: torch.Tensor = kept["found"]
+        self.cost, self.sound = float(kept["cost"]), bool(kept["sound"])
+
+    def offer(self, found: torch.Tensor, cost: float, energy: float | None = None) -> None:
+        """Compare an iterate; `energy` is its energy ratio, None where ink means nothing (photographs)."""
+        sound = energy is None or COMPARABLE_ENERGY[0] <= energy <= COMPARABLE_ENERGY[1]
+        if sound < self.sound or not math.isfinite(cost):
+            return
+        # Among unsound ones the later is nearer to being corrected by the gauge.
+        if sound > self.sound or not sound or cost < self.cost:
+            self.found, self.cost, self.sound = found.clone(), cost, sound
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"found": self.found, "cost": self.cost, "sound": self.sound}
 
 
 class Iterations:

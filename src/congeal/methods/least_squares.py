@@ -22,12 +22,11 @@ from congeal.images import Stack
 from congeal.methods.checks import Positive, Reference
 from congeal.methods.fit_context import FitContext
 from congeal.methods.iterative import GaussNewtonMethod, Iterations, double_images, step_until_still, why_still
-from congeal.registration.batching import chunks, stack_values, start_poses
+from congeal.registration.batching import chunks, reference_image, stack_values, start_poses
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import Gauge
-from congeal.registration.gauss_newton import GaussNewton, Linearisation
-from congeal.registration.joint_gauss_newton import JointGaussNewton
-from congeal.registration.reference import reference_image
+from congeal.registration.gauss_newton import GaussNewton, Linearisation, steepest_descent
+from congeal.registration.joint_gauss_newton import JointGaussNewton, Sums
 
 _OF_THE_SET = ("auto", "mean", "stack")  # references that the set itself makes, anew with every step
 
@@ -95,8 +94,9 @@ class LSC(GaussNewtonMethod):
         """A pass over the set; sigma in pixels of a 28-pixel frame."""
         pairs = self._is_of_the_set() and self.reference == "stack" and fixed is None
         sigma *= frame_unit(stack.frame)
-        how: dict[str, Any] = {"fixed": fixed, "gauge": gauge, "pairs": pairs, "distributed": not pairs}
-        return JointGaussNewton(stack, self._newton(stack, self.robust), image_features, sigma, **how)
+        how: dict[str, Any] = {"fixed": fixed, "gauge": gauge, "distributed": not pairs}
+        passes = PairGaussNewton if pairs else JointGaussNewton
+        return passes(stack, self._newton(stack, self.robust), image_features, sigma, **how)
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         """Steps towards the template that `fit` ended with."""
@@ -117,6 +117,33 @@ class LSC(GaussNewtonMethod):
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self._template = state["template"]
+
+
+class PairGaussNewton(JointGaussNewton):
+    """Every other image in turn is the reference. The sums are larger than the images, so that no worker adds them."""
+
+    def sums_of(self, part: np.ndarray, shown: torch.Tensor, weights: torch.Tensor | None) -> Sums:
+        """With the sums over all images of J, JᵀI and JᵀJ."""
+        jacobian = steepest_descent(shown, self.newton.motion)
+        sums = super().sums_of(part, shown, weights)
+        sums["jacobians"] = jacobian.sum(0)
+        sums["offset"] = (jacobian * shown.flatten(1)[..., None]).sum((0, 1))
+        sums["hessian"] = torch.einsum("bmk,bml->kl", jacobian, jacobian)
+        return sums
+
+    def delta(
+        self,
+        shown: torch.Tensor,
+        line: Linearisation,
+        weights: torch.Tensor | None,
+        prior: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """Towards all the others at once: H = Σ_{i≠j} J_iᵀJ_i, b = Σ_{i≠j} J_iᵀ(I_j − I_i)."""
+        jacobian = steepest_descent(shown, self.newton.motion)
+        own = jacobian.transpose(1, 2) @ jacobian
+        slope = shown.flatten(1) @ self.target["jacobians"] - self.target["offset"]
+        solver = self.newton.damped_inverse(self.target["hessian"] - own)
+        return (solver @ slope[..., None])[..., 0]
 
 
 @dataclass

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # name on the command line: (module, class, one sentence)
 _METHODS = {
     "joint": (
-        "congeal.methods.joint.estimator",
+        "congeal.methods.joint.alignment",
         "JointAlignment",
         "direct optimisation of all poses, coarse to fine: reaches images that start far apart, trains nothing",
     ),

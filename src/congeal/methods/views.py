@@ -9,12 +9,13 @@ from congeal.evaluation.likeness import Pictures, Sharpness, visible_contrast
 from congeal.evaluation.quality import Preview, Thumbnail
 from congeal.evaluation.thresholds import MAX_SAMPLE_IMAGES, MEASURED_SIDE_PX
 from congeal.geometry import normalise, warp
+from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.images.formats.output_files import png_bytes
 from congeal.methods.semantic.feature_maps import FeatureSimilarity
 from congeal.registration.batching import CHUNK_VALUES
 from congeal.registration.features import pixel_features
-from congeal.registration.moments import frame_from_view
+from congeal.registration.template_registration import MIN_TOTAL, moments_of
 from congeal.rows import row_slices
 from congeal.transforms import STATUSES
 
@@ -25,6 +26,12 @@ MAX_THUMBNAILS = 5
 """Of the images that match least. Chosen by judgement: one row of a notebook."""
 LOW_CONTRAST_SHARE = 0.43
 """Of the range; means that use less of it are shown with their contrast stretched. Chosen by judgement."""
+VIEW_DEVIATIONS = 2.3
+"""Half the side of the normalised view, in standard deviations of the intensity: a digit fills it."""
+MAX_SHEAR = 0.7
+"""Largest shear that is undone: a horizontal bar is no slanted vertical one."""
+MIN_SPREAD_PX = 0.5
+"""Smallest standard deviation of an object, so that a dot is not enlarged to fill the view."""
 
 
 class ContrastViews:
@@ -85,6 +92,31 @@ class NormalisedViews(ContrastViews):
         images, masks = stack.images(rows), stack.masks(rows)
         shown = warp(images if masks is None else images * masks, torch.as_tensor(start).float(), stack.frame)
         return np.asarray(start @ frame_from_view(shown, stack.frame).numpy())
+
+
+def frame_from_view(shown: torch.Tensor, view: Size) -> torch.Tensor:
+    """(B, 3, 3) for images (B, C, h, w) as the frame shows them: pixels of an upright view → pixels of the frame.
+
+    The view is centred on the intensity, scaled by its spread and sheared by its slant: x + shear · y. An empty image
+    is shown whole.
+    """
+    ink = shown.mean(1).double().clamp(min=0)
+    height, width = ink.shape[-2:]
+    total, centre, xx, yy, xy = moments_of(ink)
+    known = total > MIN_TOTAL
+    shear = (xy / yy.clamp(min=MIN_SPREAD_PX**2)).clamp(-MAX_SHEAR, MAX_SHEAR)
+    across = (xx - 2 * shear * xy + shear.square() * yy).clamp(min=0)
+    spread = (across + yy).sqrt().clamp(min=MIN_SPREAD_PX)
+    scale = torch.where(known, 2 * VIEW_DEVIATIONS * spread / max(view), max(height, width) / max(view))
+    shear = torch.where(known, shear, 0)
+    centre_x, centre_y = torch.where(known[:, None], centre, centre.new_tensor([width - 1, height - 1]) / 2).unbind(1)
+    matrix = torch.zeros(len(ink), 3, 3, dtype=torch.float64)
+    middle_x, middle_y = (view[1] - 1) / 2, (view[0] - 1) / 2
+    matrix[:, 0, 0], matrix[:, 0, 1] = scale, shear * scale
+    matrix[:, 0, 2] = centre_x - scale * middle_x - shear * scale * middle_y
+    matrix[:, 1, 1], matrix[:, 1, 2] = scale, centre_y - scale * middle_y
+    matrix[:, 2, 2] = 1
+    return matrix
 
 
 # ---- small pictures of an alignment, for notebooks

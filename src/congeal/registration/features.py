@@ -9,7 +9,6 @@ unknown, light changes from one to the next, and what is to be aligned is in the
 | ObjectPixels  | pixels                       | everywhere, or under masks        | every method, on objects   |
 | PhotoPixels   | pixels                       | where the photograph covers       | the peers, on photographs  |
 | PhotoEdges    | oriented, normalised edges   | the same, more in the middle      | `joint` and `dprc`         |
-| RawPixels     | pixels                       | everywhere, beyond the edge zeros | the paper, as printed      |
 """
 
 from __future__ import annotations
@@ -24,41 +23,31 @@ from congeal.geometry import MOTIONS, coverage, warp
 from congeal.geometry.matrix import Size
 from congeal.geometry.warping import Padding
 
+Weights = torch.Tensor | None
+Share = float | torch.Tensor
+
 NO_MATCH = -1.0
 """The score of a pose that makes no sense."""
-_LEAST_SEEN = 0.5  # of what usually counts: a pose that shows less of a photograph proves nothing
-_PHOTO_BLUR = 1.5 / 64  # of the frame's longer side: what is sharper differs from one photograph to the next
-_EDGE_NOISE = 0.03
+MIN_VISIBLE_SHARE = 0.5
+"""Share of what usually counts: a pose that shows less of a photograph proves nothing. Chosen by judgement."""
+PHOTO_BLUR_SHARE = 1.5 / 64
+"""Blur of the last comparison of photographs, as a share of the longer side: sharper detail differs between them."""
+EDGE_HUBER = 0.03
 """Differences of oriented gradients beyond this count linearly: most of what differs between two photographs of one
 kind, a smile, a shadow, a hat, is not a matter of pose."""
-_STAGE_BLURS = (2.7, 1.7)  # of a photograph's last blur: of the two similarity stages, the first sees the whole face
+STAGE_BLURS = (2.7, 1.7)
+"""Blurs of the two similarity stages, in units of the last blur: the first sees the whole face (LFW)."""
 
 
 class ImageFeatures:
-    """What a kind of set is compared on. All images are (B, C, H, W); matrices are stack_from_frame (B, 3, 3).
+    """What a kind of set is compared on. All images are (B, C, H, W); matrices are stack_from_frame (B, 3, 3)."""
 
-    Attributes
-    ----------
-    kind : str
-        "object" or "photo".
-    empty_ground : bool
-        Beyond the edge of an image there is nothing (zeros); otherwise it is unknown.
-    robust : float or None
-        Huber threshold on differences of what is compared.
-    costly : bool
-        Features take longer to make than to warp, so they are worth keeping.
-    settled : float
-        Mean corner motion below which a stage of refinement ends, as a share of the frame's longer side.
-    needs_prior : bool
-        Poses are held to those the set makes likely: single images have too little evidence of their own.
-    """
-
-    kind: ClassVar[str]
-    empty_ground: ClassVar[bool]
-    robust: ClassVar[float | None] = None
-    costly: ClassVar[bool] = False
-    needs_prior: ClassVar[bool] = False
-    settled: ClassVar[float] = 0.01 / 28
+    kind: ClassVar[str]  # "object" or "photo"
+    empty_ground: ClassVar[bool]  # beyond the edge of an image there is nothing (zeros); otherwise it is unknown
+    robust: ClassVar[float | None] = None  # Huber threshold on differences of what is compared
+    costly: ClassVar[bool] = False  # features take longer to make than to warp, so they are worth keeping
+    needs_prior: ClassVar[bool] = False  # poses are held to likely ones: single images have too little evidence
+    settled: ClassVar[float] = 0.01 / 28  # mean corner motion, over the longer side, below which a stage ends
 
     @property
     def keeps_intensity(self) -> bool:
@@ -84,27 +73,18 @@ class ImageFeatures:
         soft = gaussian_blur(images, sigma)
         return soft if self.empty_ground or sigma <= 0 else soft / gaussian_blur(torch.ones_like(images[:1, :1]), sigma)
 
-    def covered(
-        self, matrices: torch.Tensor, source_size: Size, frame: Size, masks: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
+    def covered(self, matrices: torch.Tensor, source_size: Size, frame: Size, masks: Weights = None) -> Weights:
         """(B, 1, h, w) the share of each frame pixel that has image under it; None: all count alike."""
         if masks is not None:
             return warp(masks, matrices, frame)
         return None if self.empty_ground else coverage(matrices, source_size, frame)
 
-    def weights(
-        self, matrices: torch.Tensor, source_size: Size, frame: Size, masks: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
+    def weights(self, matrices: torch.Tensor, source_size: Size, frame: Size, masks: Weights = None) -> Weights:
         """(B, 1, h, w) how much each frame pixel counts in a comparison; None: all count alike."""
         return self.covered(matrices, source_size, frame, masks)
 
     def score(
-        self,
-        shown: torch.Tensor,
-        template: torch.Tensor,
-        images: torch.Tensor,
-        weights: torch.Tensor | None,
-        usual: float | torch.Tensor,
+        self, shown: torch.Tensor, template: torch.Tensor, images: torch.Tensor, weights: Weights, usual: Share
     ) -> torch.Tensor:
         """(B,) normalised correlation of what the frame shows with a template, or NO_MATCH for unsound poses.
 
@@ -114,9 +94,7 @@ class ImageFeatures:
         sound = self.sound(shown, images, weights, usual)
         return torch.where(sound & torch.isfinite(value), value, torch.full_like(value, NO_MATCH))
 
-    def sound(
-        self, shown: torch.Tensor, images: torch.Tensor, weights: torch.Tensor | None, usual: float | torch.Tensor
-    ) -> torch.Tensor:
+    def sound(self, shown: torch.Tensor, images: torch.Tensor, weights: Weights, usual: Share) -> torch.Tensor:
         """(B,) whether a pose shows enough of its image for its score to mean anything."""
         raise NotImplementedError
 
@@ -139,9 +117,7 @@ class ObjectPixels(ImageFeatures):
         """Their brightness: light does not change on empty ground, and its edge would outweigh what is on it."""
         return images.mean(1, keepdim=True)
 
-    def sound(
-        self, shown: torch.Tensor, images: torch.Tensor, weights: torch.Tensor | None, usual: float | torch.Tensor
-    ) -> torch.Tensor:
+    def sound(self, shown: torch.Tensor, images: torch.Tensor, weights: Weights, usual: Share) -> torch.Tensor:
         """An object that lost two thirds of its ink, or shows three times as much, is no match."""
         ink = shown.flatten(1).sum(1) / images.flatten(1).sum(1).clamp(min=1e-6)
         return (ink > MATCH_INK[0]) & (ink < MATCH_INK[1])
@@ -153,19 +129,17 @@ class PhotoPixels(ImageFeatures):
     kind = "photo"
     empty_ground = False
 
-    def sound(
-        self, shown: torch.Tensor, images: torch.Tensor, weights: torch.Tensor | None, usual: float | torch.Tensor
-    ) -> torch.Tensor:
+    def sound(self, shown: torch.Tensor, images: torch.Tensor, weights: Weights, usual: Share) -> torch.Tensor:
         """Half of what usually counts must be seen; a mask may be small by itself."""
         if weights is None:
             return torch.ones(len(shown), dtype=torch.bool)
-        return weights.mean((1, 2, 3)) > _LEAST_SEEN * usual
+        return weights.mean((1, 2, 3)) > MIN_VISIBLE_SHARE * usual
 
 
 class PhotoEdges(PhotoPixels):
     """Edges of photographs by direction, normalised by their surroundings; the middle of the frame counts most."""
 
-    robust = _EDGE_NOISE
+    robust = EDGE_HUBER
     costly = True
     needs_prior = True
     settled = 0.03 / 64  # what is left is far below the error of a photograph's pose
@@ -174,42 +148,20 @@ class PhotoEdges(PhotoPixels):
         """(B, 4, H, W): edges to the right, left, down and up."""
         return oriented_gradients(images)
 
-    def weights(
-        self, matrices: torch.Tensor, source_size: Size, frame: Size, masks: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
+    def weights(self, matrices: torch.Tensor, source_size: Size, frame: Size, masks: Weights = None) -> Weights:
         """Coverage, more in the middle; a mask says by itself what counts."""
         seen = self.covered(matrices, source_size, frame, masks)
         return seen if masks is not None or seen is None else seen * centre_window(frame).to(matrices)
 
     def last_blur(self, frame: Size) -> float:
         """A little out of focus: what is sharp differs from one photograph to the next."""
-        return _PHOTO_BLUR * max(frame)
+        return PHOTO_BLUR_SHARE * max(frame)
 
     def refinement(self, motion: str, frame: Size) -> list[tuple[str, float]]:
         """Few freedoms and much blur first: a homography bends to fit whatever it meets."""
         last = self.last_blur(frame)
-        stages = [("similarity", share * last) for share in _STAGE_BLURS] + [("affine", last), ("homography", last)]
+        stages = [("similarity", share * last) for share in STAGE_BLURS] + [("affine", last), ("homography", last)]
         return [(at_most(name, motion), sigma) for name, sigma in stages]
-
-
-class RawPixels(ImageFeatures):
-    """Pixels of anything, everywhere, with zeros beyond the edge: what the paper compares."""
-
-    empty_ground = True
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind  # type: ignore[misc]  # of the set, which only its judge asks for
-
-    @property
-    def keeps_intensity(self) -> bool:
-        """Only the ink of objects on empty ground means anything."""
-        return self.kind == "object"
-
-    def sound(
-        self, shown: torch.Tensor, images: torch.Tensor, weights: torch.Tensor | None, usual: float | torch.Tensor
-    ) -> torch.Tensor:
-        """The paper takes every pose as it comes."""
-        return torch.ones(len(shown), dtype=torch.bool)
 
 
 def pixel_features(kind: str) -> ImageFeatures:

@@ -6,13 +6,10 @@ because smaller objects differ in fewer pixels.
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import torch
 
-from congeal.evaluation.thresholds import COMPARABLE_ENERGY, HELD_ENERGY, Band
+from congeal.evaluation.thresholds import HELD_ENERGY, Band
 from congeal.geometry import invert, mean_of_parts, normalise
 from congeal.geometry.matrix import Size, corners, map_points
 from congeal.geometry.orientation import MIRROR, mirrored, upright_from_source
@@ -24,7 +21,7 @@ from congeal.rows import row_slices
 ZOOM_STEP = 1.02
 """Largest factor by which the common scale changes at a time: the measured intensity lags by a step, so that larger
 factors overshoot (digits)."""
-FARTHEST = 1e3
+MAX_COUNTED_MOTION_PX = 1e3
 """Largest corner motion of one image, in pixels, that counts towards convergence: beyond it the image is lost."""
 
 
@@ -39,19 +36,9 @@ class Gauge:
     For objects on empty ground the total intensity (ink) determines the common scale better than the mean matrix. When
     the energy ratio leaves the band, the scale of the set is corrected step by step; `zoom` is the correction so far.
 
-    Parameters
-    ----------
-    start : (N, 3, 3) tensor
-        Initial poses, stack_from_frame.
-    frame : (height, width)
-    motion : str
-        G is a member of it: taking out the mean of many rotations must not leave a change of scale.
-    source_ink : float, optional
-        Total intensity of the sources in frame pixels; None for photographs and motions without scale.
-    zoom : float
-        The correction so far, from a checkpoint.
-    band : (low, high)
-        Energy ratios that need no correction.
+    start (N, 3, 3): initial poses, stack_from_frame. G is a member of `motion`: taking out the mean of many rotations
+    must not leave a change of scale. source_ink: total intensity of the sources in frame pixels; None for photographs
+    and motions without scale. zoom: the correction so far, from a checkpoint. band: energy ratios that need none.
     """
 
     def __init__(
@@ -105,7 +92,10 @@ class Gauge:
         """
         counted = stack_from_frame if keep is None else stack_from_frame[keep]
         found = _mean(counted, self.frame)
-        common = torch.linalg.inv(found) @ self._wanted @ zoom_matrix(self.zoom, self.frame)
+        x, y = (1 - self.zoom) * (self.frame[1] - 1) / 2, (1 - self.zoom) * (self.frame[0] - 1) / 2
+        # Above 1 the frame looks at a larger region, about its centre.
+        zoom = torch.tensor([[self.zoom, 0, x], [0, self.zoom, y], [0, 0, 1]], dtype=torch.float64)
+        common = torch.linalg.inv(found) @ self._wanted @ zoom
         return within_motion(common[None], self.motion, self.frame)[0]
 
     def fix(
@@ -125,13 +115,6 @@ def _mean(stack_from_frame: torch.Tensor, frame: Size) -> torch.Tensor:
     """The mean transform in float64; of a million images never all at once."""
     parts = (stack_from_frame[part].double() for part in row_slices(len(stack_from_frame)))
     return mean_of_parts(parts, frame)
-
-
-def zoom_matrix(zoom: float, frame: Size) -> torch.Tensor:
-    """(3, 3) float64 about the frame's centre; above 1 the frame looks at a larger region."""
-    x, y = (frame[1] - 1) / 2, (frame[0] - 1) / 2
-    rows = [[zoom, 0, x - zoom * x], [0, zoom, y - zoom * y], [0, 0, 1]]
-    return torch.tensor(rows, dtype=torch.float64)
 
 
 def within_motion(matrices: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:
@@ -162,21 +145,15 @@ def within_motion(matrices: torch.Tensor, motion: str, frame: Size) -> torch.Ten
     return result
 
 
-def on_motion(start: np.ndarray, stack_from_frame: np.ndarray, motion: str, frame: Size) -> np.ndarray:
-    """Poses (N, 3, 3) of which start⁻¹ · pose is a member of the motion to float64's precision.
-
-    Many small steps in single precision leave a rotation that is not quite one.
-    """
+def restricted(poses: torch.Tensor, start: torch.Tensor, motion: str, frame: Size) -> torch.Tensor:
+    """Poses (N, 3, 3) nearest to these for which start⁻¹ · pose belongs to the motion, in float64."""
     if motion == "homography":
-        return stack_from_frame
-    begin = torch.as_tensor(np.asarray(start, dtype=np.float64))
+        return poses.double()
+    begin, poses = start.double(), poses.double()
     # No motion mirrors: of a mirror image, what counts is what it does to the frame mirrored back.
-    mirror = torch.as_tensor(upright_from_source(MIRROR, frame))
-    back = torch.where(
-        torch.as_tensor(mirrored(stack_from_frame) != mirrored(start))[:, None, None], mirror, torch.eye(3)
-    )
-    moved = invert(begin) @ torch.as_tensor(stack_from_frame).double() @ back
-    return normalise(begin @ within_motion(moved, motion, frame) @ back).numpy()
+    turned = torch.as_tensor(mirrored(poses.numpy()) != mirrored(begin.numpy()))[:, None, None]
+    back = torch.where(turned, torch.as_tensor(upright_from_source(MIRROR, frame)), torch.eye(3))
+    return normalise(begin @ within_motion(invert(begin) @ poses @ back, motion, frame) @ back)
 
 
 def corner_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> torch.Tensor:
@@ -186,32 +163,7 @@ def corner_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> torc
 
 
 def mean_motion(before: torch.Tensor, after: torch.Tensor, size: Size) -> float:
-    """The mean of `corner_motion`, by which a level ends; a lost image counts as `FARTHEST`."""
+    """The mean of `corner_motion`, by which a level ends; a lost image counts as `MAX_COUNTED_MOTION_PX`."""
     parts = (corner_motion(before[part], after[part], size) for part in row_slices(len(before)))
-    means = [(len(part), float(part.clamp(max=FARTHEST).mean())) for part in parts]
+    means = [(len(part), float(part.clamp(max=MAX_COUNTED_MOTION_PX).mean())) for part in parts]
     return means[0][1] if len(means) == 1 else sum(n * mean for n, mean in means) / len(before)
-
-
-class BestIterate:
-    """The stack_from_frame with the lowest cost so far, among iterates that kept their ink if there is one.
-
-    A method that overshoots late does not end worse than it once was.
-    """
-
-    def __init__(self, found: torch.Tensor, state: dict[str, Any] | None = None) -> None:
-        kept = state or {"found": found, "cost": math.inf, "sound": False}
-        self.found: torch.Tensor = kept["found"]
-        self.cost, self.sound = float(kept["cost"]), bool(kept["sound"])
-
-    def offer(self, found: torch.Tensor, cost: float, energy: float | None = None) -> None:
-        """Compare an iterate; `energy` is its energy ratio, None where ink means nothing (photographs)."""
-        sound = energy is None or COMPARABLE_ENERGY[0] <= energy <= COMPARABLE_ENERGY[1]
-        if sound < self.sound or not math.isfinite(cost):
-            return
-        # Among unsound ones the later is nearer to being corrected by the gauge.
-        if sound > self.sound or not sound or cost < self.cost:
-            self.found, self.cost, self.sound = found.clone(), cost, sound
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {"found": self.found, "cost": self.cost, "sound": self.sound}

@@ -21,7 +21,7 @@ from congeal.memmap import allocate
 from congeal.registration.batching import chunks, stack_values
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import Gauge, mean_motion
-from congeal.registration.gauss_newton import GaussNewton, Linearisation, steepest_descent
+from congeal.registration.gauss_newton import GaussNewton, Linearisation
 from congeal.registration.template_registration import PosePrior, from_reduced, reduced, to_reduced
 
 ROUNDS_PER_SHARD = 8
@@ -39,32 +39,11 @@ Sums = dict[str, torch.Tensor]
 class JointGaussNewton:
     """Passes over the set at one level of blur that `collect` the target, or `step` every image towards it.
 
-    Parameters
-    ----------
-    stack : Stack
-    newton : GaussNewton
-        The step rule.
-    image_features : ImageFeatures
-        What is compared, and where it counts.
-    sigma : float
-        Blur in frame pixels.
-    shrink : int
-        Stack and frame are reduced by this factor, where the blur allows it; `newton`, `fixed` and the target are of
-        that smaller frame, poses of the full one.
-    fixed : (C, h, w) tensor, optional
-        A reference instead of the running mean.
-    gauge : Gauge, optional
-        What holds the common pose.
-    pairs : bool
-        Every other image in turn is the reference.
-    keep : (n,) bool tensor, optional
-        Which images make the target and the gauge; the others follow.
-    use_prior : bool
-        Images are held to poses that the kept ones make likely.
-    prior_width : (n,) tensor, optional
-        How many times as far from those each image may be.
-    distributed : bool
-        Whether workers may do the passes; not with `pairs`, whose sums are larger than the images.
+    sigma: blur in frame pixels. shrink: stack and frame are reduced by this factor, where the blur allows it; `newton`,
+    `fixed` and the target are of that smaller frame, poses of the full one. fixed (C, h, w): a reference instead of the
+    running mean. gauge: what holds the common pose. keep (n,) bool: which images make the target and the gauge; the
+    others follow. prior_width (n,): how many times as far each image may be from the poses that the kept ones make
+    likely. distributed: whether workers may do the passes.
     """
 
     def __init__(
@@ -77,16 +56,14 @@ class JointGaussNewton:
         shrink: int = 1,
         fixed: torch.Tensor | None = None,
         gauge: Gauge | None = None,
-        pairs: bool = False,
         keep: torch.Tensor | None = None,
-        use_prior: bool = False,
         prior_width: torch.Tensor | None = None,
         distributed: bool = False,
     ) -> None:
         self.stack, self.newton, self.image_features = stack, newton, image_features
-        self.sigma, self.shrink, self.gauge, self.pairs = sigma, shrink, gauge, pairs
+        self.sigma, self.shrink, self.gauge = sigma, shrink, gauge
         self.fixed = None if fixed is None else gaussian_blur(fixed[None], sigma / shrink)[0]
-        self.keep, self.use_prior, self.prior_width, self.distributed = keep, use_prior, prior_width, distributed
+        self.keep, self.prior_width, self.distributed = keep, prior_width, distributed
         channels = 4 if image_features.costly else stack.channels
         self._cached = 4 * channels * len(stack) * stack.size[0] * stack.size[1] <= CACHE_BYTES
         self._soft: dict[int, torch.Tensor] = {}
@@ -97,7 +74,7 @@ class JointGaussNewton:
 
     @single_torch_thread()
     def collect(self, found: torch.Tensor) -> dict[str, Any]:
-        """What every image is aligned to, given where they are: the mean, and for `pairs` the pairwise sums."""
+        """What every image is aligned to, given where they are: the sums of `sums_of`, and the mean."""
         total: Sums = {}
         for _, sums, _ in self._map(_BatchPass(self, found.numpy(), None, None)):
             _add(total, sums)
@@ -109,7 +86,7 @@ class JointGaussNewton:
         moved = torch.from_numpy(allocate(tuple(found.shape), found.detach().numpy().dtype))
         total: Sums = {}
         line = self.newton.linearise(self.target["mean"])
-        prior = self.prior(found) if self.use_prior else None
+        prior = self.prior(found) if self.image_features.needs_prior else None
         for part, sums, poses in self._map(_BatchPass(self, found.numpy(), line, prior)):
             # The next target is collected from the images as they are now: one warp per image and iteration.
             _add(total, sums)
@@ -186,20 +163,17 @@ class JointGaussNewton:
         sums["plain"] = plain
         sums["image"] = plain if weights is None else (shown * weights).sum(0)
         sums["weight"] = torch.tensor(float(len(shown))) if weights is None else weights.sum(0)
-        if self.pairs:
-            jacobian = steepest_descent(shown, self.newton.motion)
-            sums["jacobians"] = jacobian.sum(0)
-            sums["offset"] = (jacobian * shown.flatten(1)[..., None]).sum((0, 1))
-            sums["hessian"] = torch.einsum("bmk,bml->kl", jacobian, jacobian)
         return sums
 
-    def pair_delta(self, shown: torch.Tensor) -> torch.Tensor:
-        """Towards all the others at once: H = Σ_{i≠j} J_iᵀJ_i, b = Σ_{i≠j} J_iᵀ(I_j − I_i)."""
-        jacobian = steepest_descent(shown, self.newton.motion)
-        own = jacobian.transpose(1, 2) @ jacobian
-        slope = shown.flatten(1) @ self.target["jacobians"] - self.target["offset"]
-        solver = self.newton.damped_inverse(self.target["hessian"] - own)
-        return (solver @ slope[..., None])[..., 0]
+    def delta(
+        self,
+        shown: torch.Tensor,
+        line: Linearisation,
+        weights: torch.Tensor | None,
+        prior: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """The parameter step (B, k) of images in the frame."""
+        return self.newton.delta(shown, line, weights, prior)
 
 
 @dataclass
@@ -226,7 +200,7 @@ class _BatchPass:
                 start = to_reduced(shrink, torch.as_tensor(passes.stack.start[part]).float())
                 width = None if passes.prior_width is None else passes.prior_width[part]
                 prior = self.prior.pull(start, found, newton.size, self.line.jacobian.shape[1], width)
-            delta = passes.pair_delta(shown) if passes.pairs else newton.delta(shown, self.line, weights, prior)
+            delta = passes.delta(shown, self.line, weights, prior)
             moved = newton.compose(found, delta)
             sums["moved"] = moved if shrink == 1 else from_reduced(shrink, moved)
         return {name: value.numpy() for name, value in sums.items()}

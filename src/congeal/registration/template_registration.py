@@ -7,7 +7,7 @@ evidence of their own (a profile, an occluded face).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 
 import torch
@@ -39,12 +39,14 @@ MIN_REDUCED_SIDE_PX = 16
 """Reduced images keep at least this many pixels along the longer side."""
 MIN_DEPTH, MIN_AREA = 0.2, 0.02
 """Depth of the nearest corner and relative area of a random homography, below which it nearly folds the frame."""
-MAX_EXPONENT = 50.0
-"""Bound on the exponent of the prior, beyond which every score is 0 anyway."""
 MIN_DEVIATION = 0.01
 """Smallest standard deviation of a parameter, in units of the half frame: inliers may not have moved at all yet."""
 PIXELS_PER_OBSERVATION = 20.0
 """Neighbouring pixels are correlated: this many count as one independent observation (faces of LFW)."""
+MIN_VARIANCE_PX2 = 0.25
+"""Added to the variances, so that the covariance of a dot can be inverted."""
+MIN_TOTAL = 1e-6
+"""Smallest total intensity that is divided by."""
 
 
 def random_warps(
@@ -72,6 +74,64 @@ def random_warps(
     return warps.float()
 
 
+def intensity_moments(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (B, C, H, W) → centre of their ink (B, 2) as (x, y), and its covariance (B, 2, 2), in float64."""
+    _, centre, xx, yy, xy = moments_of(images.double().clamp(min=0).sum(1))
+    return centre, torch.stack([xx + MIN_VARIANCE_PX2, xy, xy, yy + MIN_VARIANCE_PX2], 1).view(-1, 2, 2)
+
+
+def moments_of(ink: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of intensities (B, H, W): total, centre (B, 2), variance along x and along y, and covariance."""
+    y, x = (torch.arange(size, dtype=torch.float64) for size in ink.shape[-2:])
+    columns, rows = ink.sum(1), ink.sum(2)
+    total = rows.sum(1).clamp(min=MIN_TOTAL)
+    centre = torch.stack([(columns * x).sum(1), (rows * y).sum(1)], 1) / total[:, None]
+    from_x, from_y = x - centre[:, :1], y - centre[:, 1:]
+    xx, yy = (columns * from_x.square()).sum(1) / total, (rows * from_y.square()).sum(1) / total
+    return total, centre, xx, yy, ((ink * from_x[:, None, :]).sum(2) * from_y).sum(1) / total
+
+
+def moment_poses(
+    images: torch.Tensor, template: torch.Tensor, start: torch.Tensor, turns: torch.Tensor
+) -> torch.Tensor:
+    """(B, T, 3, 3) affine stack_from_frame under which an image's ink has the moments of the template's (C, h, w).
+
+    turns (T,) radians, from the turn that is nearest to `start` (B, 3, 3).
+    """
+    centre, spread = intensity_moments(images)
+    aim, aim_spread = intensity_moments(template[None])
+    root, aim_root = _root(spread), _root(aim_spread)
+    linear = torch.linalg.inv(root) @ _linear_at(start.double(), aim[0]) @ aim_root
+    nearest = torch.atan2(linear[:, 1, 0] - linear[:, 0, 1], linear[:, 0, 0] + linear[:, 1, 1])
+    angle = nearest[:, None] + turns.double()
+    cos, sin = angle.cos(), angle.sin()
+    turned = torch.stack([cos, -sin, sin, cos], -1).view(*angle.shape, 2, 2)
+    moved = root[:, None] @ turned @ torch.linalg.inv(aim_root)
+    poses = torch.eye(3, dtype=torch.float64).repeat(*angle.shape, 1, 1)
+    poses[..., :2, :2] = moved
+    poses[..., :2, 2] = centre[:, None] - (moved * aim[0]).sum(-1)
+    return poses.to(images.dtype)
+
+
+def evenly_spaced_angles(reach: float, count: int) -> torch.Tensor:
+    """`count` turns from −reach to reach, in degrees; radians."""
+    return torch.linspace(-reach, reach, count, dtype=torch.float64) * (math.pi / 180)
+
+
+def _root(matrix: torch.Tensor) -> torch.Tensor:
+    """The symmetric root of positive matrices (B, 2, 2)."""
+    least = torch.linalg.det(matrix).clamp(min=0).sqrt()[..., None, None]
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return (matrix + least * torch.eye(2, dtype=matrix.dtype)) / (trace + 2 * least).sqrt()
+
+
+def _linear_at(poses: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+    """(B, 2, 2) derivative of (B, 3, 3) at a point (2,)."""
+    landed = poses[:, :, :2] @ point + poses[:, :, 2]
+    depth = landed[:, 2, None, None]
+    return (poses[:, :2, :2] - landed[:, :2, None] * poses[:, 2:, :2] / depth) / depth
+
+
 class Views:
     """A batch of images (B, C, H, W), with masks (B, 1, H, W) or None; reduced and blurred on demand, each once."""
 
@@ -89,10 +149,6 @@ class Views:
         if (shrink, sigma) not in self._made:
             self._made[shrink, sigma] = gaussian_blur(reduced(self.images, shrink), sigma)
         return self._made[shrink, sigma]
-
-    def masks_at(self, shrink: int) -> torch.Tensor | None:
-        """Masks reduced by the factor `shrink`."""
-        return None if self.masks is None else reduced(self.masks, shrink)
 
     def take(self, rows: torch.Tensor) -> Views:
         """Some rows, with their reduced images."""
@@ -120,10 +176,6 @@ class PosePrior:
         """(2, 8), to keep it in a file."""
         return torch.stack([self.centre, self.spread])
 
-    def wider(self, times: float) -> PosePrior:
-        """The same prior with standard deviations `times` as large, for images whose initial pose may be wrong."""
-        return PosePrior(self.centre, times * self.spread)
-
     def pull(
         self, start: torch.Tensor, poses: torch.Tensor, frame: Size, count: int, prior_width: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,9 +199,8 @@ class PosePrior:
         frame = (window.shape[0], window.shape[1])
         away = (parameters(start, poses, frame) - self.centre) / self.spread
         observations = float(window.sum().square() / window.square().sum()) / PIXELS_PER_OBSERVATION
-        unexplained = (1 - scores.clamp(min=0).square()) * (away.square().sum(1) / observations).clamp(
-            max=MAX_EXPONENT
-        ).exp()
+        exponent = (away.square().sum(1) / observations).clamp(max=50)  # beyond that every score is 0 anyway
+        unexplained = (1 - scores.clamp(min=0).square()) * exponent.exp()
         return torch.where(scores > 0, (1 - unexplained).clamp(min=0).sqrt(), scores)
 
 
@@ -165,14 +216,7 @@ def parameters(start: torch.Tensor, poses: torch.Tensor, frame: Size) -> torch.T
 class TemplateRegistration:
     """Scores and registers images against a template (C, h, w).
 
-    Parameters
-    ----------
-    template : (C, h, w) tensor
-        In the same features as the images.
-    image_features : ImageFeatures
-        Weights of pixels, and which poses are admissible.
-    prior : PosePrior, optional
-        Regularises poses, given the initial ones.
+    template: in the same features as the images. prior: regularises poses, given the initial ones.
     """
 
     def __init__(self, template: torch.Tensor, image_features: ImageFeatures, prior: PosePrior | None = None) -> None:
@@ -213,18 +257,13 @@ class TemplateRegistration:
             pieces = zip(images.split(block), poses.split(block), strict=True)
             poses = torch.cat([newton.descend(few, pose, line, steps) for few, pose in pieces]) if len(poses) else poses
         else:
-            masks = views.masks_at(shrink)
+            masks = None if views.masks is None else reduced(views.masks, shrink)
             for _ in range(steps):
                 weights = self.image_features.weights(poses, _size(images), frame, masks)
                 shown, count = warp(images, poses, frame), line.jacobian.shape[1]
                 prior = None if self.prior is None else self.prior.pull(start, poses, frame, count)
                 poses = normalise(newton.compose(poses, newton.delta(shown, line, weights, prior)))
         return from_reduced(shrink, poses)
-
-    def better(self, views: Views, candidates: Sequence[torch.Tensor]) -> torch.Tensor:
-        """For each image the candidate pose with the higher score."""
-        which = torch.stack([self.score(views, poses) for poses in candidates]).argmax(0)
-        return torch.stack(list(candidates))[which, torch.arange(len(views))]
 
 
 def reduction_for(frame: Size, sigma: float) -> int:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from congeal.evaluation import scales
+from congeal.evaluation.thresholds import MAX_SCALE_RATIO
 from congeal.execution.threads import available_threads, map_ordered
-from congeal.geometry import invert, warp
+from congeal.geometry import MOTIONS, invert, warp
 from congeal.geometry.warping import points_inside, sample_points
 from congeal.images import Stack
 from congeal.registration.batching import CHUNK_VALUES
 from congeal.registration.features import ImageFeatures
-from congeal.registration.gauge import Gauge, mean_motion
+from congeal.registration.gauge import Gauge, mean_motion, restricted
 from congeal.registration.tiles import (
     MOST_TILES,
     REDUCTION_ERROR_PX,
@@ -35,52 +36,42 @@ CONVERGED_PX = 0.005
 """Mean corner motion, in frame pixels, at which a level has converged: the error of bilinear sampling."""
 CONVERGED_ERRORS = 0.1
 """The same in standard errors of a pose: steps below it are noise."""
-SCALE_STEP = 0.002
-"""Steps of the logarithm of scale at which the neighbourhood of local contrast follows the size of the object in an
-image; a neighbourhood that is wrong by this much moves the estimated scale by a tenth of it."""
 TILE_SAMPLE = 8
 """Images from which tiles are chosen; more change the choice little (copies of four photographs)."""
 CACHE_BYTES = 512 << 20
 """Local contrast of a level is kept in memory between passes up to this size, else computed again."""
 
 SAMPLE_BYTES = 64 << 20
-"""Samples on tiles of a whole set are kept in memory up to this size."""
+"""Samples on tiles of a whole set are kept up to this size, else made twice in a pass: for template and step."""
 
-OnPass = Callable[[float, float], None]
 Sample = tuple[np.ndarray, torch.Tensor, torch.Tensor]
 """Rows of the stack, their values on tiles, and which tiles they cover."""
 
 
 class LevelImages:
-    """Local contrast of the images of a stack at its resolution, sampled on tiles."""
+    """Local contrast of the images of a stack at its resolution, sampled on tiles.
+
+    The neighbourhood of local contrast follows the size of the object in each image, else comparing two images would
+    bias the scale. cached: local contrast is kept as it was made at the first poses that were asked for.
+    """
 
     def __init__(self, stack: Stack, image_features: ImageFeatures, *, cached: bool = True) -> None:
         self.stack, self.image_features, self.batches = stack, image_features, _batches(stack)
         self._cached = cached and 4 * len(stack) * stack.size[0] * stack.size[1] <= CACHE_BYTES
-        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # images, and the scales they were made at
+        self._cache: dict[int, torch.Tensor] = {}
 
     def images(self, rows: np.ndarray, poses: torch.Tensor) -> torch.Tensor:
         """(B, 1, H, W) local contrast of a batch with poses (B, 3, 3)."""
-        first, scale = int(rows[0]), self._scale(poses)
-        made, before = self._cache.get(first, (None, scale))
-        if made is None:
-            made, stale = torch.empty(len(rows), 1, *self.stack.size, dtype=torch.float32), torch.arange(len(rows))
-        else:
-            stale = torch.nonzero((before - scale).abs() > 1)[:, 0]
-        for step in scale[stale].unique():
-            for one in stale[scale[stale] == step].tolist():
-                images = self.stack.images(rows[one : one + 1])
-                made[one : one + 1] = self.image_features.detail(images, math.exp(SCALE_STEP * int(step)))
+        first = int(rows[0])
+        if first in self._cache:
+            return self._cache[first]
+        enlarged = torch.nan_to_num(1 / torch.as_tensor(scales(invert(poses.numpy()), self.stack.frame)), 1.0)
+        made = torch.empty(len(rows), 1, *self.stack.size, dtype=torch.float32)
+        for k, factor in enumerate(enlarged.clamp(1 / MAX_SCALE_RATIO, MAX_SCALE_RATIO).tolist()):
+            made[k : k + 1] = self.image_features.detail(self.stack.images(rows[k : k + 1]), factor)
         if self._cached:
-            self._cache[first] = made, before.index_copy(0, stale, scale[stale])
+            self._cache[first] = made
         return made
-
-    def _scale(self, poses: torch.Tensor) -> torch.Tensor:
-        """(B,) by how much larger than in the frame the object is in each image: logarithm, in steps."""
-        if self.image_features.empty_ground:
-            return torch.zeros(len(poses), dtype=torch.int64)
-        scale = -torch.as_tensor(scales(invert(poses.numpy()), self.stack.frame)).double().log()
-        return (scale.nan_to_num(0).clamp(-2, 2) / SCALE_STEP).round().long()
 
     def sample(self, poses: torch.Tensor, tiles: Tiles) -> Iterable[Sample]:
         """Every batch of rows with `on_tiles` of it; batches are sampled in parallel."""
@@ -107,18 +98,13 @@ class LevelImages:
         """Tiles for the stack at its poses, from a sample of the inliers."""
         rows = torch.nonzero(keep)[:, 0]
         some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), TILE_SAMPLE)).long()].tolist()
-        seen = [warp(self._one(i, poses), poses[[i]].float(), self.stack.frame) for i in some]
+        seen = [
+            warp(self.images(rows, poses[rows])[[i - int(rows[0])]], poses[[i]].float(), self.stack.frame)
+            for rows in self.batches
+            for i in some
+            if rows[0] <= i <= rows[-1]
+        ]
         return Tiles.choose(torch.cat(seen), most)
-
-    def _one(self, i: int, poses: torch.Tensor) -> torch.Tensor:
-        """(1, 1, H, W) of one image, from its batch if that is cached anyway."""
-        rows = next(rows for rows in self.batches if rows[-1] >= i) if self._cached else np.array([i])
-        return self.images(rows, poses[rows])[i - int(rows[0])][None]
-
-    def sums(self, tiles: Tiles) -> TileSums:
-        """Empty sums for a template of this stack."""
-        reduced = self.stack.native_size > max(self.stack.frame)
-        return TileSums(tiles, REDUCTION_ERROR_PX if reduced else SAMPLING_ERROR_PX)
 
 
 def _batches(stack: Stack) -> list[np.ndarray]:
@@ -131,25 +117,13 @@ def _batches(stack: Stack) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class TileRefinement:
-    """What refinement at a level gave for n images.
+    """What refinement at a level gave for n images."""
 
-    Attributes
-    ----------
-    poses : (n, 3, 3) tensor of float64
-        stack_from_frame at this level.
-    error : (n,) tensor
-        Standard error of a corner's position, in frame pixels.
-    before, after : (n,) tensor
-        Correlation with the mean of the others.
-    template : TileTemplate
-        The template they were compared with in the end.
-    """
-
-    poses: torch.Tensor
-    error: torch.Tensor
-    before: torch.Tensor
-    after: torch.Tensor
-    template: TileTemplate
+    poses: torch.Tensor  # (n, 3, 3) float64 stack_from_frame at this level
+    error: torch.Tensor  # (n,) standard error of a corner's position, in frame pixels
+    before: torch.Tensor  # (n,) correlation with the mean of the others, at first
+    after: torch.Tensor  # … and in the end
+    template: TileTemplate  # what they were compared with in the end
 
 
 @torch.no_grad()
@@ -161,43 +135,35 @@ def refine_tiles(
     *,
     passes: int = MAX_PASSES,
     tiles: Tiles | None = None,
-    on_pass: OnPass | None = None,
+    on_pass: Callable[..., None] | None = None,
 ) -> TileRefinement:
     """Joint Gauss-Newton of a stack at its resolution; the mean pose of the inliers stays where it is.
 
-    keep (n,) bool: inliers, which make the template. on_pass(moved, correlation) is called after every pass with the
-    mean corner motion in frame pixels and the mean correlation of the inliers.
+    keep (n,) bool: inliers, which make the template. on_pass(moved=…, likeness=…) is called after every pass with
+    the mean corner motion in frame pixels and the mean correlation of the inliers.
     """
     found = poses.double()
     gauge = Gauge(found[keep], level.stack.frame, motion)
     tiles = tiles or level.choose_tiles(found, keep)
-    # Samples of a small set are kept, so that its template is made of the poses of this pass. Of a large set it may be
-    # made of those of the pass before: one image more or less there changes nothing.
     small = 4 * len(found) * len(tiles.points) <= SAMPLE_BYTES
-    template = None if small else _template(level, level.sample(found, tiles), keep, tiles)
     # All images move at once, so each goes to the mean of all, not all the way to that of the others.
     to_mean = 1 - keep.double() / keep.sum().clamp(min=1)
-    before = None
+    before, template = None, None
     for _ in range(passes):
-        samples = level.sample(found, tiles)
-        if small:
-            samples = list(samples)
-            template = _template(level, samples, keep, tiles)
-        assert template is not None
-        solver, sums, moved, steps = TileSolver(template, motion), level.sums(tiles), torch.empty_like(found), []
-        for rows, values, covered in samples:
+        kept = list(level.sample(found, tiles)) if small else None
+        template = _template(level, kept or level.sample(found, tiles), keep, tiles)
+        solver, moved, steps = TileSolver(template, motion), torch.empty_like(found), []
+        for rows, values, covered in kept or level.sample(found, tiles):
             step = solver.solve(values, covered, keep[rows])
             moved[rows] = solver.newton.compose(found[rows], step.delta * to_mean[rows, None])
             steps.append(step)
-            if not small:
-                sums.add(values[keep[rows]], covered[keep[rows]])
         error = torch.cat([step.error for step in steps]) * to_mean
         after = torch.cat([step.correlation for step in steps])
-        before, template = after if before is None else before, template if small else sums.template()
+        before = after if before is None else before
         moved = gauge.fix(moved, None, keep)
         change = mean_motion(found, moved, level.stack.frame)
         if on_pass is not None:
-            on_pass(change, float(after[keep].mean()))
+            on_pass(moved=change, likeness=float(after[keep].mean()))
         found = moved
         if change < max(CONVERGED_PX, CONVERGED_ERRORS * float(error[keep].nanmedian())):
             break
@@ -208,7 +174,8 @@ def refine_tiles(
 
 def _template(level: LevelImages, samples: Iterable[Sample], keep: torch.Tensor, tiles: Tiles) -> TileTemplate:
     """The mean of the inliers."""
-    sums = level.sums(tiles)
+    reduced = level.stack.native_size > max(level.stack.frame)
+    sums = TileSums(tiles, REDUCTION_ERROR_PX if reduced else SAMPLING_ERROR_PX)
     for rows, values, covered in samples:
         sums.add(values[keep[rows]], covered[keep[rows]])
     return sums.template()
@@ -236,3 +203,85 @@ def register_tiles(
     for _ in range(MAX_PASSES if moves else 0):
         found = solver.newton.compose(found, solve().delta)
     return found, solve().error
+
+
+# ---- choice of the motion: nested motions are compared by the share of each image's variance that the other images
+# explain, corrected for overfitting; a larger motion must win by more than chance, image by image
+
+TRIAL_PASSES, TRIAL_TILES = 2, 64
+"""Refinement passes and tiles with which each motion is tried: enough to order them (everyday.py precision)."""
+MIN_GAIN = 0.01
+"""Share of the unexplained variance that a larger motion must explain, however significant less would be. Under noise
+and changing blur a parameter too many takes 0.3 % (the clip of docs/tutorials/lunar.md), the true motion of copies 2 %
+and more (python benchmarks/golden.py)."""
+GAIN_ERRORS = 2.0
+"""Standard errors by which the gain must exceed zero over all images."""
+
+
+@dataclass(frozen=True)
+class MotionChoice:
+    """The chosen motion, and the mean explained variance with every motion that was tried."""
+
+    motion: str
+    explained_variance: dict[str, float]
+
+    def sentence(self) -> str:
+        """What was chosen, and what the next larger motion, or else the next smaller one, explains."""
+        share, rank = self.explained_variance, MOTIONS.index(self.motion)
+        larger = [name for name in MOTIONS[rank + 1 :] if name in share]
+        other = (larger or [name for name in MOTIONS[:rank][::-1] if name in share])[0]
+        text = f"{self.motion} {'suffices' if larger else 'fits best'}: the other images explain"
+        return f"{text} {share[self.motion]:.1%} of each image ({other}: {share[other]:.1%})."
+
+
+@torch.no_grad()
+def choose_motion(
+    level: LevelImages, poses: torch.Tensor, start: torch.Tensor, keep: torch.Tensor, motions: Sequence[str] = MOTIONS
+) -> MotionChoice:
+    """The simplest sufficient motion of a stack, from poses that the largest of `motions` found.
+
+    poses, start: stack_from_frame (n, 3, 3) at the level. keep (n,) bool: inliers.
+    """
+    poses, tiles = poses.double(), level.choose_tiles(poses.double(), keep, most=TRIAL_TILES)
+    variance: torch.Tensor | None = None
+
+    def explain(motion: str) -> torch.Tensor:
+        nonlocal variance
+        begin = restricted(poses, start, motion, level.stack.frame)
+        refined = refine_tiles(level, begin, motion, keep, passes=TRIAL_PASSES, tiles=tiles)
+        variance = refined.template.variance if variance is None else variance
+        solver = TileSolver(refined.template, motion)
+        parts = [
+            solver.explained_variance(values, covered, keep[rows], variance)
+            for rows, values, covered in level.sample(refined.poses, tiles)
+        ]
+        return torch.cat(parts)[keep]
+
+    return simplest(explain, motions)
+
+
+def simplest(explain: Callable[[str], torch.Tensor], motions: Sequence[str] = MOTIONS) -> MotionChoice:
+    """The simplest sufficient motion; explain: the explained variance of n images (n,) with one motion.
+
+    From the simplest on, a motion is compared with the next one and with the largest; the rest need not be tried.
+    """
+    chosen, tried = motions[-1], {motions[-1]: explain(motions[-1])}
+    for motion, following in pairwise(motions):
+        for other in (motion, following):
+            if other not in tried:
+                tried[other] = explain(other)
+        if not any(_explains_more(tried[other], tried[motion]) for other in (motions[-1], following)):
+            chosen = motion
+            break
+    return MotionChoice(chosen, {name: float(tried[name].nanmean()) for name in motions if name in tried})
+
+
+def _explains_more(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether one motion explains more of the images than another, by more than chance."""
+    known = one.isfinite() & other.isfinite()
+    if known.sum() < 2:
+        return False
+    # Unexplained shares are compared by their logarithms: one image may gain far more than the rest.
+    less, more = ((1 - each[known]).clamp(min=1e-6).log() for each in (other, one))
+    gain = less - more
+    return float(gain.mean()) > max(MIN_GAIN, GAIN_ERRORS * float(gain.std()) / len(gain) ** 0.5)

@@ -142,26 +142,13 @@ def tile_side(frame: Size) -> int:
 
 @dataclass(frozen=True)
 class TileTemplate:
-    """The mean of a set on tiles at one pyramid level.
-
-    Attributes
-    ----------
-    tiles : Tiles
-    mean : (T, side + 2, side + 2) tensor
-        With a rim of one pixel, for gradients.
-    variance : (T,) tensor
-        Mean variance of the images about it.
-    count : (T,) tensor
-        How many images each tile was made of; 0 where too few cover it.
-    sampling_error : float
-        Standard error that no pose can be without, in frame pixels.
-    """
+    """The mean of a set on tiles at one pyramid level."""
 
     tiles: Tiles
-    mean: torch.Tensor
-    variance: torch.Tensor
-    count: torch.Tensor
-    sampling_error: float
+    mean: torch.Tensor  # (T, side + 2, side + 2), with a rim of one pixel, for gradients
+    variance: torch.Tensor  # (T,) mean variance of the images about it
+    count: torch.Tensor  # (T,) how many images each tile was made of; 0 where too few cover it
+    sampling_error: float  # standard error that no pose can be without, in frame pixels
 
     @property
     def frame(self) -> Size:
@@ -201,21 +188,11 @@ class TileSums:
 
 @dataclass(frozen=True)
 class TileSteps:
-    """Gauss-Newton steps of B images.
+    """Gauss-Newton steps of B images. Images that cover too few tiles have a step of 0 and an error of NaN."""
 
-    Attributes
-    ----------
-    delta : (B, k) tensor
-        The step, in motion parameters; 0 if too few tiles are covered.
-    error : (B,) tensor
-        Standard error of the position of the frame's corners, in frame pixels; NaN if too few tiles are covered.
-    correlation : (B,) tensor
-        Normalised correlation with the mean of the others.
-    """
-
-    delta: torch.Tensor
-    error: torch.Tensor
-    correlation: torch.Tensor
+    delta: torch.Tensor  # (B, k) the step, in motion parameters
+    error: torch.Tensor  # (B,) standard error of the position of the frame's corners, in frame pixels
+    correlation: torch.Tensor  # (B,) normalised correlation with the mean of the others
 
 
 class TileSolver:

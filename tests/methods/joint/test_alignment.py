@@ -16,7 +16,7 @@ import congeal
 from congeal import CongealError, JointAlignment
 from congeal.evaluation import corner_error
 from congeal.methods.joint import alignment
-from congeal.methods.joint.state import Sample, State
+from congeal.methods.joint.template import Sample, State
 
 
 def test_known_warps_come_back_below_a_pixel() -> None:

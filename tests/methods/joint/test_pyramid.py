@@ -289,7 +289,7 @@ def test_a_few_images_meet_at_their_mean_in_one_step() -> None:
     poses = torch.as_tensor(invert(truth))
     poses[:, :2, 2] += torch.tensor([[0.3, 0.0], [-0.3, 0.2], [0.0, -0.2], [0.2, 0.2], [-0.2, -0.2]])
     level = LevelImages(stack, PhotoEdges())
-    refine_tiles(level, poses, "translation", keep, passes=2, on_pass=lambda by, _: moved.append(by))
+    refine_tiles(level, poses, "translation", keep, passes=2, on_pass=lambda **now: moved.append(now["moved"]))
     assert moved[1] < 0.2 * moved[0], "0.3 with whole steps"
 
 

@@ -16,7 +16,7 @@ from congeal.images import Stack
 from congeal.methods.base import Alignment, Method
 from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
-from congeal.registration.reference import frames
+from congeal.registration.batching import frames
 
 
 class GroupCheckpoint:

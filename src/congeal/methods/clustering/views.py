@@ -19,8 +19,8 @@ from congeal.geometry import warp
 from congeal.images import Stack
 from congeal.methods.semantic.extractors import Extractor
 from congeal.methods.semantic.feature_maps import FeatureSampler, Window
+from congeal.methods.views import frame_from_view
 from congeal.registration.features import ImageFeatures
-from congeal.registration.moments import frame_from_view
 from congeal.rows import evenly_spaced_rows
 
 OBJECT_VIEW_PX, PHOTO_VIEW_PX = 20, 32

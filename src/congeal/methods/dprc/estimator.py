@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 
-from congeal.evaluation.inliers import ScoreModel
 from congeal.execution.threads import single_torch_thread, single_torch_thread_if_small
 from congeal.geometry.matrix import Size
 from congeal.images import Stack
@@ -26,8 +25,8 @@ from congeal.methods.dprc.training import Trainer
 from congeal.methods.fit_context import FitContext
 from congeal.methods.fit_result import FitResult
 from congeal.methods.joint.alignment import choose_sample
-from congeal.methods.joint.state import Sample, State
-from congeal.methods.joint.template import initialise, last_sound, reference_features, register_jointly
+from congeal.methods.joint.model import ScoreModel
+from congeal.methods.joint.template import Sample, State, initialise, last_sound, reference_features, register_jointly
 from congeal.registration.batching import chunks, start_poses
 from congeal.registration.features import ImageFeatures, robust_features
 from congeal.registration.template_registration import TemplateRegistration, Views

@@ -23,9 +23,8 @@ from congeal.methods.base import Method
 from congeal.methods.checks import Count, NotNegative, Positive, Reference
 from congeal.methods.dprc.networks import DeSTNet
 from congeal.methods.fit_context import FitContext
-from congeal.registration.batching import chunks
+from congeal.registration.batching import check_one_image, chunks
 from congeal.registration.features import ImageFeatures
-from congeal.registration.reference import check_one_image
 
 if TYPE_CHECKING:
     from congeal.methods.dprc.estimator import DPRC

@@ -33,7 +33,7 @@ from congeal.methods.dprc.losses import (
 )
 from congeal.methods.dprc.networks import DeSTNet, SmallAutoEncoder, Softening
 from congeal.methods.fit_context import FitContext
-from congeal.methods.joint.state import Sample, State
+from congeal.methods.joint.template import Sample, State
 from congeal.registration.features import at_most
 from congeal.registration.template_registration import PosePrior, Views, random_warps, reduced, to_reduced
 
@@ -57,8 +57,8 @@ CONGEALING_SHARE = 4
 """D and C see a batch so many times smaller than S: they cost more and teach less."""
 UPDATE_STEPS, UPDATE_BLUR = 3, 1.0
 """Gauss-Newton steps, and their blur in pixels of a 28-pixel frame, at each update of the template."""
-SLACK = 0.08
-"""How far below the median score of the matching images an image still matches."""
+FIRST_SLACK, SLACK = 0.06, 0.08
+"""How far below the median score of the matching images an image still matches: at first, and after an update."""
 FIRST_UPDATES = 2
 """Updates before training may stop early: at first scores change because the template does."""
 PATIENCE = 2
@@ -91,6 +91,7 @@ class Trainer:
         if rebuilding:
             self.optimisers.append(torch.optim.Adam(rebuilding, lr=AUTOENCODER_RATE))
         self.done, self.updates, self.unchanged = 0, 0, 0
+        self.threshold = float(state.scores[state.inliers].median()) - FIRST_SLACK
 
     def run(self, context: FitContext) -> None:
         """Steps, with an update of the template now and then, until nothing changes any more.
@@ -225,10 +226,11 @@ class Trainer:
             candidates = [
                 registration.step_to_template(views, start, one, UPDATE_STEPS, motion, blur) for one in (pose, asked)
             ]
-            return registration.better(views, candidates)
+            best = torch.stack([registration.score(views, one) for one in candidates]).argmax(0)
+            return torch.stack(candidates)[best, torch.arange(len(views))]
 
-        state = self.state.moved_to(sample, sample.map(better, self.state.poses), self.state.threshold)
-        self.state = state.scored(sample).with_median_threshold(SLACK)
+        self.state = self.state.moved_to(sample, sample.map(better, self.state.poses), self.threshold).scored(sample)
+        self.threshold = float(self.state.scores[self.state.inliers].median()) - SLACK
         self.updates += 1
         gained = abs(float(self.state.scores.mean()) - before)
         still = self.updates > FIRST_UPDATES and gained < method.tolerance
@@ -245,9 +247,8 @@ class Trainer:
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             "generator": self.generator.get_state(),
             "tensors": {name: getattr(state, name) for name in ("template", "poses", "scores", "inliers")},
-            "threshold": state.threshold,
             "prior": None if state.prior is None else state.prior.tensor(),
-            "numbers": {name: getattr(self, name) for name in ("done", "updates", "unchanged")},
+            "numbers": {name: getattr(self, name) for name in ("done", "updates", "unchanged", "threshold")},
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -258,6 +259,6 @@ class Trainer:
             optimiser.load_state_dict(state)
         self.generator.set_state(saved["generator"])
         prior = None if saved["prior"] is None else PosePrior(*saved["prior"])
-        self.state = replace(self.state, **saved["tensors"], threshold=saved["threshold"], prior=prior)
+        self.state = replace(self.state, **saved["tensors"], prior=prior)
         for name, value in saved["numbers"].items():
             setattr(self, name, value)

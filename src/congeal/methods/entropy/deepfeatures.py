@@ -22,8 +22,8 @@ from congeal.images import Stack
 from congeal.methods.checks import CountOrZero, Factor, NotNegative, Positive, Range
 from congeal.methods.entropy.entropy import FunnelMethod
 from congeal.methods.entropy.entropy_search import Level
+from congeal.registration.batching import frames
 from congeal.registration.features import ImageFeatures
-from congeal.registration.reference import frames
 
 Units = Annotated[int, Range(least=4, every=2)]
 

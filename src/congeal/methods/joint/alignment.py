@@ -15,32 +15,113 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 
-from congeal.evaluation.inliers import ScoreModel
+from congeal.errors import CongealError
 from congeal.execution.threads import single_torch_thread
 from congeal.geometry import MOTIONS
 from congeal.images import Stack
 from congeal.images.plan import pyramid_sizes
+from congeal.methods.base import Method
+from congeal.methods.checks import Count, CountOrZero, Range, Reference
 from congeal.methods.fit_context import FitContext
+from congeal.methods.fit_result import FitResult
+from congeal.methods.joint.model import FittedModel, ScoreModel
 from congeal.methods.joint.multistart import RESTART_PRIOR_WIDTH, register_each
 from congeal.methods.joint.pyramid import place_each, poses_at, refine_on_pyramid
-from congeal.methods.joint.state import FittedModel, Sample, State
-from congeal.methods.joint.template import initialise, last_sound, reference_features, register_jointly
-from congeal.registration.features import ImageFeatures
-from congeal.registration.motion_selection import MotionChoice, choose_motion, restricted
-from congeal.registration.tile_refinement import LevelImages
+from congeal.methods.joint.template import Sample, State, initialise, last_sound, reference_features, register_jointly
+from congeal.methods.semantic.extractors import PLAIN_FEATURES
+from congeal.registration.batching import check_one_image
+from congeal.registration.features import ImageFeatures, PhotoEdges, pixel_features, robust_features
+from congeal.registration.gauge import restricted
+from congeal.registration.tile_refinement import LevelImages, MotionChoice, choose_motion
 from congeal.rows import evenly_spaced_rows
 
 MAX_ROUNDS = 3
 """Rounds of registering each image and all of them jointly; a fourth improves nothing (digits under 0–30 % warps)."""
 MIN_IMPROVEMENT = 0.03
 """A round that lowers the mean of 1 − score by a smaller share is the last (digits under 0–30 % warps, LFW)."""
-MOTION_SAMPLE = (24, 96)
-"""Inliers by which the motion is chosen, and how many if the first few leave it open."""
+MOTION_SAMPLE = 96
+"""Inliers by which the motion is chosen."""
+
+
+@dataclass(kw_only=True, eq=False)
+class JointAlignment(Method):
+    """Direct joint optimisation of all poses; the default method. It trains no network.
+
+    Every image is registered to a template by Gauss-Newton from several initial poses, the template is the mean of the
+    inliers, and poses are refined together on a pyramid up to the resolution of the originals (`alignment.py`).
+
+    Parameters
+    ----------
+    motion : str
+        "auto" (the simplest that suffices), translation, rigid, similarity, affine or homography.
+    features : str
+        What is compared: "auto" (pixels of objects on empty ground, edges of photographs), "edges" or "pixels".
+    finest : int or None
+        Longer side of the finest pyramid level; None for the resolution of the originals.
+    reference : str, int, path or array
+        The first template: "auto" (a typical image), a position, a file or an array.
+    fit_sample : int
+        The template and the motion are found with at most this many images; all are aligned.
+    restarts : int
+        Images that match badly are registered again from this many perturbed poses.
+
+    Attributes
+    ----------
+    transforms_, quality_, history_, stack_from_frame_, layout_
+        As for every method.
+    """
+
+    motion: str = "auto"
+    features: str = "auto"
+    finest: Count | None = None
+    reference: Reference = "auto"
+    fit_sample: Annotated[int, Range(least=2)] = 6000
+    restarts: CountOrZero = 16
+
+    name: ClassVar[str] = "joint"
+    motions: ClassVar[tuple[str, ...]] = (*MOTIONS, "auto")
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.features not in PLAIN_FEATURES:
+            raise CongealError(
+                f"{self.name}: features must be one of {', '.join(PLAIN_FEATURES)}, not {self.features!r}; "
+                "those of a network belong to the method semantic"
+            )
+        check_one_image(self.reference, self.name)
+
+    def _features(self, kind: str) -> ImageFeatures:
+        return {"edges": PhotoEdges(), "pixels": pixel_features(kind)}.get(self.features) or robust_features(kind)
+
+    def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> FitResult:
+        fit = align(stack, image_features, self, context)
+        self._model = fit.model
+        return self._found(stack, fit.poses, fit.error, fit.decisions)
+
+    def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> FitResult:
+        placed = place_each(stack, self._model, self.restarts, self.random_state_, context)
+        return self._found(stack, *placed, {})
+
+    def _found(
+        self, stack: Stack, poses: torch.Tensor, error: torch.Tensor, decisions: Mapping[str, Mapping[str, Any]]
+    ) -> FitResult:
+        model, base = self._model, max(stack.frame)
+        finer = [max(level.frame) for level in model.levels if model.refines and max(level.frame) > base]
+        return FitResult(poses, model.motion, (base, *finer), False, error, decisions)
+
+    # ---- the model file
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return self._model.tensors()
+
+    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._model = FittedModel.from_tensors(state, self._features(self.layout_.kind or "photo"))
+        self.motion_ = self._model.motion
 
 
 @dataclass(frozen=True)
@@ -62,7 +143,7 @@ def align(stack: Stack, image_features: ImageFeatures, parameters: Any, context:
     rows = choose_sample(len(stack), parameters.fit_sample, parameters.random_state)
     sample = stack if len(rows) == len(stack) else stack.some(rows)
     if saved:
-        fit = _restored(saved, image_features)
+        fit = JointFit(**{**saved, "model": FittedModel.from_tensors(saved["model"], image_features)})
     else:
         fit = align_sample(sample, image_features, parameters, context)
         context.save({"sample": _saved(fit)})
@@ -138,17 +219,13 @@ def _choose_motion(sample: Sample, state: State, image_features: ImageFeatures) 
     to."""
     stack = sample.stack
     inliers = np.flatnonzero(ScoreModel.fit(state.scores).inliers(state.scores).numpy())
-    for count in MOTION_SAMPLE:
-        rows = inliers[evenly_spaced_rows(len(inliers), count)]
-        some = stack if len(rows) == len(stack) else stack.some(rows)
-        larger = some.at(next(iter(pyramid_sizes(max(stack.frame), stack.native_size)), 0))
-        images = LevelImages(larger, image_features)
-        with single_torch_thread():
-            poses, start = (poses_at(one, some, larger) for one in (state.poses[rows], torch.as_tensor(some.start)))
-            choice = choose_motion(images, poses, start, torch.ones(len(rows), dtype=torch.bool))
-        if choice.sure or len(rows) == len(inliers):
-            break
-    return choice
+    rows = inliers[evenly_spaced_rows(len(inliers), MOTION_SAMPLE)]
+    some = stack if len(rows) == len(stack) else stack.some(rows)
+    larger = some.at(next(iter(pyramid_sizes(max(stack.frame), stack.native_size)), 0))
+    with single_torch_thread():
+        poses, start = (poses_at(one, some, larger) for one in (state.poses[rows], torch.as_tensor(some.start)))
+        everyone = torch.ones(len(rows), dtype=torch.bool)
+        return choose_motion(LevelImages(larger, image_features), poses, start, everyone)
 
 
 # ---- a sample that is aligned, in a checkpoint
@@ -156,10 +233,4 @@ def _choose_motion(sample: Sample, state: State, image_features: ImageFeatures) 
 
 def _saved(fit: JointFit) -> dict[str, Any]:
     """Plain tensors and numbers."""
-    about = {"motion": fit.model.motion, "decisions": dict(fit.decisions)}
-    return {"poses": fit.poses, "error": fit.error, "model": fit.model.tensors(), **about}
-
-
-def _restored(saved: Mapping[str, Any], image_features: ImageFeatures) -> JointFit:
-    model = FittedModel.from_tensors(saved["model"], saved["motion"], image_features)
-    return JointFit(saved["poses"], saved["error"], model, saved["decisions"])
+    return {**vars(fit), "model": fit.model.tensors(), "decisions": dict(fit.decisions)}

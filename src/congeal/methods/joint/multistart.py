@@ -6,10 +6,6 @@ Every image is registered from the same perturbations, so a result does not depe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -19,12 +15,18 @@ from congeal.filters import frame_unit
 from congeal.images import Stack
 from congeal.memmap import allocate
 from congeal.methods.fit_context import FitContext
-from congeal.methods.joint.state import FittedModel
+from congeal.methods.joint.model import FittedModel
 from congeal.registration.batching import chunks, stack_values
 from congeal.registration.features import at_most
-from congeal.registration.moments import evenly_spaced_angles, moment_poses
-from congeal.registration.motion_selection import restricted
-from congeal.registration.template_registration import TemplateRegistration, Views, random_warps
+from congeal.registration.gauge import restricted
+from congeal.registration.template_registration import (
+    PosePrior,
+    TemplateRegistration,
+    Views,
+    evenly_spaced_angles,
+    moment_poses,
+    random_warps,
+)
 
 COARSE_BLUR, COARSE_STEPS = 2.0, 8
 """Blur, in pixels of a 28-pixel frame, and Gauss-Newton steps of the coarse stage, which moves by at most an affine
@@ -36,10 +38,8 @@ RESTART_REACH = 0.2
 are drawn with 0.3, and twenty draws reach those (threes and sevens under 10–30 % warps)."""
 RESTART_BATCH = 4
 """Perturbations that are tried together, half from the initial pose and half from the best so far."""
-AGREEING_RESTARTS = 4
-"""Restarts that end at the same score have found the optimum …"""
 SAME_SCORE = 0.005
-"""… to within this."""
+"""As many restarts as a batch that end at the same score, to within this, have found the optimum."""
 MOMENT_TURNS, MOMENT_REACH_DEG, MOMENT_KEPT = 9, 60.0, 3
 """Rotations at which the moments of an object are matched to those of the template, how far they go, and how many of
 them are refined (threes and sevens under 10–30 % warps)."""
@@ -55,7 +55,7 @@ def register_each(
     stack: Stack, model: FittedModel, poses: torch.Tensor, restarts: int, random_state: int, context: FitContext
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Every image of a stack alone, from poses (n, 3, 3): poses, scores (n,), and by how much restarts raised these."""
-    work, n = RegisterBatch(stack, model, poses.numpy(), restarts, random_state), len(stack)
+    work, n = Multistart(stack, model, poses.numpy(), restarts, random_state), len(stack)
     found, scores, gain = (torch.from_numpy(allocate((n, *shape), np.float32)) for shape in ((3, 3), (), ()))
     with single_torch_thread() as threads:
         batches, values = register_batches(stack), stack_values(stack)
@@ -68,43 +68,15 @@ def register_batches(stack: Stack) -> list[np.ndarray]:
     return chunks(stack, IMAGES_PER_BATCH, multiple=IMAGES_PER_BATCH)
 
 
-@dataclass
-class RegisterBatch:
-    """Registration of a batch of images to the template, in this process or another."""
-
-    stack: Stack
-    model: FittedModel
-    poses: np.ndarray
-    restarts: int
-    random_state: int
-
-    @cached_property
-    def _multistart(self) -> Multistart:
-        return Multistart(self.model, self.restarts, self.random_state)
-
-    @torch.no_grad()
-    def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:
-        """Poses, scores and gains of a batch of rows."""
-        views = Views(self.model.image_features.features(self.stack.images(part)), self.stack.masks(part))
-        start = torch.as_tensor(self.stack.start[part]).float()
-        return self._multistart.register(views, start, torch.from_numpy(self.poses[part]).float())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
-    def key(self) -> str:
-        """What the answer depends on, besides the images."""
-        stack, options = self.stack, (self.restarts, self.random_state, self.poses)
-        return key_of(type(self).__name__, self.model.key(), options, stack.kept, stack.start, stack.size, stack.frame)
-
-
 class Multistart:
-    """Finds stack_from_frame (B, 3, 3) of images given as features, and the score (B,) of each."""
+    """Registration of batches of images to the template of a model, in this process or another."""
 
-    def __init__(self, model: FittedModel, restarts: int, random_state: int) -> None:
-        self.model, self.motion = model, model.motion
+    def __init__(self, stack: Stack, model: FittedModel, poses: np.ndarray, restarts: int, random_state: int) -> None:
+        self.stack, self.model, self.motion, self.poses = stack, model, model.motion, poses
+        self.restarts, self.random_state = restarts, random_state
         self.registration = TemplateRegistration(model.template, model.image_features, model.prior)
-        wide = None if model.prior is None else model.prior.wider(RESTART_PRIOR_WIDTH)
+        prior = model.prior
+        wide = None if prior is None else PosePrior(prior.centre, RESTART_PRIOR_WIDTH * prior.spread)
         self.wide_registration = TemplateRegistration(model.template, model.image_features, wide)
         self.unit = frame_unit(self.registration.frame)
         self.last_blur = model.image_features.last_blur(self.registration.frame)
@@ -112,6 +84,18 @@ class Multistart:
         reach = torch.full((restarts,), RESTART_REACH, dtype=torch.float32)
         perturbations = random_warps(reach, self.registration.frame, generator, self.motion)
         self.perturbations = perturbations.split(RESTART_BATCH) if restarts else ()
+
+    def key(self) -> str:
+        """What the answer depends on, besides the images."""
+        stack, options = self.stack, (self.restarts, self.random_state, self.poses)
+        return key_of(type(self).__name__, self.model.key(), options, stack.kept, stack.start, stack.size, stack.frame)
+
+    @torch.no_grad()
+    def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:
+        """Poses, scores and gains of a batch of rows."""
+        views = Views(self.model.image_features.features(self.stack.images(part)), self.stack.masks(part))
+        start = torch.as_tensor(self.stack.start[part]).float()
+        return self.register(views, start, torch.from_numpy(self.poses[part]).float())
 
     def register(
         self, views: Views, start: torch.Tensor, poses: torch.Tensor
@@ -159,7 +143,7 @@ class Multistart:
         if self.model.image_features.keeps_intensity:
             propose(everyone, self._moment_poses(views, start), counts=False)
         for perturbations in self.perturbations:
-            rows = torch.nonzero((scores < self.model.scores.low_score) & (agreeing < AGREEING_RESTARTS))[:, 0]
+            rows = torch.nonzero((scores < self.model.scores.low_score) & (agreeing < RESTART_BATCH))[:, 0]
             if not len(rows):
                 break
             half = len(perturbations) // 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from congeal.images import Stack
 from congeal.images.plan import pyramid_sizes
 from congeal.memmap import allocate
 from congeal.methods.fit_context import FitContext
-from congeal.methods.joint.multistart import RegisterBatch, register_batches
-from congeal.methods.joint.state import FittedModel
+from congeal.methods.joint.model import FittedModel
+from congeal.methods.joint.multistart import Multistart, register_batches
 from congeal.registration.batching import CHUNK_VALUES, stack_values
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import corner_motion
@@ -46,23 +46,12 @@ worst of 200 threes and of 42 photographs of one person 0.5."""
 class Pyramid:
     """What the pyramid gave.
 
-    Attributes
-    ----------
-    poses : (n, 3, 3) tensor
-        stack_from_frame of the stack at working size, in float64.
-    error : (n,) tensor
-        Standard error of a corner's position, in pixels of that stack.
-    levels : tuple of TileTemplate
-        Templates of the levels that moved the poses, coarse to fine; if none did, that of the level by which the errors
-        are known.
-    refines : bool
-        Whether any level moved the poses.
-    sentence : str
-        Which sizes were used, and why no finer one.
+    levels: templates of the levels that moved the poses, coarse to fine; if none did (`refines`), that of the level by
+    which the errors are known. sentence: which sizes were used, and why no finer one.
     """
 
-    poses: torch.Tensor
-    error: torch.Tensor
+    poses: torch.Tensor  # (n, 3, 3) float64 stack_from_frame of the stack at working size
+    error: torch.Tensor  # (n,) standard error of a corner's position, in pixels of that stack
     levels: tuple[TileTemplate, ...]
     refines: bool
     sentence: str
@@ -82,18 +71,20 @@ def refine_on_pyramid(
 
     keep (n,) bool: inliers. finest: the largest size, if not that of the originals.
     """
-    native, base, poses = stack.native_size, max(stack.frame), poses.double()
+    base, poses = max(stack.frame), poses.double()
     levels: list[TileTemplate] = []
     error, tried, why = None, None, "no finer level is available"
     for larger in _level_stacks(stack, image_features, finest):
-        entry, report = poses_at(poses, stack, larger), partial(_report, context, max(larger.frame))
+        entry, size = poses_at(poses, stack, larger), max(larger.frame)
         with single_torch_thread():  # batches of images in parallel
-            result = refine_tiles(LevelImages(larger, image_features), entry, motion, keep, on_pass=report)
-        used = _improves(entry, result, larger, keep)
+            note = partial(context.note, size=size)
+            result = refine_tiles(LevelImages(larger, image_features), entry, motion, keep, on_pass=note)
+        steps = corner_motion(entry, result.poses, larger.frame) / _zoom(entry, larger) / result.error
+        used = float(result.error[keep].nanmedian()) < PRECISE_PX or float(steps[keep].nanmedian()) > MIN_STEP_ERRORS
         if used or tried is None:
             error, tried = _errors(result, entry, larger, stack, keep), result.template
         if not used:
-            why = f"{max(larger.frame)} pixels would move poses by less than their error"
+            why = f"{size} pixels would move poses by less than their error"
             break
         worse = result.after < result.before - MAX_CORRELATION_LOSS
         poses = poses_at(torch.where(worse[:, None, None], entry, result.poses), larger, stack)
@@ -104,8 +95,7 @@ def refine_on_pyramid(
         context.note(size=base, likeness=float(result.after[keep].mean()))
         error, tried = _errors(result, poses, stack, stack, keep), result.template
     sizes = ", ".join(str(max(level.frame)) for level in levels) or str(base)
-    precision = float(error[keep].nanmedian()) * native / max(stack.size)
-    sentence = f"Refined at {sizes} pixels ({why}); poses are known to {precision:.2g} pixels of the originals."
+    sentence = f"Refined at {sizes} pixels ({why})."
     return Pyramid(poses, error.float(), tuple(levels) or (tried,), bool(levels), sentence)
 
 
@@ -122,13 +112,6 @@ def _level_stacks(stack: Stack, image_features: ImageFeatures, finest: int | Non
         yield larger
 
 
-def _improves(entry: torch.Tensor, result: TileRefinement, stack: Stack, keep: torch.Tensor) -> bool:
-    """Whether a level resolves more than was known before."""
-    moved = corner_motion(entry, result.poses, stack.frame) / _zoom(entry, stack)
-    precise = float(result.error[keep].nanmedian()) < PRECISE_PX
-    return precise or float((moved / result.error)[keep].nanmedian()) > MIN_STEP_ERRORS
-
-
 def _errors(
     result: TileRefinement, entry: torch.Tensor, larger: Stack, stack: Stack, keep: torch.Tensor
 ) -> torch.Tensor:
@@ -137,10 +120,6 @@ def _errors(
     unrelated = result.after < UNRELATED_CORRELATION * result.after[keep].nanmedian()
     error = torch.where(unrelated, result.error.clamp(min=max(larger.frame) / 12**0.5), result.error)
     return error * _zoom(entry, larger) * max(stack.size) / max(larger.size)
-
-
-def _report(context: FitContext, size: int, moved: float, correlation: float) -> None:
-    context.note(size=size, moved=moved, likeness=correlation)
 
 
 @torch.no_grad()
@@ -159,7 +138,7 @@ def place_each(
     larger = [stack.at(max(level.frame), enlarge=True) for level in model.levels]
     if any(one.frame != level.frame for one, level in zip(larger, model.levels, strict=True)):
         larger = []  # larger images of so large a set do not fit
-    work = _PlaceBatch(stack, model, torch.as_tensor(stack.start).float().numpy(), restarts, random_state, larger)
+    work = _Placement(larger, stack, model, torch.as_tensor(stack.start).float().numpy(), restarts, random_state)
     poses = torch.from_numpy(allocate((len(stack), 3, 3), np.float64))
     error = torch.from_numpy(allocate((len(stack),), np.float32, np.nan))
     with single_torch_thread() as threads:
@@ -171,15 +150,13 @@ def place_each(
     return poses, error
 
 
-@dataclass
-class _PlaceBatch(RegisterBatch):
-    """Registration of a batch of images to the template and then on the levels of the pyramid."""
+class _Placement(Multistart):
+    """Registration of batches of images to the template and then on the levels of the pyramid."""
 
-    larger: list[Stack]
-
-    @cached_property
-    def _levels(self) -> list[LevelImages]:
-        return [LevelImages(stack, self.model.image_features, cached=False) for stack in self.larger]
+    def __init__(self, larger: list[Stack], *options: Any) -> None:
+        super().__init__(*options)
+        self.larger = larger
+        self._levels = [LevelImages(stack, self.model.image_features, cached=False) for stack in larger]
 
     @torch.no_grad()
     def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:

@@ -9,26 +9,36 @@ rejected.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from congeal.evaluation.thresholds import COLLAPSE_ENERGY, REFINED_ENERGY
+from congeal.execution.threads import map_ordered, single_torch_thread
 from congeal.filters import frame_unit
 from congeal.geometry import warp
+from congeal.geometry.matrix import Size
 from congeal.images import Stack
-from congeal.methods.joint.state import Sample, State
-from congeal.registration.batching import chunks, start_poses, total_intensity
+from congeal.registration.batching import CHUNK_VALUES, chunks, medoid, reference_image, start_poses, total_intensity
 from congeal.registration.features import ImageFeatures, at_most
 from congeal.registration.gauge import Gauge
 from congeal.registration.gauss_newton import GaussNewton
 from congeal.registration.joint_gauss_newton import JointGaussNewton
-from congeal.registration.reference import medoid, reference_image
-from congeal.registration.template_registration import Views, reduced_size, reduction_for
+from congeal.registration.template_registration import (
+    PosePrior,
+    TemplateRegistration,
+    Views,
+    reduced_size,
+    reduction_for,
+)
 
 log = logging.getLogger("congeal")
+Work = Callable[[Views, torch.Tensor, torch.Tensor], torch.Tensor]
 
 STAGES = (("translation", 3.0, 6), ("similarity", 2.5, 6), ("affine", 2.0, 8))
 """(largest motion, blur in pixels of a 28-pixel frame, steps): few parameters and much blur first, so that images far
@@ -39,12 +49,111 @@ TEMPLATE_ROUNDS, ROUND_STEPS, ROUND_BLUR = 3, 5, 1.5
 """How often they do, the steps of each round, and its blur: the template is better each time."""
 CLOSE_SCORE = 0.7
 """If every image scores this much, as copies of one picture and frames of a stack do, the template is final."""
-THRESHOLD_SLACK = 0.06
-"""How far below the median score of the inliers an image still is an inlier when the training of a network begins."""
+MIN_INLIERS = 3
+"""Images that always count as inliers: a template of fewer is one of them."""
+MAX_ZOOM = math.sqrt(2)
+"""Largest correction of the common scale at once: an object that lost half of its intensity left the frame, and was not
+only reduced."""
 MAX_STEPS = 40
 """Gauss-Newton steps of the last stage; most sets converge after 10 to 25."""
 MAX_EARLY_STEPS = 10
 """Steps of the stages before, whose only use is to lead up to it."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The images that are aligned together, as features in memory."""
+
+    stack: Stack  # of these images alone
+    image_features: ImageFeatures
+    motion: str
+    guards: bool  # whether the common pose and the total intensity are held
+    images: torch.Tensor  # (n, C, H, W) their features
+    masks: torch.Tensor | None  # (n, 1, H, W)
+    start: torch.Tensor  # (n, 3, 3) initial poses, stack_from_frame
+
+    @classmethod
+    def of(cls, stack: Stack, image_features: ImageFeatures, motion: str, guards: bool) -> Sample:
+        """All images of a stack that fits into memory."""
+        everything = np.arange(len(stack))
+        images, masks = image_features.features(stack.images(everything)), stack.masks(everything)
+        return cls(stack, image_features, motion, guards, images, masks, start_poses(stack))
+
+    @property
+    def frame(self) -> Size:
+        """(height, width) of the aligned frame."""
+        return self.stack.frame
+
+    def map(self, work: Work, poses: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+        """`work(views, start, poses)` of all images, in batches that stay in the processor's cache.
+
+        reduction: the factor by which the work reduces the images.
+        """
+        values = self.images.shape[1] * self.frame[0] * self.frame[1] // reduction**2
+        count = -(-len(self.images) * values // CHUNK_VALUES)
+        edges = torch.linspace(0, len(self.images), max(1, count) + 1).long().tolist()
+
+        @torch.no_grad()  # every thread has its own setting
+        def one(rows: slice) -> torch.Tensor:
+            masks = None if self.masks is None else self.masks[rows]
+            return work(Views(self.images[rows], masks), self.start[rows], poses[rows])
+
+        with single_torch_thread() as free:
+            return torch.cat(list(map_ordered(one, [slice(*pair) for pair in pairwise(edges)], free)))
+
+    def fix_gauge(self, poses: torch.Tensor, inliers: torch.Tensor) -> torch.Tensor:
+        """Poses whose inliers keep the mean initial pose and, for objects, their total intensity."""
+        images, same_size = self.images[inliers], self.stack.size == self.frame
+        intensity = float(images.sum()) if self.image_features.keeps_intensity and same_size else None
+        gauge = Gauge(self.start, self.frame, self.motion, intensity, band=(1.0, 1.0))
+        fixed = gauge.fix(poses, keep=inliers)
+        if intensity is None:
+            return fixed
+        gauge.follow_intensity(float(warp(images, fixed[inliers], self.frame).sum()), step=MAX_ZOOM)
+        return gauge.fix(poses, keep=inliers)
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of an alignment; every stage returns a new one."""
+
+    template: torch.Tensor  # (C, h, w) what images are registered to: the reference, then the mean of the inliers
+    poses: torch.Tensor  # (n, 3, 3) stack_from_frame
+    scores: torch.Tensor  # (n,) normalised correlation with the template
+    inliers: torch.Tensor  # (n,) bool
+    prior: PosePrior | None = None  # the distribution of the poses of the inliers
+    prior_width: torch.Tensor | None = None  # (n,) factors on its width: wider for images that were restarted
+
+    @classmethod
+    def initial(cls, sample: Sample, template: torch.Tensor) -> State:
+        """Every image at its initial pose, all of them inliers."""
+        n = len(sample.images)
+        return cls(template, sample.start.clone(), torch.zeros(n), torch.ones(n, dtype=torch.bool))
+
+    def registration(self, sample: Sample) -> TemplateRegistration:
+        """Compares images with the current template."""
+        return TemplateRegistration(self.template, sample.image_features, self.prior)
+
+    def scored(self, sample: Sample) -> State:
+        """The same poses with scores against the current template."""
+        registration = self.registration(sample)
+        return replace(self, scores=sample.map(lambda views, _, poses: registration.score(views, poses), self.poses))
+
+    def moved_to(self, sample: Sample, poses: torch.Tensor, threshold: float | None = None) -> State:
+        """New poses, with the inliers there, the gauge fixed, and the mean of the inliers as template.
+
+        threshold: the score of an inlier; None for the best `TEMPLATE_SHARE` of the images.
+        """
+        scores = replace(self, poses=poses).scored(sample).scores
+        least = float(scores.quantile(1 - TEMPLATE_SHARE)) if threshold is None else threshold
+        inliers = scores >= min(least, float(scores.topk(min(MIN_INLIERS, len(scores))).values[-1]))
+        if sample.guards:
+            poses = sample.fix_gauge(poses, inliers)
+        template = warp(sample.images[inliers], poses[inliers], sample.frame).mean(0)
+        prior = None
+        if sample.image_features.needs_prior:
+            prior = PosePrior.from_poses(sample.start[inliers], poses[inliers], sample.frame)
+        return State(template, poses, scores, inliers, prior)
 
 
 @torch.no_grad()
@@ -54,13 +163,13 @@ def initialise(sample: Sample, reference: torch.Tensor) -> State:
     poses = state.poses
     for motion, sigma, steps in STAGES:
         poses = _descend(sample, state, poses, steps, motion, sigma * unit)
-    state = state.moved_to(sample, poses, share=TEMPLATE_SHARE)
+    state = state.moved_to(sample, poses)
     for _ in range(TEMPLATE_ROUNDS):
         poses = _descend(sample, state, state.poses, ROUND_STEPS, "affine", ROUND_BLUR * unit)
-        state = state.moved_to(sample, poses, share=TEMPLATE_SHARE)
+        state = state.moved_to(sample, poses)
         if float(state.scores.min()) >= CLOSE_SCORE:
             break
-    return state.with_median_threshold(THRESHOLD_SLACK)
+    return state
 
 
 def _descend(sample: Sample, state: State, poses: torch.Tensor, steps: int, motion: str, sigma: float) -> torch.Tensor:
@@ -118,7 +227,6 @@ def register_jointly(
             sigma,
             shrink=shrink,
             gauge=gauge,
-            use_prior=image_features.needs_prior,
             **options,
         )
         passes.target = passes.collect(found)

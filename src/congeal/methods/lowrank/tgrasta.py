@@ -21,11 +21,11 @@ from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, NotNegative, PositiveOrEndless
 from congeal.methods.fit_context import FitContext
-from congeal.methods.iterative import place_each
+from congeal.methods.iterative import BestIterate, place_each
 from congeal.methods.lowrank.decomposition import Linear, linearise, move, soft
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures
-from congeal.registration.gauge import BestIterate, Gauge
+from congeal.registration.gauge import Gauge
 
 MODES = ("batch", "online", "frozen")
 WARM_UP_IMAGES = 20

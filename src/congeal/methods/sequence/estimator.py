@@ -42,9 +42,9 @@ from congeal.methods.sequence.tracking import (
     restrict_motion,
     track,
 )
+from congeal.registration.batching import reference_image
 from congeal.registration.features import ImageFeatures, robust_features
 from congeal.registration.gauge import Gauge, within_motion
-from congeal.registration.reference import reference_image
 from congeal.rows import evenly_spaced_rows
 
 WORDS = ("first", "previous", "mean")

@@ -14,12 +14,9 @@ import torch
 from congeal.evaluation.likeness import Pictures, visible_contrast
 from congeal.evaluation.outliers import fit_surrogates
 from congeal.evaluation.thresholds import (
-    BOTH_SEEN,
     MAX_SAMPLE_IMAGES,
     MAX_SURROGATES,
     MEASURED_SIDE_PX,
-    NEIGHBOUR_SHARE,
-    TIME_NEIGHBOURS,
     TYPICAL_QUANTILE,
 )
 from congeal.execution.threads import map_ordered
@@ -28,6 +25,13 @@ from congeal.images import Stack
 from congeal.registration.batching import chunks
 from congeal.registration.features import pixel_features
 from congeal.rows import evenly_spaced_rows
+
+TIME_NEIGHBOURS = (1, 3)
+"""Distances in images: the next one, and one that slow motion has moved a little from."""
+NEIGHBOUR_SHARE = 0.5
+"""Least likeness of an image to its neighbours, as a share of the typical one: they show the same thing."""
+BOTH_SEEN = 0.1
+"""Least share of the frame that two images must both show to be compared."""
 
 
 class TemporalLikeness(NamedTuple):

@@ -28,7 +28,7 @@ from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import within_motion
 from congeal.registration.gauss_newton import point_motion
-from congeal.registration.motion_selection import MotionChoice, simplest
+from congeal.registration.tile_refinement import MotionChoice, simplest
 from congeal.registration.tiles import REDUCTION_ERROR_PX, SAMPLING_ERROR_PX
 
 FIRST_MOTION = "similarity"

@@ -9,7 +9,7 @@ from known_warps import digits
 
 from congeal.geometry import warp
 from congeal.geometry.matrix import invert
-from congeal.registration.moments import evenly_spaced_angles, intensity_moments, moment_poses
+from congeal.registration.template_registration import evenly_spaced_angles, intensity_moments, moment_poses
 
 ONLY = torch.zeros(1)
 

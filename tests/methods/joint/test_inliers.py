@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from congeal.evaluation.inliers import ScoreModel
+from congeal.methods.joint.model import ScoreModel
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3])

@@ -184,13 +184,26 @@ def test_a_worker_without_the_package_is_told(tmp_path: Path) -> None:
         squares(executor_of(Bare(), tmp_path), Squares(tmp_path))
 
 
-def test_a_file_that_somebody_put_in_place_of_the_work_is_not_loaded(tmp_path: Path) -> None:
-    storage = SharedStorage(str(tmp_path))
-    order = write_payload(storage, "stage", {"poses": np.arange(5000.0), "name": "a"})
-    assert np.array_equal(read_payload(storage, order)["poses"], np.arange(5000.0))
-    (tmp_path / "stage" / "work.pickle").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(FileNotFoundError):
-        read_payload(storage, order)
+class WithAddress:
+    """Images that every worker opens itself."""
+
+    def __init__(self, address: Any) -> None:
+        self.address = address
+
+
+class Address:
+    def open(self) -> str:
+        return "opened by the worker"
+
+
+def test_the_disk_holds_large_arrays_but_neither_code_nor_addresses(tmp_path: Path) -> None:
+    work = {"poses": np.arange(5000.0), "images": WithAddress(Address())}
+    payload = write_payload(SharedStorage(str(tmp_path)), "stage", work)
+    assert [path.name for path in (tmp_path / "stage").iterdir()] == ["arrays.bin"]
+    assert (tmp_path / "stage" / "arrays.bin").read_bytes() == np.arange(5000.0).tobytes()
+    got = read_payload(payload)
+    assert np.array_equal(got["poses"], np.arange(5000.0))
+    assert got["images"] == "opened by the worker"
 
 
 def test_processes_end_with_their_driver(tmp_path: Path) -> None:

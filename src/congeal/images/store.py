@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from congeal.errors import CongealError
-from congeal.execution.shared_storage import SharedStorage, open_storage
+from congeal.execution.shared_storage import SharedStorage
 from congeal.files import DAMAGED, is_plain, replacing
 from congeal.images.intensity import Ranges, intensity_range
 from congeal.images.sources.arrays import as_slice
@@ -52,7 +52,7 @@ class ShardedRows:
     @classmethod
     def from_dict(cls, about: dict[str, Any]) -> ShardedRows:
         """The inverse of `as_dict`."""
-        storage, shape = open_storage(about["storage"]), tuple(about["shape"])
+        storage, shape = SharedStorage(about["storage"]), tuple(about["shape"])
         edges, dtype = np.array(about["edges"]), np.dtype(about["dtype"])
         return cls(storage, about["names"], edges, shape, dtype, about["fill"])
 

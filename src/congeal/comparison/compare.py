@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,24 +20,22 @@ import numpy as np
 from congeal import __version__
 from congeal.comparison.entries import Entry, make_entries
 from congeal.comparison.process import check_time_limit, failure, fit_stack, is_hopeless, run_in_process
-from congeal.comparison.shared_stack import SharedStack
 from congeal.errors import CongealError, RunFailed, raise_as_run_failure
 from congeal.evaluation import corner_error
-from congeal.execution import ShardExecutor
+from congeal.evaluation.thresholds import MEASURED_SIDE_PX
+from congeal.execution.shared_storage import SharedStorage
+from congeal.execution.task import TaskPayload, write_payload
 from congeal.files import plain, write_json
+from congeal.images import Stack
 from congeal.images.intensity import Channel, find_channels
+from congeal.images.plan import pyramid_sizes
 from congeal.images.sources.base import ImageSource
 from congeal.images.sources.views import cache_decoded
-from congeal.pipeline.initial_poses import InitialPoses, init_name, read_initial_poses, start_at_faces
+from congeal.methods.base import Method
+from congeal.opening import shared_images
+from congeal.pipeline.initial_poses import init_name, read_initial_poses, start_at_faces
 from congeal.pipeline.model import check_limit, use_stack_position
-from congeal.pipeline.run_setup import (
-    attach_executor,
-    check_unchanged,
-    command_name,
-    executor_for_run,
-    open_source,
-    source_name,
-)
+from congeal.pipeline.run_setup import check_unchanged, command_name, open_workers, source_name
 from congeal.pipeline.stages import RESULTS, finish, prepare_stack, verify_stages
 from congeal.report.comparison import KEYS, Row, fixed, verdict_words, write_comparison, write_tables
 from congeal.runs.folder import CONFIG, RunFolder
@@ -45,7 +43,7 @@ from congeal.transforms import Transforms
 
 log = logging.getLogger("congeal")
 
-SHARED_STACK = "shared_stack"  # folder under .work of pixels that were in no file
+SHARED_STACK = "shared_stack"  # folder under .work of arrays that were in no file
 
 
 def compare(
@@ -88,7 +86,7 @@ def compare(
     seed : int
         Seed of everything random: the parameter `random_state` of every method.
     """
-    images = start_at_faces(cache_decoded(open_source(executor, source, limit, z)), init, quiet=quiet)
+    images = start_at_faces(cache_decoded(shared_images(source, limit, z=z)), init, quiet=quiet)
     check_limit(limit)
     check_time_limit(time_limit)
     entries = make_entries(methods, params or {}, motion, {"size": size, "random_state": seed}, device)
@@ -98,10 +96,11 @@ def compare(
     shared |= {"size": size, "limit": limit, "seed": seed, "channel": channel, "z": None if z == "auto" else z}
     changeable: dict[str, Any] = {"methods": [entry.label for entry in entries], "motion": motion}
     changeable |= {"params": params or {}, "time_limit": time_limit, "command": command_name(command)}
-    settings = FitSettings(time_limit, executor if isinstance(executor, str) else None, quiet)
-    with executor_for_run(executor, output, quiet=quiet) as shards, begin(output, shared, changeable) as run:
-        prepare = partial(prepare_shared, run, images, check_unchanged(run, images), initial, entries, options)
-        return run_methods(run, images, entries, shared, prepare, settings, shards)
+    on = executor if isinstance(executor, str) else None
+    with closing(RunFolder(output)) as run, open_workers(executor, run, quiet=quiet):
+        begin(run, shared, changeable)
+        prepare = partial(prepare_stack, run, images, check_unchanged(run, images), initial, **options)
+        return run_methods(run, images, entries, shared, prepare, FitSettings(time_limit, on, quiet))
 
 
 class FitSettings(NamedTuple):
@@ -112,10 +111,8 @@ class FitSettings(NamedTuple):
     quiet: bool
 
 
-def begin(output: str | os.PathLike[str], shared: Mapping[str, Any], changeable: Mapping[str, Any]) -> RunFolder:
-    """The folder of a table that can be resumed. `shared` must be what it began with; of `changeable` the latest is
-    kept."""
-    run = RunFolder(output)
+def begin(run: RunFolder, shared: Mapping[str, Any], changeable: Mapping[str, Any]) -> RunFolder:
+    """Begin a table that can be resumed. `shared` must be what it began with; of `changeable` the latest is kept."""
     before = run.config if (run / CONFIG).is_file() else changeable
     run.begin({**shared, "version": __version__, **{key: before.get(key) for key in changeable}})
     latest = {**run.config, **plain(changeable)}
@@ -140,20 +137,23 @@ def open_part(run: RunFolder, entry: Entry, shared: Mapping[str, Any]) -> RunFol
         return part.begin(config)
 
 
-def prepare_shared(
-    run: RunFolder,
-    images: ImageSource,
-    fingerprint: str,
-    initial: InitialPoses,
-    entries: Sequence[Entry],
-    options: Mapping[str, Any],
-) -> SharedStack:
-    """The one stack that all methods get. options: of `prepare`."""
-    stack = prepare_stack(run, images, fingerprint, initial, **options)
-    if len(stack) < 2:
-        raise RunFailed(f"{images.name} has {len(stack)} usable image: aligning a set needs at least two")
-    caps = [entry.finest for entry in entries if entry.finest is not None]
-    return SharedStack(stack, run.work / SHARED_STACK, caps)
+def share_stack(stack: Stack, folder: Path, caps: Sequence[int] = ()) -> TaskPayload:
+    """The stack as another process opens it, with the larger pictures that methods ask for, which are decoded now.
+
+    caps: sizes beyond which some method will not go.
+    """
+    for size in sizes_asked_for(stack, caps):
+        stack.at(size)
+    return write_payload(SharedStorage(str(folder)), SHARED_STACK, stack)
+
+
+def sizes_asked_for(stack: Stack, caps: Sequence[int] = ()) -> list[int]:
+    """The sizes that methods and measures ask `Stack.at` for, coarse to fine, up to that of the originals."""
+    coarsest, native = max(stack.frame), stack.native_size
+    sizes = {min(MEASURED_SIDE_PX, native)}
+    for top in (native, *(min(cap, native) for cap in caps)):
+        sizes |= set(pyramid_sizes(coarsest, top))
+    return sorted(size for size in sizes if size > coarsest)
 
 
 def run_methods(
@@ -161,51 +161,55 @@ def run_methods(
     images: ImageSource,
     entries: Sequence[Entry],
     shared: Mapping[str, Any],
-    prepare: Callable[[], SharedStack],
+    prepare: Callable[[], Stack],
     settings: FitSettings,
-    shards: ShardExecutor | None,
 ) -> list[Row]:
     """Finish the folder of each method, and write the table after each of them; then the report."""
     rows: list[Row] = []
     with ExitStack() as opened:
         parts = [opened.enter_context(open_part(run, entry, shared)) for entry in entries]
-        with raise_as_run_failure(), attach_executor(run, shards):
-            for part in parts:
-                verify_stages(part)
-            done = [part.reached("reported") or is_hopeless(part.state, settings.time_limit) for part in parts]
-            stack = None if all(done) else prepare()
-            for entry, part, finished in zip(entries, parts, done, strict=True):
-                if stack is not None and not finished:
-                    run_method(entry, part, stack, settings, images, parts)
-                rows.append(make_row(entry, part, images))
-                if not finished:
-                    log_row(rows[-1])
-                write_tables(run, rows)
-            write_comparison(run)
+        opened.enter_context(raise_as_run_failure())
+        for part in parts:
+            verify_stages(part)
+        done = [part.reached("reported") or is_hopeless(part.state, settings.time_limit) for part in parts]
+        if not all(done):
+            stack = prepare()
+            if len(stack) < 2:
+                raise RunFailed(f"{images.name} has {len(stack)} usable image: aligning a set needs at least two")
+            payload = share_stack(stack, run.work, [entry.finest for entry in entries if entry.finest is not None])
+        for entry, part, finished in zip(entries, parts, done, strict=True):
+            if not finished:
+                part.remember(n_images=len(stack), n_skipped=len(stack.skipped), error=entry.problem, out_of_time=None)
+                if entry.model is not None:
+                    run_method(entry.label, entry.model, part, stack, payload, settings, images, parts)
+            rows.append(make_row(entry, part, images))
+            if not finished:
+                log_row(rows[-1])
+            write_tables(run, rows)
+        write_comparison(run)
     for name in (SHARED_STACK, "stack", RESULTS):
         run.discard(name)
     return rows
 
 
 def run_method(
-    entry: Entry,
+    label: str,
+    model: Method,
     part: RunFolder,
-    stack: SharedStack,
+    stack: Stack,
+    payload: TaskPayload,
     settings: FitSettings,
     images: ImageSource,
     parts: Sequence[RunFolder],
 ) -> None:
     """Bring one method's folder to its end; a failure of the method is noted there and nowhere else."""
-    part.remember(n_images=len(stack), n_skipped=len(stack.skipped), error=entry.problem, out_of_time=None)
-    if entry.model is None:
-        return
+    outcome: dict[str, Any] = {}
     try:
-        outcome: dict[str, Any] = {}
         if not part.reached("fitted"):
-            log.info("aligning %d images with %s", len(stack), entry.label)
-            use_stack_position(entry.model, stack)
+            log.info("aligning %d images with %s", len(stack), label)
+            use_stack_position(model, stack)
             part.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
-            work = (fit_stack, str(part), stack, entry.model, settings.on, settings.quiet)
+            work = (fit_stack, str(part), payload, model, settings.on, settings.quiet)
             outcome = run_in_process(*work, time_limit=settings.time_limit)
             part.refresh()
         if "error" not in outcome:

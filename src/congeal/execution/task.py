@@ -179,7 +179,7 @@ def read_payload(payload: TaskPayload) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out large arrays, writes an array of equal rows as one row, and images by their address."""
+    """Leaves out large arrays and tensors, writes an array of equal rows as one row, and images by their address."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5, buffer_callback=self._is_small)
@@ -195,6 +195,10 @@ class _Pickler(pickle.Pickler):
         if type(value) is np.ndarray and value.ndim > 1 and len(value) > 1 and value.strides[0] == 0:
             row = np.array(value[0])
             return as_strided, (row, value.shape, (0, *row.strides))
+        if type(value).__name__ == "Tensor" and value.device.type == "cpu" and not value.requires_grad:
+            import torch
+
+            return torch.from_numpy, (value.numpy(),)
         address = getattr(value, "address", None)
         if hasattr(address, "open") and not isinstance(value, type):
             return address.open, ()

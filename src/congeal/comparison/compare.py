@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from congeal.evaluation.thresholds import MEASURED_SIDE_PX
 from congeal.execution.shared_storage import SharedStorage
 from congeal.execution.task import TaskPayload, write_payload
 from congeal.files import plain, write_json
-from congeal.images import Stack
+from congeal.images import SkippedImage, Stack
 from congeal.images.intensity import Channel, find_channels
 from congeal.images.plan import pyramid_sizes
 from congeal.images.sources.base import ImageSource
@@ -97,18 +97,14 @@ def compare(
     changeable: dict[str, Any] = {"methods": [entry.label for entry in entries], "motion": motion}
     changeable |= {"params": params or {}, "time_limit": time_limit, "command": command_name(command)}
     on = executor if isinstance(executor, str) else None
+
+    def fit(part: RunFolder, payload: TaskPayload, model: Method) -> dict[str, Any]:
+        return run_in_process(fit_stack, str(part), payload, model, on, quiet, time_limit=time_limit)
+
     with closing(RunFolder(output)) as run, open_workers(executor, run, quiet=quiet):
         begin(run, shared, changeable)
         prepare = partial(prepare_stack, run, images, check_unchanged(run, images), initial, **options)
-        return run_methods(run, images, entries, shared, prepare, FitSettings(time_limit, on, quiet))
-
-
-class FitSettings(NamedTuple):
-    """How methods are fitted: seconds for each, the executor by name, and whether to show progress."""
-
-    time_limit: float | None
-    on: str | None
-    quiet: bool
+        return run_methods(run, images, entries, shared, prepare, fit, time_limit)
 
 
 def begin(run: RunFolder, shared: Mapping[str, Any], changeable: Mapping[str, Any]) -> RunFolder:
@@ -137,23 +133,14 @@ def open_part(run: RunFolder, entry: Entry, shared: Mapping[str, Any]) -> RunFol
         return part.begin(config)
 
 
-def share_stack(stack: Stack, folder: Path, caps: Sequence[int] = ()) -> TaskPayload:
-    """The stack as another process opens it, with the larger pictures that methods ask for, which are decoded now.
+def share_stack(stack: Stack, folder: Path) -> TaskPayload:
+    """The stack as another process opens it, with the larger pictures that methods and measures ask for.
 
-    caps: sizes beyond which some method will not go.
+    They are decoded now, so that no method pays for others. Further sizes are decoded by the process that asks.
     """
-    for size in sizes_asked_for(stack, caps):
+    for size in sorted({MEASURED_SIDE_PX, *pyramid_sizes(max(stack.frame), stack.native_size)}):
         stack.at(size)
     return write_payload(SharedStorage(str(folder)), SHARED_STACK, stack)
-
-
-def sizes_asked_for(stack: Stack, caps: Sequence[int] = ()) -> list[int]:
-    """The sizes that methods and measures ask `Stack.at` for, coarse to fine, up to that of the originals."""
-    coarsest, native = max(stack.frame), stack.native_size
-    sizes = {min(MEASURED_SIDE_PX, native)}
-    for top in (native, *(min(cap, native) for cap in caps)):
-        sizes |= set(pyramid_sizes(coarsest, top))
-    return sorted(size for size in sizes if size > coarsest)
 
 
 def run_methods(
@@ -162,7 +149,8 @@ def run_methods(
     entries: Sequence[Entry],
     shared: Mapping[str, Any],
     prepare: Callable[[], Stack],
-    settings: FitSettings,
+    fit: Callable[[RunFolder, TaskPayload, Method], dict[str, Any]],
+    time_limit: float | None,
 ) -> list[Row]:
     """Finish the folder of each method, and write the table after each of them; then the report."""
     rows: list[Row] = []
@@ -171,17 +159,20 @@ def run_methods(
         opened.enter_context(raise_as_run_failure())
         for part in parts:
             verify_stages(part)
-        done = [part.reached("reported") or is_hopeless(part.state, settings.time_limit) for part in parts]
+        done = [part.reached("reported") or is_hopeless(part.state, time_limit) for part in parts]
         if not all(done):
             stack = prepare()
             if len(stack) < 2:
                 raise RunFailed(f"{images.name} has {len(stack)} usable image: aligning a set needs at least two")
-            payload = share_stack(stack, run.work, [entry.finest for entry in entries if entry.finest is not None])
+            payload = share_stack(stack, run.work)
         for entry, part, finished in zip(entries, parts, done, strict=True):
             if not finished:
                 part.remember(n_images=len(stack), n_skipped=len(stack.skipped), error=entry.problem, out_of_time=None)
                 if entry.model is not None:
-                    run_method(entry.label, entry.model, part, stack, payload, settings, images, parts)
+                    log.info("aligning %d images with %s", len(stack), entry.label)
+                    use_stack_position(entry.model, stack)
+                    work = partial(fit, part, payload, entry.model)
+                    run_method(part, work, stack.skipped, images, parts)
             rows.append(make_row(entry, part, images))
             if not finished:
                 log_row(rows[-1])
@@ -193,12 +184,9 @@ def run_methods(
 
 
 def run_method(
-    label: str,
-    model: Method,
     part: RunFolder,
-    stack: Stack,
-    payload: TaskPayload,
-    settings: FitSettings,
+    fit: Callable[[], dict[str, Any]],
+    skipped: Sequence[SkippedImage],
     images: ImageSource,
     parts: Sequence[RunFolder],
 ) -> None:
@@ -206,11 +194,8 @@ def run_method(
     outcome: dict[str, Any] = {}
     try:
         if not part.reached("fitted"):
-            log.info("aligning %d images with %s", len(stack), label)
-            use_stack_position(model, stack)
-            part.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
-            work = (fit_stack, str(part), payload, model, settings.on, settings.quiet)
-            outcome = run_in_process(*work, time_limit=settings.time_limit)
+            part.write_rows("skipped.csv", [one._asdict() for one in skipped], columns=["id", "reason"])
+            outcome = fit()
             part.refresh()
         if "error" not in outcome:
             finish(part, images.original, quiet=True, start_pictures=drawn_start(part, parts))

@@ -41,12 +41,6 @@ class Entry:
         """The motion it uses; None for one with a problem."""
         return None if self.model is None else self.model.motion
 
-    @property
-    def finest(self) -> int | None:
-        """The largest size it was told to work at; None for as fine as the images are, or one without levels."""
-        finest = None if self.model is None else self.model.get_params().get("finest")
-        return None if finest is None else int(finest)
-
     def settings(self) -> dict[str, Any]:
         """The hyper-parameters in JSON's words: all of them, or those given if they do not fit the method."""
         return dict(self.params) if self.model is None else self.model.get_params()

@@ -18,6 +18,7 @@ from congeal.execution.executor import ShardExecutor
 from congeal.execution.task import Result
 from congeal.execution.threads import map_ordered
 from congeal.progress import Progress
+from congeal.rows import row_slices
 
 # Upper bounds of a shard: pixel values of original images, pixel values at working resolution, and images. Chosen by
 # judgement: each is about ten seconds of one core, in which a task's overhead of milliseconds does not count.
@@ -72,7 +73,7 @@ def divide_images(n: int, values: float) -> list[tuple[int, int]]:
     """(first, stop) of the shards of n images whose originals have `values` pixel values each."""
     by_values = int(MAX_ORIGINAL_VALUES_PER_SHARD // max(1.0, values))
     step = max(1, min(MAX_IMAGES_PER_SHARD, by_values, max(MIN_IMAGES_PER_SHARD, -(-n // MIN_SHARDS))))
-    return [(first, min(n, first + step)) for first in range(0, n, step)]
+    return [(part.start, part.stop) for part in row_slices(n, step)]
 
 
 def group_batches(batches: Sequence[np.ndarray], values: int, least: int = MIN_SHARDS) -> list[list[np.ndarray]]:
@@ -84,12 +85,7 @@ def group_batches(batches: Sequence[np.ndarray], values: int, least: int = MIN_S
         return []
     images = max(1, MAX_WORKING_VALUES_PER_SHARD // max(1, values))
     together = max(1, min(images // max(1, len(batches[0])), len(batches) // least))
-    groups, first = [], 0
-    while first < len(batches):  # the last ones are smaller, so that workers finish together
-        few = max(-(-together // 4), min(together, -(-(len(batches) - first) // least)))
-        groups.append(list(batches[first : first + few]))
-        first += few
-    return groups
+    return [list(batches[part]) for part in row_slices(len(batches), together)]
 
 
 # ---- mapping

@@ -187,17 +187,14 @@ class RunFolder:
             state = read_json(self.work / "state.json")
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
-            log.warning("%s cannot be read (%s); the run starts again", self.work / "state.json", error)
-            return {}
-        if not isinstance(state, dict):
+        except (OSError, ValueError):
+            state = None
+        if not isinstance(state, dict) or state.get("stage", STAGES[0]) not in STAGES:
+            log.warning("%s is damaged; the run starts again", self.work / "state.json")
             return {}
         noted = state.get("files")
         if not isinstance(noted, dict) or not all(isinstance(files, dict) for files in noted.values()):
             state.pop("files", None)
-        if state.get("stage", STAGES[0]) not in STAGES:
-            log.warning("%s is damaged; the run starts again", self.work / "state.json")
-            return {}
         return state
 
     def refresh(self) -> None:

@@ -189,12 +189,17 @@ class RunFolder:
             return {}
         except (OSError, ValueError):
             state = None
-        if not isinstance(state, dict) or state.get("stage", STAGES[0]) not in STAGES:
+        if not isinstance(state, dict):
             log.warning("%s is damaged; the run starts again", self.work / "state.json")
             return {}
         noted = state.get("files")
         if not isinstance(noted, dict) or not all(isinstance(files, dict) for files in noted.values()):
             state.pop("files", None)
+        if state.get("stage", STAGES[0]) not in STAGES:
+            raise CongealError(
+                f"{self} was written by a newer version of congeal (its stage is {state['stage']!r}); "
+                "use that version, or choose another folder"
+            )
         return state
 
     def refresh(self) -> None:

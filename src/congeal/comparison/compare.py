@@ -26,7 +26,7 @@ from congeal.evaluation.thresholds import MEASURED_SIDE_PX
 from congeal.execution.shared_storage import SharedStorage
 from congeal.execution.task import TaskPayload, write_payload
 from congeal.files import plain, write_json
-from congeal.images import SkippedImage, Stack
+from congeal.images import Stack
 from congeal.images.intensity import Channel, find_channels
 from congeal.images.plan import pyramid_sizes
 from congeal.images.sources.base import ImageSource
@@ -169,10 +169,8 @@ def run_methods(
             if not finished:
                 part.remember(n_images=len(stack), n_skipped=len(stack.skipped), error=entry.problem, out_of_time=None)
                 if entry.model is not None:
-                    log.info("aligning %d images with %s", len(stack), entry.label)
-                    use_stack_position(entry.model, stack)
                     work = partial(fit, part, payload, entry.model)
-                    run_method(part, work, stack.skipped, images, parts)
+                    run_method(entry, part, stack, work, images, parts)
             rows.append(make_row(entry, part, images))
             if not finished:
                 log_row(rows[-1])
@@ -184,9 +182,10 @@ def run_methods(
 
 
 def run_method(
+    entry: Entry,
     part: RunFolder,
+    stack: Stack,
     fit: Callable[[], dict[str, Any]],
-    skipped: Sequence[SkippedImage],
     images: ImageSource,
     parts: Sequence[RunFolder],
 ) -> None:
@@ -194,7 +193,10 @@ def run_method(
     outcome: dict[str, Any] = {}
     try:
         if not part.reached("fitted"):
-            part.write_rows("skipped.csv", [one._asdict() for one in skipped], columns=["id", "reason"])
+            log.info("aligning %d images with %s", len(stack), entry.label)
+            if entry.model is not None:
+                use_stack_position(entry.model, stack)
+            part.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
             outcome = fit()
             part.refresh()
         if "error" not in outcome:

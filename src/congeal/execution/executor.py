@@ -7,7 +7,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ class ShardExecutor:
         self.backend, self.storage, self.quiet = backend, storage, quiet
         self.workers, self.retries = backend.workers, 0
         self.timings: list[dict[str, Any]] = []
-        self._stages: set[_Stage] = set()
 
     def map(
         self,
@@ -62,25 +61,20 @@ class ShardExecutor:
     ) -> Iterator[Result]:
         """Yield work(shard) for every shard; parameters as for `congeal.execution.map_shards`."""
         tasks = _Stage(self, write_payload(self.storage, _folder(stage, key), work), shards)
-        self._stages.add(tasks)
-        tasks.submit()
-        return self._results(tasks, stage, key, counts, keep=keep, show=show)
-
-    def _results(
-        self, tasks: _Stage, stage: str, key: str, counts: Sequence[int], *, keep: bool, show: bool
-    ) -> Iterator[Result]:
+        values = lambda: {"workers": self.workers, "retries": self.retries}  # noqa: E731
         try:
             with Progress(sum(counts), stage, quiet=self.quiet or not show) as progress:
                 for number, count in enumerate(counts):
-                    result = tasks.result(number, lambda: progress.update(0, **self._progress_values()))
+                    result = tasks.result(number, lambda: progress.update(0, **values()))
                     about = json.loads(str(result.pop("about")))
                     row = {"stage": stage, "pass": key[:8], "shard": number, "images": count, **about}
                     self.timings.append({name: row[name] for name in TIMING_COLUMNS})
-                    progress.update(count, **self._progress_values())
+                    progress.update(count, **values())
                     yield result | {name: StoredArray(self.storage, file) for name, file in about["stored"].items()}
                     release_pages()
         finally:  # however the stage ends, tasks that have not started are cancelled
-            self._end(tasks)
+            for future in tasks.pending:
+                future.cancel()
         if not keep:
             self.remove_results(stage, key)
 
@@ -91,33 +85,6 @@ class ShardExecutor:
     def remove_results(self, stage: str, key: str) -> None:
         """Remove the results of an earlier call."""
         self.storage.remove(_folder(stage, key))
-
-    def _progress_values(self) -> dict[str, float]:
-        return {"workers": self.workers, "retries": self.retries}
-
-    @property
-    def max_pending(self) -> int:
-        """Number of submitted tasks: enough that no worker waits for the driver."""
-        return 2 * max(1, self.workers) + 2
-
-    def recover(self) -> None:
-        """Bring the backend back, and submit the tasks of all running stages again."""
-        for stage in self._stages:
-            stage.drop_pending()
-        self.backend.recover()
-        for stage in self._stages:
-            stage.find_results()
-
-    def _end(self, stage: _Stage) -> None:
-        for future in stage.pending:
-            future.cancel()
-        self._stages.discard(stage)
-
-    def close(self) -> None:
-        """Cancel what is pending and close the backend."""
-        for stage in tuple(self._stages):
-            self._end(stage)
-        self.backend.close()
 
 
 class _Stage:
@@ -139,8 +106,8 @@ class _Stage:
         self.waiting = deque(number for number in self.waiting if number not in self.done)
 
     def submit(self) -> None:
-        """Submit tasks up to the limit of pending ones."""
-        while self.waiting and len(self.pending) < self.executor.max_pending:
+        """Submit tasks, so many that no worker waits for the driver."""
+        while self.waiting and len(self.pending) < 2 * max(1, self.executor.workers) + 2:
             number = self.waiting.popleft()
             arguments = (self.payload, number, self.shards[number], self.failures[number] + 1)
             self.pending[self.executor.backend.submit(run_task, *arguments)] = number
@@ -167,16 +134,14 @@ class _Stage:
         finished, _ = wait(self.pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
         for future in finished:
             self._collect(future, self.pending.pop(future))
-        if not backend.is_alive():
-            self.executor.recover()
+        if not backend.is_alive():  # all pending tasks are lost, and perhaps some of their results are there
+            for future, number in self.pending.items():
+                future.cancel()
+                self._repeat(number, self.losses)
+            self.pending.clear()
+            backend.recover()
+            self.find_results()
         self.executor.workers = backend.workers
-
-    def drop_pending(self) -> None:
-        """Count all pending tasks as lost."""
-        for future, number in self.pending.items():
-            future.cancel()
-            self._repeat(number, self.losses)
-        self.pending.clear()
 
     def _collect(self, future: Future[None], number: int) -> None:
         error = CancelledError() if future.cancelled() else future.exception()
@@ -222,10 +187,7 @@ def open_executor(on: Any, folder: Path | str, *, quiet: bool = True) -> Iterato
         yield None
         return
     backend = open_backend(on)
-    executor = ShardExecutor(backend, SharedStorage(str(folder)), quiet=quiet)
-    if not quiet:
-        log.info("working on %s: %d workers", on if isinstance(on, str) else type(on).__name__, backend.workers)
-    try:
-        yield executor
-    finally:
-        executor.close()
+    with closing(backend):
+        if not quiet:
+            log.info("working on %s: %d workers", on if isinstance(on, str) else type(on).__name__, backend.workers)
+        yield ShardExecutor(backend, SharedStorage(str(folder)), quiet=quiet)

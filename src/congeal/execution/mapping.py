@@ -101,7 +101,7 @@ def map_shards(
     keep: bool = True,
     show: bool = True,
 ) -> Iterator[Result]:
-    """Yield work(shard) for every shard, in order. With an executor the first tasks run when this returns.
+    """Yield work(shard) for every shard, in order.
 
     Parameters
     ----------
@@ -124,13 +124,8 @@ def map_shards(
     """
     executor = _EXECUTOR.get()
     if executor is not None:
-        return executor.map(stage, key(), work, shards, counts, keep=keep, show=show)
-    return _map_here(work, shards, counts, stage, show=show)
-
-
-def _map_here(
-    work: Callable[[Any], Result], shards: Sequence[Any], counts: Sequence[int], stage: str, *, show: bool
-) -> Iterator[Result]:
+        yield from executor.map(stage, key(), work, shards, counts, keep=keep, show=show)
+        return
     with Progress(sum(counts), stage, quiet=not show) as progress:
         for shard, count in zip(shards, counts, strict=True):
             yield work(shard)

@@ -89,7 +89,7 @@ def run_task(payload: TaskPayload, number: int, shard: Any, attempt: int) -> Non
         raise RunFailed(f"{error} (on worker {worker_name()})") from error
 
 
-@lru_cache(maxsize=2)  # two stages may run at the same time
+@lru_cache(maxsize=1)
 def _open_work(payload: TaskPayload) -> Any:
     here = dict(versions())
     for package, wanted in payload.versions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from congeal.comparison.process import in_words
@@ -26,7 +26,7 @@ class Entry:
     """One row to be: `label` is the method's name, or name@variant. A `problem` is known before anything runs."""
 
     label: str
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any]
     motion_asked: str | None = None
     model: Method | None = None
     problem: str | None = None

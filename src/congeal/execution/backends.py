@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,6 @@ from congeal.errors import CongealError, RunFailed, first_line, require
 log = logging.getLogger("congeal")
 
 FORMS = "processes:N, dask:local:N, dask:tcp://HOST:PORT or dask:FILE.json"
-# Largest N of processes:N and dask:local:N, chosen by judgement: a larger number is a typing error.
-MAX_WORKERS = 4096
 # Seconds to wait for a scheduler at the start of a run, chosen by judgement: a wrong address is reported soon …
 CONNECT_SECONDS = 10.0
 # … and during a run, chosen by judgement: a cluster manager restarts a scheduler within minutes.
@@ -128,7 +126,6 @@ class DaskBackend(Backend):
                 processes=True,
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",
-                worker_dashboard_address=None,
                 silence_logs=logging.ERROR,
                 env=worker_environment(),
             )
@@ -180,14 +177,16 @@ class DaskBackend(Backend):
             raise RunFailed("the Dask scheduler is gone; run the same command again to go on")
         log.warning("the Dask scheduler is gone; waiting for it to come back")
         logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # its tracebacks repeat this at length
-        _close(self._client)
+        with suppress(Exception):  # the connection is lost already
+            self._client.close(timeout=5)
         self._client = _connect(self._address, RECONNECT_SECONDS, reconnect=True)
         self._executor = self._client.get_executor(pure=False)
 
     def close(self) -> None:
         """Disconnect, and stop the cluster that was started for this run."""
         if self._cluster is not None or self._address is not None:
-            _close(self._client)
+            with suppress(Exception):  # a connection that is lost already
+                self._client.close(timeout=5)
         if self._cluster is not None:
             self._cluster.close(timeout=10)
 
@@ -207,13 +206,6 @@ def _connect(address: dict[str, Any], timeout: float, *, reconnect: bool = False
                 problem = f"the Dask scheduler at {where} did not come back"
                 raise RunFailed(f"{problem}; run the same command again to go on") from error
             time.sleep(1.0)
-
-
-def _close(client: Any) -> None:
-    try:
-        client.close(timeout=5)
-    except Exception as error:  # the connection is lost already
-        log.debug("closing the Dask client: %s", error)
 
 
 # ---- how processes start
@@ -282,8 +274,8 @@ def open_backend(on: Any) -> Backend:
     if kind == "dask" and rest.startswith("local"):
         kind, rest = "dask:local", rest.removeprefix("local").removeprefix(":")
     if kind in ("processes", "dask:local"):
-        if not rest.isdecimal() or not 1 <= int(rest) <= MAX_WORKERS:
-            raise CongealError(f"{on!r} does not say how many workers: give {FORMS}, with N from 1 to {MAX_WORKERS}")
+        if not rest.isdecimal() or not 1 <= int(rest) <= 4096:  # a larger number is a typing error
+            raise CongealError(f"{on!r} does not say how many workers: give {FORMS}, with N from 1 to 4096")
         return ProcessBackend(int(rest)) if kind == "processes" else DaskBackend.local(int(rest))
     if kind != "dask" or not rest:
         raise CongealError(f"there is nothing to work on called {on!r}: give {FORMS}")

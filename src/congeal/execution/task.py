@@ -199,10 +199,8 @@ class _Pickler(pickle.Pickler):
             import torch
 
             return torch.from_numpy, (value.numpy(),)
-        address = getattr(value, "address", None)
-        if hasattr(address, "open") and not isinstance(value, type):
-            return address.open, ()
-        return NotImplemented
+        open_images = getattr(getattr(value, "address", None), "open", None)
+        return NotImplemented if open_images is None or isinstance(value, type) else (open_images, ())
 
 
 def versions() -> tuple[tuple[str, str], ...]:

@@ -120,7 +120,7 @@ def begin(run: RunFolder, shared: Mapping[str, Any], changeable: Mapping[str, An
 def open_part(run: RunFolder, entry: Entry, shared: Mapping[str, Any]) -> RunFolder:
     """The run folder of one method; one that failed under other settings makes room for the new ones."""
     config = {key: value for key, value in shared.items() if key != "size"}
-    config |= {"task": "align", "method": entry.method, "params": entry.settings(), "version": __version__}
+    config |= {"task": "align", "method": entry.method, "params": dict(entry.params), "version": __version__}
     config |= {"write_aligned": False, "output_format": "auto"}
     part = RunFolder(run / entry.label)
     failed_before = (part / CONFIG).is_file() and RunFolder.existing(part).state.get("error")
@@ -223,7 +223,7 @@ def make_row(entry: Entry, part: RunFolder, images: ImageSource) -> Row:
     row: Row = dict.fromkeys(KEYS)
     state = part.state
     row.update(n_images=state.get("n_images"), n_skipped=state.get("n_skipped"), version=__version__)
-    row.update(seed=part.config["seed"], motion=entry.motion)
+    row.update(seed=part.config["seed"], motion=None if entry.model is None else entry.model.motion)
     if state.get("error"):
         row["error"] = state["error"]
     else:

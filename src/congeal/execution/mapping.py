@@ -98,33 +98,18 @@ def map_shards(
     *,
     stage: str,
     key: Callable[[], str],
-    keep: bool = True,
     show: bool = True,
 ) -> Iterator[Result]:
     """Yield work(shard) for every shard, in order.
 
-    Parameters
-    ----------
-    work : callable
-        Can be pickled; returns arrays by name. With an executor, those named in its attribute `large` come back as
-        `StoredArray`.
-    shards : sequence
-        Small descriptions of shards.
-    counts : sequence of int
-        Number of images of each shard, for the progress bar.
-    stage : str
-        What is done, for the progress bar and shards.csv.
-    key : callable
-        Returns a digest of everything the results depend on, see `key_of`. An executor takes over results of an
-        interrupted call with the same key.
-    keep : bool
-        Keep the results of an executor until the run is finished.
-    show : bool
-        Show progress.
+    work: can be pickled; returns arrays by name. With an executor, those named in its attribute `large` come back as
+    `StoredArray`. shards: small descriptions. counts: images of each shard. stage: what is done, for the progress bar
+    and shards.csv. key: returns a digest of everything the results depend on, see `key_of`; an executor takes over
+    results of an interrupted call with the same key, and keeps them until the run is finished.
     """
     executor = _EXECUTOR.get()
     if executor is not None:
-        yield from executor.map(stage, key(), work, shards, counts, keep=keep, show=show)
+        yield from executor.map(stage, key(), work, shards, counts, show=show)
         return
     with Progress(sum(counts), stage, quiet=not show) as progress:
         for shard, count in zip(shards, counts, strict=True):
@@ -140,24 +125,24 @@ def map_images(
     key: Callable[[], str] | None,
     values: int,
     threads: int = 1,
-    least_shards: int = MIN_SHARDS,
-    keep: bool = True,
-    show: bool = True,
+    is_round: bool = False,
 ) -> Iterator[Result]:
     """Yield work(batch) for every batch of positions, in order.
 
     An executor gets shards of successive batches; this process works on `threads` batches at a time and shows no
     progress. key: as for `map_shards`; None: the work stays in this process. values: pixel values of one image, by
-    which batches are grouped into at least `least_shards` shards. A single shard is not worth a task.
+    which batches are grouped into shards. A single shard is not worth a task. is_round: this is one of many short
+    passes over the set, which are not worth as many shards, are not shown, and leave nothing behind.
     """
     executor = _EXECUTOR.get()
-    shards = group_batches(batches, values, least_shards) if executor is not None and key is not None else []
+    least = 1 if is_round else MIN_SHARDS
+    shards = group_batches(batches, values, least) if executor is not None and key is not None else []
     if executor is None or key is None or len(shards) < 2:
         yield from map_ordered(work, batches, threads) if threads > 1 else map(work, batches)
         return
     items = [[(int(batch[0]), int(batch[-1]) + 1) for batch in shard] for shard in shards]
     counts = [sum(map(len, shard)) for shard in shards]
-    results = executor.map(stage, key(), _BatchesOfShard(work), items, counts, keep=keep, show=show)
+    results = executor.map(stage, key(), _BatchesOfShard(work), items, counts, keep=not is_round, show=not is_round)
     for item, result in zip(items, results, strict=True):
         for k in range(len(item)):
             own = f"{k}:"

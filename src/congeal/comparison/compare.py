@@ -30,7 +30,7 @@ from congeal.images import Stack
 from congeal.images.intensity import Channel, find_channels
 from congeal.images.plan import pyramid_sizes
 from congeal.images.sources.base import ImageSource
-from congeal.images.sources.views import cache_decoded
+from congeal.images.sources.views import SourceView, cache_decoded
 from congeal.methods.base import Method
 from congeal.opening import shared_images
 from congeal.pipeline.initial_poses import init_name, read_initial_poses, start_at_faces
@@ -89,6 +89,7 @@ def compare(
     images = start_at_faces(cache_decoded(shared_images(source, limit, z=z)), init, quiet=quiet)
     check_limit(limit)
     check_time_limit(time_limit)
+    check_importable(images)
     entries = make_entries(methods, params or {}, motion, {"size": size, "random_state": seed}, device)
     options = {"size": size, "align_on": find_channels(images, channel), "quiet": quiet}
     initial = read_initial_poses(init, images)
@@ -105,6 +106,17 @@ def compare(
         begin(run, shared, changeable)
         prepare = partial(prepare_stack, run, images, check_unchanged(run, images), initial, **options)
         return run_methods(run, images, entries, shared, prepare, fit, time_limit)
+
+
+def check_importable(source: ImageSource) -> None:
+    """Refuse images of a class that the processes of the methods cannot import."""
+    while isinstance(source, SourceView):
+        source = source.source
+    if type(source).__module__ == "__main__":
+        raise CongealError(
+            f"the class {type(source).__name__} is defined in the script that runs: move it into a module, which the "
+            "processes of the methods can import"
+        )
 
 
 def begin(run: RunFolder, shared: Mapping[str, Any], changeable: Mapping[str, Any]) -> RunFolder:

@@ -61,15 +61,16 @@ class ShardExecutor:
     ) -> Iterator[Result]:
         """Yield work(shard) for every shard; parameters as for `congeal.execution.map_shards`."""
         tasks = _Stage(self, write_payload(self.storage, _folder(stage, key), work), shards)
-        values = lambda: {"workers": self.workers, "retries": self.retries}  # noqa: E731
         try:
             with Progress(sum(counts), stage, quiet=self.quiet or not show) as progress:
                 for number, count in enumerate(counts):
-                    result = tasks.result(number, lambda: progress.update(0, **values()))
+                    result = tasks.result(
+                        number, lambda: progress.update(0, workers=self.workers, retries=self.retries)
+                    )
                     about = json.loads(str(result.pop("about")))
                     row = {"stage": stage, "pass": key[:8], "shard": number, "images": count, **about}
                     self.timings.append({name: row[name] for name in TIMING_COLUMNS})
-                    progress.update(count, **values())
+                    progress.update(count, workers=self.workers, retries=self.retries)
                     yield result | {name: StoredArray(self.storage, file) for name, file in about["stored"].items()}
                     release_pages()
         finally:  # however the stage ends, tasks that have not started are cancelled

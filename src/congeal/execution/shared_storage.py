@@ -30,8 +30,10 @@ class SharedStorage:
     """Files by name in a folder of a shared disk, or at a URL that fsspec reaches."""
 
     def __init__(self, folder: str) -> None:
+        from fsspec.implementations.local import LocalFileSystem
+
         self.folder, self._is_remote = folder, "://" in folder
-        self._system, self._root = open_filesystem(folder)
+        self._system, self._root = open_filesystem(folder) if self._is_remote else (LocalFileSystem(), folder)
 
     def __str__(self) -> str:
         return self.folder
@@ -105,7 +107,7 @@ class StoredArray:
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a folder or URL, without a cache of listings, and the path there."""
+    """The file system of a URL, without a cache of listings, and the path there."""
     from fsspec import core
 
     with storage_errors(url, "opened"):

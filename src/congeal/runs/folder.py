@@ -51,7 +51,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(file: Path) -> str | None:
-    """What a file holds, in a few letters; None if there is none."""
+    """SHA-256 of a file; None if there is none."""
     if not is_plain(file):
         return None
     with file.open("rb") as opened:

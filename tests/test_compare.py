@@ -378,6 +378,17 @@ def test_another_process_sees_a_mapped_array(tmp_path: Path, dtype: str) -> None
         assert shared.layout == stack.layout
 
 
+def test_images_that_no_process_can_open_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = open_images(list(blob(6, size=30)))
+    monkeypatch.setattr(type(images), "__module__", "__main__")
+    with pytest.raises(CongealError, match="is defined in the script that runs"):
+        compare(images, "lsc", tmp_path / "one", size=20, quiet=True)
+    monkeypatch.undo()
+    images.opened = (tmp_path / "file").open("w")  # type: ignore[attr-defined]
+    with images.opened, pytest.raises(CongealError, match="cannot be sent to the processes of the methods"):  # type: ignore[attr-defined]
+        compare(images, "lsc", tmp_path / "other", size=20, quiet=True)
+
+
 def test_another_process_sees_masks(tmp_path: Path) -> None:
     images = [np.full((12, 8, 1), 200, np.uint8), np.full((8, 12, 1), 90, np.uint8)]
     images[0][2:4], images[1][2:4] = 10, 20

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -20,7 +21,7 @@ import numpy as np
 from congeal import __version__
 from congeal.comparison.entries import Entry, make_entries
 from congeal.comparison.process import check_time_limit, failure, fit_stack, is_hopeless, run_in_process
-from congeal.errors import CongealError, RunFailed, raise_as_run_failure
+from congeal.errors import CongealError, RunFailed, first_line, raise_as_run_failure
 from congeal.evaluation import corner_error
 from congeal.evaluation.thresholds import MEASURED_SIDE_PX
 from congeal.execution.shared_storage import SharedStorage
@@ -152,7 +153,13 @@ def share_stack(stack: Stack, folder: Path) -> TaskPayload:
     """
     for size in sorted({MEASURED_SIDE_PX, *pyramid_sizes(max(stack.frame), stack.native_size)}):
         stack.at(size)
-    return write_payload(SharedStorage(str(folder)), SHARED_STACK, stack)
+    try:
+        return write_payload(SharedStorage(str(folder)), SHARED_STACK, stack)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise CongealError(
+            f"{stack.source.name} cannot be sent to the processes of the methods ({first_line(error)}): "
+            "give the images as files or as an array"
+        ) from error
 
 
 def run_methods(

@@ -325,7 +325,7 @@ def test_a_comparison_does_everything_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(comparing, "share_stack", lambda *a: shared.append(share(*a)) or shared[-1])
     compare(folder, "lsc,lsc@loose", tmp_path / "out", params={"lsc@loose": {"guards": False}}, size=20, quiet=True)
     assert dict(reads) == {f"{i}.png": 1 for i in range(12)}
-    assert [payload.arrays for payload in shared] == [()], "the stack was copied"
+    assert all(size < 400 for payload in shared for _, size in payload.arrays), "the stack was copied"
     assert len(rows) == 2
     assert len(drawn) == 2 + 1  # two answers, one start
     starts = [(tmp_path / "out" / name / ".work" / "mean_before.png").read_bytes() for name in ("lsc", "lsc@loose")]

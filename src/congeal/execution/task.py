@@ -1,7 +1,7 @@
 """One task: what the driver sends for it, and how a worker runs it.
 
-All tasks of a stage have the same payload: a pickle that is sent with each task, and a file of the large arrays in it,
-which workers map into memory so that each reads only the rows of its shards. The pickle is never written to the disk:
+All tasks of a stage have the same payload: a pickle that is sent with each task, and a file of the arrays in it, which
+workers map into memory so that each reads only the rows of its shards. The pickle is never written to the disk:
 addresses of images may hold passwords, and a worker loads no pickle that others could have replaced. The result of a
 task becomes a file. A task may run twice, even on two workers at once: both write the same values under the same name.
 """
@@ -35,8 +35,6 @@ Result = dict[str, Any]
 """Arrays by name; workers store large ones as `StoredArray`."""
 # Attempts at a shard before its failure is final, chosen by judgement: storage of a cluster recovers within seconds.
 MAX_ATTEMPTS = 3
-# Bytes of an array up to which it is pickled with the rest: below a page there is nothing to map.
-MAX_PICKLED_ARRAY_BYTES = 4096
 _OPENING = Lock()
 
 
@@ -138,9 +136,9 @@ class TaskPayload:
     Attributes
     ----------
     storage, folder : str
-        The shared storage, and the folder of the stage there, with the file of large arrays.
+        The shared storage, and the folder of the stage there, with the file of arrays.
     work : bytes
-        The pickle, without the large arrays.
+        The pickle, without the arrays.
     arrays : tuple of (int, int)
         First byte and size of each array in the file.
     versions : tuple of (str, str)
@@ -155,18 +153,16 @@ class TaskPayload:
 
 
 def write_payload(storage: SharedStorage, folder: str, work: Any) -> TaskPayload:
-    """Pickle the work of a stage and write its large arrays."""
-    pickled = io.BytesIO()
-    pickler = _Pickler(pickled)
-    pickler.dump(work)
-    arrays: list[tuple[int, int]] = []
-    parts: list[bytes | memoryview] = []
-    start = 0
-    for array in pickler.large:
-        gap, raw = bytes(-start % 64), array.raw()  # aligned to a cache line, as numpy aligns its own
-        arrays.append((start + len(gap), raw.nbytes))
+    """Pickle the work of a stage, and write its arrays."""
+    pickled, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    _Pickler(pickled, protocol=5, buffer_callback=buffers.append).dump(work)
+    parts: list[bytes | memoryview] = [bytes(64)]  # an empty file could not be mapped
+    arrays, stop = list[tuple[int, int]](), 64
+    for buffer in buffers:
+        gap, raw = bytes(-stop % 64), buffer.raw()  # aligned to a cache line, as numpy aligns its own
+        arrays.append((stop + len(gap), raw.nbytes))
         parts += [gap, raw]
-        start = sum(arrays[-1])
+        stop = sum(arrays[-1])
     storage.write(f"{folder}/arrays.bin", *parts)
     return TaskPayload(str(storage), folder, pickled.getvalue(), tuple(arrays), versions())
 
@@ -174,22 +170,12 @@ def write_payload(storage: SharedStorage, folder: str, work: Any) -> TaskPayload
 def read_payload(payload: TaskPayload) -> Any:
     """The work of a stage; `FileNotFoundError` if the driver's files are not visible here."""
     with open(SharedStorage(payload.storage).local(f"{payload.folder}/arrays.bin"), "rb") as file:
-        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)) if payload.arrays else memoryview(b"")
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     return pickle.loads(payload.work, buffers=[whole[start : start + size] for start, size in payload.arrays])
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out large arrays and tensors, writes an array of equal rows as one row, and images by their address."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._is_small)
-        self.large: list[pickle.PickleBuffer] = []
-
-    def _is_small(self, buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < MAX_PICKLED_ARRAY_BYTES:
-            return True
-        self.large.append(buffer)
-        return False
+    """Leaves out arrays and tensors, writes an array of equal rows as one row, and images by their address."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is np.ndarray and value.ndim > 1 and len(value) > 1 and value.strides[0] == 0:

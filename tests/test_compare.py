@@ -6,14 +6,12 @@ import csv
 import importlib
 import json
 import os
-import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +26,11 @@ from congeal import CongealError, Transforms, align, compare
 from congeal.cli import main
 from congeal.comparison.entries import motion_for, read_labels
 from congeal.comparison.process import FitClock, is_hopeless, run_in_process
-from congeal.comparison.shared_stack import SharedStack, sizes_asked_for
+from congeal.execution.task import read_payload
 from congeal.images import Stack, prepare
 from congeal.images.sources.files import FileSource
 from congeal.methods.registry import method_class, methods
-from congeal.opening import open_images
+from congeal.opening import open_images, shared_images
 from congeal.report.comparison import best, markdown, motion_words
 from congeal.runs.folder import RunFolder
 
@@ -321,9 +319,11 @@ def test_a_comparison_does_everything_once(tmp_path: Path, monkeypatch: pytest.M
     read, make_row = FileSource.read, comparing.make_row
     monkeypatch.setattr(FileSource, "read", lambda source, i: reads.update([source.id(i)]) or read(source, i))
     monkeypatch.setattr(comparing, "make_row", lambda *a: rows.append(a) or make_row(*a))
-    monkeypatch.setattr("congeal.comparison.shared_stack._write_pixels", lambda *_: pytest.fail("the stack was copied"))
+    share, shared = comparing.share_stack, []
+    monkeypatch.setattr(comparing, "share_stack", lambda *a: shared.append(share(*a)) or shared[-1])
     compare(folder, "lsc,lsc@loose", tmp_path / "out", params={"lsc@loose": {"guards": False}}, size=20, quiet=True)
     assert dict(reads) == {f"{i}.png": 1 for i in range(12)}
+    assert all(size < 400 for payload in shared for _, size in payload.arrays), "the stack was copied"
     assert len(rows) == 2
     starts = [(tmp_path / "out" / name / ".work" / "mean_before.png").read_bytes() for name in ("lsc", "lsc@loose")]
     assert starts[0] == starts[1]
@@ -334,9 +334,9 @@ def test_a_comparison_does_everything_once(tmp_path: Path, monkeypatch: pytest.M
 # ---- the stack in another process
 
 
-def in_other_process(stack: Stack, folder: Path, caps: Sequence[int] = ()) -> Stack:
+def in_other_process(stack: Stack, folder: Path) -> Stack:
     """The stack as another process gets it."""
-    received: Stack = pickle.loads(pickle.dumps(SharedStack(stack, folder, caps)))
+    received: Stack = read_payload(comparing.share_stack(stack, folder))
     return received
 
 
@@ -366,12 +366,24 @@ def test_another_process_sees_the_same_stack(tmp_path: Path, dtype: type) -> Non
 def test_another_process_sees_a_mapped_array(tmp_path: Path, dtype: str) -> None:
     rng = np.random.default_rng(1)
     np.save(tmp_path / "images.npy", (200 * rng.random((9, 12, 10, 3))).astype(dtype))
-    for images in (open_images(tmp_path / "images.npy"), open_images(tmp_path / "images.npy").subset([7, 2, 5])):
+    named = shared_images(tmp_path / "images.npy")
+    for images in (named, named.subset([7, 2, 5])):
         stack = prepare(images, size=12, align_on=[0, 2])
         shared = in_other_process(stack, tmp_path / "shared")
         assert torch.equal(shared.images(slice(None)), stack.images(slice(None)))
         assert torch.equal(shared.some(np.array([2, 0])).images([0, 1]), stack.images([2, 0]))
         assert shared.layout == stack.layout
+
+
+def test_images_that_no_process_can_open_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = open_images(list(blob(6, size=30)))
+    monkeypatch.setattr(type(images), "__module__", "__main__")
+    with pytest.raises(CongealError, match="is defined in the script that runs"):
+        compare(images, "lsc", tmp_path / "one", size=20, quiet=True)
+    monkeypatch.undo()
+    images.opened = (tmp_path / "file").open("w")  # type: ignore[attr-defined]
+    with images.opened, pytest.raises(CongealError, match="cannot be sent to the processes of the methods"):  # type: ignore[attr-defined]
+        compare(images, "lsc", tmp_path / "other", size=20, quiet=True)
 
 
 def test_another_process_sees_masks(tmp_path: Path) -> None:
@@ -390,15 +402,14 @@ def test_another_process_has_larger_pictures(tmp_path: Path, kind: str) -> None:
     images = (255 * np.random.default_rng(2).random((5, 100, 80))).astype(np.uint8)
     np.save(tmp_path / "images.npy", images)
     opened = {"files": lambda: save_folder(tmp_path / "files", images), "memory": lambda: images}
-    source = open_images(opened.get(kind, lambda: tmp_path / "images.npy")())
+    source = shared_images(opened.get(kind, lambda: tmp_path / "images.npy")())
     stack = prepare(source, size=10, folder=tmp_path / "stack")
-    shared = in_other_process(stack, tmp_path / "shared", caps=[50, 5000])
-    assert sizes_asked_for(stack) == [30, 100]
-    assert sizes_asked_for(stack, [50, 5000]) == [30, 50, 100]
+    shared = in_other_process(stack, tmp_path / "shared")
+    if kind == "files":
+        (tmp_path / "files" / "0.png").unlink()  # what was decoded before is not decoded again
     assert shared.native_size == stack.native_size == 100
     assert shared.at(10) is shared
-    assert shared.at(29) is shared.at(95) is shared, "nobody said that they would be asked for"
-    for asked, has in ((30, 30), (50, 50), (100, 100), (5000, 100)):
+    for asked, has in ((30, 30), (100, 100), (5000, 100)):
         larger, wanted = shared.at(asked), stack.at(has)
         assert max(larger.frame) == has
         assert torch.equal(larger.images(slice(None)), wanted.images(slice(None)))

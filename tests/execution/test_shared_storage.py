@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from congeal.execution import shared_storage
-from congeal.execution.shared_storage import RemoteStorage
+from congeal.execution.shared_storage import SharedStorage
 
 
 @pytest.fixture
-def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RemoteStorage:
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedStorage:
     monkeypatch.setattr(shared_storage, "cache_folder", lambda: tmp_path)
-    return RemoteStorage(f"memory://{uuid.uuid4().hex}")
+    return SharedStorage(f"memory://{uuid.uuid4().hex}")
 
 
 def test_what_is_mapped_is_copied_once_and_never_read_whole(
-    remote: RemoteStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: SharedStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Poses of millions of images are hundreds of megabytes, in every worker."""
     rows = np.arange(1000)
@@ -32,7 +32,7 @@ def test_what_is_mapped_is_copied_once_and_never_read_whole(
     assert list(tmp_path.iterdir()) == [copy]
 
 
-def test_an_object_that_is_not_there_leaves_nothing_behind(remote: RemoteStorage, tmp_path: Path) -> None:
+def test_an_object_that_is_not_there_leaves_nothing_behind(remote: SharedStorage, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         remote.local("stage/rows.npy")
     assert not list(tmp_path.iterdir())

@@ -8,35 +8,35 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from congeal import __version__
 from congeal.comparison.entries import Entry, make_entries
 from congeal.comparison.process import check_time_limit, failure, fit_stack, is_hopeless, run_in_process
-from congeal.comparison.shared_stack import SharedStack
-from congeal.errors import CongealError, RunFailed, raise_as_run_failure
+from congeal.errors import CongealError, RunFailed, first_line, raise_as_run_failure
 from congeal.evaluation import corner_error
-from congeal.execution import ShardExecutor
+from congeal.evaluation.thresholds import MEASURED_SIDE_PX
+from congeal.execution.shared_storage import SharedStorage
+from congeal.execution.task import TaskPayload, write_payload
 from congeal.files import plain, write_json
+from congeal.images import Stack
 from congeal.images.intensity import Channel, find_channels
+from congeal.images.plan import pyramid_sizes
 from congeal.images.sources.base import ImageSource
-from congeal.images.sources.views import cache_decoded
-from congeal.pipeline.initial_poses import InitialPoses, init_name, read_initial_poses, start_at_faces
+from congeal.images.sources.views import SourceView, cache_decoded
+from congeal.methods.base import Method
+from congeal.opening import shared_images
+from congeal.pipeline.initial_poses import init_name, read_initial_poses, start_at_faces
 from congeal.pipeline.model import check_limit, use_stack_position
-from congeal.pipeline.run_setup import (
-    attach_executor,
-    check_unchanged,
-    command_name,
-    executor_for_run,
-    open_source,
-    source_name,
-)
+from congeal.pipeline.run_setup import check_unchanged, command_name, open_workers, source_name
 from congeal.pipeline.stages import RESULTS, finish, prepare_stack, verify_stages
 from congeal.report.comparison import KEYS, Row, verdict_words, write_comparison, write_tables
 from congeal.report.page import number
@@ -45,7 +45,7 @@ from congeal.transforms import Transforms
 
 log = logging.getLogger("congeal")
 
-SHARED_STACK = "shared_stack"  # folder under .work of pixels that were in no file
+SHARED_STACK = "shared_stack"  # folder under .work of arrays that were in no file
 
 
 def compare(
@@ -88,9 +88,10 @@ def compare(
     seed : int
         Seed of everything random: the parameter `random_state` of every method.
     """
-    images = start_at_faces(cache_decoded(open_source(executor, source, limit, z)), init, quiet=quiet)
+    images = start_at_faces(cache_decoded(shared_images(source, limit, z=z)), init, quiet=quiet)
     check_limit(limit)
     check_time_limit(time_limit)
+    check_importable(images)
     entries = make_entries(methods, params or {}, motion, {"size": size, "random_state": seed}, device)
     options = {"size": size, "align_on": find_channels(images, channel), "quiet": quiet}
     initial = read_initial_poses(init, images)
@@ -98,24 +99,30 @@ def compare(
     shared |= {"size": size, "limit": limit, "seed": seed, "channel": channel, "z": None if z == "auto" else z}
     changeable: dict[str, Any] = {"methods": [entry.label for entry in entries], "motion": motion}
     changeable |= {"params": params or {}, "time_limit": time_limit, "command": command_name(command)}
-    settings = FitSettings(time_limit, executor if isinstance(executor, str) else None, quiet)
-    with executor_for_run(executor, output, quiet=quiet) as shards, begin(output, shared, changeable) as run:
-        prepare = partial(prepare_shared, run, images, check_unchanged(run, images), initial, entries, options)
-        return run_methods(run, images, entries, shared, prepare, settings, shards)
+    on = executor if isinstance(executor, str) else None
+
+    def fit(part: RunFolder, payload: TaskPayload, model: Method) -> dict[str, Any]:
+        return run_in_process(fit_stack, str(part), payload, model, on, quiet, time_limit=time_limit)
+
+    with closing(RunFolder(output)) as run, open_workers(executor, run, quiet=quiet):
+        begin(run, shared, changeable)
+        prepare = partial(prepare_stack, run, images, check_unchanged(run, images), initial, **options)
+        return run_methods(run, images, entries, shared, prepare, fit, time_limit)
 
 
-class FitSettings(NamedTuple):
-    """How methods are fitted: seconds for each, the executor by name, and whether to show progress."""
+def check_importable(source: ImageSource) -> None:
+    """Refuse images of a class that the processes of the methods cannot import."""
+    while isinstance(source, SourceView):
+        source = source.source
+    if type(source).__module__ == "__main__":
+        raise CongealError(
+            f"the class {type(source).__name__} is defined in the script that runs: move it into a module, which the "
+            "processes of the methods can import"
+        )
 
-    time_limit: float | None
-    on: str | None
-    quiet: bool
 
-
-def begin(output: str | os.PathLike[str], shared: Mapping[str, Any], changeable: Mapping[str, Any]) -> RunFolder:
-    """The folder of a table that can be resumed. `shared` must be what it began with; of `changeable` the latest is
-    kept."""
-    run = RunFolder(output)
+def begin(run: RunFolder, shared: Mapping[str, Any], changeable: Mapping[str, Any]) -> RunFolder:
+    """Begin a table that can be resumed. `shared` must be what it began with; of `changeable` the latest is kept."""
     before = run.config if (run / CONFIG).is_file() else changeable
     run.begin({**shared, "version": __version__, **{key: before.get(key) for key in changeable}})
     latest = {**run.config, **plain(changeable)}
@@ -127,7 +134,7 @@ def begin(output: str | os.PathLike[str], shared: Mapping[str, Any], changeable:
 def open_part(run: RunFolder, entry: Entry, shared: Mapping[str, Any]) -> RunFolder:
     """The run folder of one method; one that failed under other settings makes room for the new ones."""
     config = {key: value for key, value in shared.items() if key != "size"}
-    config |= {"task": "align", "method": entry.method, "params": entry.settings(), "version": __version__}
+    config |= {"task": "align", "method": entry.method, "params": dict(entry.params), "version": __version__}
     config |= {"write_aligned": False, "output_format": "auto"}
     part = RunFolder(run / entry.label)
     failed_before = (part / CONFIG).is_file() and RunFolder.existing(part).state.get("error")
@@ -140,20 +147,20 @@ def open_part(run: RunFolder, entry: Entry, shared: Mapping[str, Any]) -> RunFol
         return part.begin(config)
 
 
-def prepare_shared(
-    run: RunFolder,
-    images: ImageSource,
-    fingerprint: str,
-    initial: InitialPoses,
-    entries: Sequence[Entry],
-    options: Mapping[str, Any],
-) -> SharedStack:
-    """The one stack that all methods get. options: of `prepare`."""
-    stack = prepare_stack(run, images, fingerprint, initial, **options)
-    if len(stack) < 2:
-        raise RunFailed(f"{images.name} has {len(stack)} usable image: aligning a set needs at least two")
-    caps = [entry.finest for entry in entries if entry.finest is not None]
-    return SharedStack(stack, run.work / SHARED_STACK, caps)
+def share_stack(stack: Stack, folder: Path) -> TaskPayload:
+    """The stack as another process opens it, with the larger pictures that methods and measures ask for.
+
+    They are decoded now, so that no method pays for others. Further sizes are decoded by the process that asks.
+    """
+    for size in sorted({MEASURED_SIDE_PX, *pyramid_sizes(max(stack.frame), stack.native_size)}):
+        stack.at(size)
+    try:
+        return write_payload(SharedStorage(str(folder)), SHARED_STACK, stack)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise CongealError(
+            f"{stack.source.name} cannot be sent to the processes of the methods ({first_line(error)}): "
+            "give the images as files or as an array"
+        ) from error
 
 
 def run_methods(
@@ -161,27 +168,34 @@ def run_methods(
     images: ImageSource,
     entries: Sequence[Entry],
     shared: Mapping[str, Any],
-    prepare: Callable[[], SharedStack],
-    settings: FitSettings,
-    shards: ShardExecutor | None,
+    prepare: Callable[[], Stack],
+    fit: Callable[[RunFolder, TaskPayload, Method], dict[str, Any]],
+    time_limit: float | None,
 ) -> list[Row]:
     """Finish the folder of each method, and write the table after each of them; then the report."""
     rows: list[Row] = []
     with ExitStack() as opened:
         parts = [opened.enter_context(open_part(run, entry, shared)) for entry in entries]
-        with raise_as_run_failure(), attach_executor(run, shards):
-            for part in parts:
-                verify_stages(part)
-            done = [part.reached("reported") or is_hopeless(part.state, settings.time_limit) for part in parts]
-            stack = None if all(done) else prepare()
-            for entry, part, finished in zip(entries, parts, done, strict=True):
-                if stack is not None and not finished:
-                    run_method(entry, part, stack, settings, images)
-                rows.append(make_row(entry, part, images))
-                if not finished:
-                    log_row(rows[-1])
-                write_tables(run, rows)
-            write_comparison(run)
+        opened.enter_context(raise_as_run_failure())
+        for part in parts:
+            verify_stages(part)
+        done = [part.reached("reported") or is_hopeless(part.state, time_limit) for part in parts]
+        if not all(done):
+            stack = prepare()
+            if len(stack) < 2:
+                raise RunFailed(f"{images.name} has {len(stack)} usable image: aligning a set needs at least two")
+            payload = share_stack(stack, run.work)
+        for entry, part, finished in zip(entries, parts, done, strict=True):
+            if not finished:
+                part.remember(n_images=len(stack), n_skipped=len(stack.skipped), error=entry.problem, out_of_time=None)
+                if entry.model is not None:
+                    work = partial(fit, part, payload, entry.model)
+                    run_method(entry, part, stack, work, images)
+            rows.append(make_row(entry, part, images))
+            if not finished:
+                log_row(rows[-1])
+            write_tables(run, rows)
+        write_comparison(run)
     for name in (SHARED_STACK, "stack", RESULTS):
         run.discard(name)
     return rows
@@ -190,22 +204,19 @@ def run_methods(
 def run_method(
     entry: Entry,
     part: RunFolder,
-    stack: SharedStack,
-    settings: FitSettings,
+    stack: Stack,
+    fit: Callable[[], dict[str, Any]],
     images: ImageSource,
 ) -> None:
     """Bring one method's folder to its end; a failure of the method is noted there and nowhere else."""
-    part.remember(n_images=len(stack), n_skipped=len(stack.skipped), error=entry.problem, out_of_time=None)
-    if entry.model is None:
-        return
+    outcome: dict[str, Any] = {}
     try:
-        outcome: dict[str, Any] = {}
         if not part.reached("fitted"):
             log.info("aligning %d images with %s", len(stack), entry.label)
-            use_stack_position(entry.model, stack)
+            if entry.model is not None:
+                use_stack_position(entry.model, stack)
             part.write_rows("skipped.csv", [one._asdict() for one in stack.skipped], columns=["id", "reason"])
-            work = (fit_stack, str(part), stack, entry.model, settings.on, settings.quiet)
-            outcome = run_in_process(*work, time_limit=settings.time_limit)
+            outcome = fit()
             part.refresh()
         if "error" not in outcome:
             finish(part, images.original, quiet=True)
@@ -224,7 +235,7 @@ def make_row(entry: Entry, part: RunFolder, images: ImageSource) -> Row:
     row: Row = dict.fromkeys(KEYS)
     state = part.state
     row.update(n_images=state.get("n_images"), n_skipped=state.get("n_skipped"), version=__version__)
-    row.update(seed=part.config["seed"], motion=entry.motion)
+    row.update(seed=part.config["seed"], motion=None if entry.model is None else entry.model.motion)
     if state.get("error"):
         row["error"] = state["error"]
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from congeal.comparison.process import in_words
@@ -23,11 +23,14 @@ SHARED = {"size": "--size", "random_state": "--seed", "align_on": "--channel"}
 
 @dataclass
 class Entry:
-    """One row to be: `label` is the method's name, or name@variant. A `problem` is known before anything runs."""
+    """One row to be: `label` is the method's name, or name@variant. A `problem` is known before anything runs.
+
+    params: all hyper-parameters in JSON's words, or those that were given if they do not fit the method.
+    """
 
     label: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-    motion_asked: str | None = None
+    motion_asked: str | None
+    params: Mapping[str, Any]
     model: Method | None = None
     problem: str | None = None
 
@@ -35,21 +38,6 @@ class Entry:
     def method(self) -> str:
         """Its name without the variant."""
         return self.label.partition("@")[0]
-
-    @property
-    def motion(self) -> str | None:
-        """The motion it uses; None for one with a problem."""
-        return None if self.model is None else self.model.motion
-
-    @property
-    def finest(self) -> int | None:
-        """The largest size it was told to work at; None for as fine as the images are, or one without levels."""
-        finest = None if self.model is None else self.model.get_params().get("finest")
-        return None if finest is None else int(finest)
-
-    def settings(self) -> dict[str, Any]:
-        """The hyper-parameters in JSON's words: all of them, or those given if they do not fit the method."""
-        return dict(self.params) if self.model is None else self.model.get_params()
 
 
 def read_labels(methods: str | Sequence[str]) -> list[str]:
@@ -103,7 +91,7 @@ def make_entries(
             method_class(label.partition("@")[0]).check_value(key, value)
     if device is not None:
         find_device(device)
-    return [make_entry(Entry(label, params.get(label, {}), motion), shared, device) for label in labels]
+    return [make_entry(Entry(label, motion, params.get(label, {})), shared, device) for label in labels]
 
 
 def make_entry(entry: Entry, shared: Mapping[str, Any], device: str | None) -> Entry:
@@ -114,12 +102,12 @@ def make_entry(entry: Entry, shared: Mapping[str, Any], device: str | None) -> E
             settings["device"] = device
         model = make_method(entry.method, settings, entry.params)
         json.dumps(model.get_params())
-        entry.model = model
     except TypeError:
-        entry.problem = "a setting is not a plain number or text, which is all that can be handed to its process"
+        problem = "a setting is not a plain number or text, which is all that can be handed to its process"
+        return replace(entry, problem=problem)
     except Exception as error:  # whatever is wrong with one method is no reason not to run the others
-        entry.problem = in_words(error)
-    return entry
+        return replace(entry, problem=in_words(error))
+    return replace(entry, model=model, params=model.get_params())
 
 
 def motion_for(name: str, asked: str | None) -> str | None:

@@ -4,14 +4,12 @@ The unit of work is a shard, a range of successive images. The result of a shard
 completely or not at all. Results are combined in the order of the shards, so the outcome depends neither on the number
 of workers nor on workers that were lost, and an interrupted run takes over the results that are already there.
 
-| module             | content                                                                               |
-|--------------------|---------------------------------------------------------------------------------------|
-| mapping.py         | `map_images` and `map_shards`: the functions that all stages call; division into shards |
-| threads.py         | the ordered thread pool and the number of torch threads                               |
-| executor.py        | the driver: sends tasks, repeats lost ones, yields results in order                   |
-| backends.py        | where tasks run: worker processes, Dask, or an executor of the caller; `--on`         |
-| task.py            | one task: the data that all tasks of a stage need, keys of results, the work          |
-| shared_storage.py  | the files that driver and workers share, on a disk or in object storage               |
+mapping.py         `map_images` and `map_shards`: the functions that all stages call; division into shards
+threads.py         the ordered thread pool and the number of torch threads
+executor.py        the driver: sends tasks, repeats lost ones, yields results in order
+backends.py        where tasks run: worker processes, Dask, or an executor of the caller; `--on`
+task.py            one task: the data that all tasks of a stage need, keys of results, the work
+shared_storage.py  the files that driver and workers share, on a disk or in object storage
 """
 
 from congeal.execution.executor import ShardExecutor, open_executor

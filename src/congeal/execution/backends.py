@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import connection
+from functools import partial
 from typing import Any
 
 from congeal.errors import CongealError, RunFailed, first_line, require
@@ -23,27 +22,14 @@ from congeal.errors import CongealError, RunFailed, first_line, require
 log = logging.getLogger("congeal")
 
 FORMS = "processes:N, dask:local:N, dask:tcp://HOST:PORT or dask:FILE.json"
-# Largest N of processes:N and dask:local:N, chosen by judgement: a larger number is a typing error.
-MAX_WORKERS = 4096
 # Seconds to wait for a scheduler at the start of a run, chosen by judgement: a wrong address is reported soon …
 CONNECT_SECONDS = 10.0
 # … and during a run, chosen by judgement: a cluster manager restarts a scheduler within minutes.
 RECONNECT_SECONDS = 600.0
-# Settings of a cluster for one run: profiling and monitoring many times a second take time from its workers. The
-# environment of workers is that of this process: Dask's own would make the C library return freed memory at once.
-LOCAL_SETTINGS = {
-    "distributed.nanny.pre-spawn-environ": {},
-    "distributed.scheduler.allowed-failures": 10,
-    "distributed.worker.profile.enabled": False,
-    "distributed.worker.memory.monitor-interval": "1s",
-    "distributed.admin.system-monitor.interval": "5s",
-    "distributed.admin.tick.interval": "500ms",
-}
 WORKER_LOSSES = ("KilledWorker", "CommClosedError", "FutureCancelledError", "FuturesCancelledError", "CancelledError")
-# Numerical libraries read these variables when they are loaded. A worker uses one core.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# Without the last one, a helper process would import modules from the current folder instead of its own.
-HELPER_ENVIRONMENT = {**dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONSAFEPATH": "1"}
+# Numerical libraries read their number of threads when they are loaded; a worker uses one core. Without the last
+# variable, a helper process would import modules from the current folder instead of its own.
+HELPER_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONSAFEPATH")
 # Modules with the work of most tasks, by name only. Importing torch takes two seconds of a core: the fork server does
 # it once for all workers.
 PRELOADED_MODULES = ("congeal.methods.joint.alignment", "congeal.pipeline.render")
@@ -83,12 +69,9 @@ class ProcessBackend(Backend):
     """A process pool of this machine with one thread per process, replaced when one of its processes is killed."""
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        options = {"initializer": initialise_process, "initargs": (worker_environment(),)}
+        self._new_pool = partial(ProcessPoolExecutor, count, start_forkserver(), **options)
         super().__init__(self._new_pool())
-
-    def _new_pool(self) -> ProcessPoolExecutor:
-        context = start_forkserver()
-        return ProcessPoolExecutor(self._count, context, initializer=_initialise, initargs=(worker_environment(),))
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run it in one of the processes."""
@@ -116,35 +99,15 @@ class ProcessBackend(Backend):
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _initialise(environment: dict[str, str]) -> None:
-    """In each worker process: set the environment, and exit when the driver exits, even if it is killed."""
-    os.environ.update(environment)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _exit_with(sentinel: int) -> None:
-    connection.wait([sentinel])
-    os._exit(1)
-
-
 class DaskBackend(Backend):
     """A client of a Dask scheduler.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    cluster : distributed.LocalCluster, optional
-        Started for this run, and stopped with it.
-    address : dict, optional
-        Arguments to connect again after a restart of the scheduler; None if the client belongs to the caller.
-    owned : bool
-        Whether `close` closes the client; not one that the caller opened.
+    cluster: a LocalCluster that is stopped with the run. address: arguments to connect again after a restart of the
+    scheduler. A client with neither belongs to the caller and stays open.
     """
 
-    def __init__(self, client: Any, cluster: Any = None, address: dict[str, Any] | None = None, owned: bool = True):
-        self._client, self._cluster, self._address, self._owned = client, cluster, address, owned
+    def __init__(self, client: Any, cluster: Any = None, address: dict[str, Any] | None = None) -> None:
+        self._client, self._cluster, self._address = client, cluster, address
         self._executor = client.get_executor(pure=False)
         if "dashboard" in client.scheduler_info(n_workers=0).get("services", {}):
             log.info("Dask dashboard: %s", client.dashboard_link)
@@ -156,15 +119,13 @@ class DaskBackend(Backend):
         from dask import config
 
         method = start_forkserver("distributed").get_start_method()
-        settings = {**LOCAL_SETTINGS, "distributed.worker.multiprocessing-method": method}
-        with config.set(settings), helper_environment():
+        with config.set({"distributed.worker.multiprocessing-method": method}), helper_environment():
             cluster = distributed.LocalCluster(
                 n_workers=count,
                 threads_per_worker=1,
                 processes=True,
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",
-                worker_dashboard_address=None,
                 silence_logs=logging.ERROR,
                 env=worker_environment(),
             )
@@ -194,14 +155,13 @@ class DaskBackend(Backend):
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         try:
-            sent: Future[Any] = self._executor.submit(function, *arguments)
-            return sent
+            future: Future[Any] = self._executor.submit(function, *arguments)
         except Exception as error:
             if self.is_alive():
                 raise
-            failed: Future[Any] = Future()
-            failed.set_exception(CancelledError(first_line(error)))
-            return failed
+            future = Future()
+            future.set_exception(CancelledError(first_line(error)))
+        return future
 
     def is_worker_loss(self, error: BaseException) -> bool:
         return isinstance(error, CancelledError) or type(error).__name__ in WORKER_LOSSES
@@ -217,20 +177,17 @@ class DaskBackend(Backend):
             raise RunFailed("the Dask scheduler is gone; run the same command again to go on")
         log.warning("the Dask scheduler is gone; waiting for it to come back")
         logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # its tracebacks repeat this at length
-        _close(self._client)
+        with suppress(Exception):  # the connection is lost already
+            self._client.close(timeout=5)
         self._client = _connect(self._address, RECONNECT_SECONDS, reconnect=True)
         self._executor = self._client.get_executor(pure=False)
 
     def close(self) -> None:
         """Disconnect, and stop the cluster that was started for this run."""
-        if self._owned:
-            _close(self._client)
+        if self._cluster is not None or self._address is not None:
+            with suppress(Exception):  # a connection that is lost already
+                self._client.close(timeout=5)
         if self._cluster is not None:
-            for nanny in self._cluster.workers.values():  # results are files; a regular shutdown takes two seconds
-                nanny.auto_restart = False
-                if nanny.process is not None and nanny.process.is_alive():
-                    with suppress(ProcessLookupError):
-                        os.kill(nanny.process.pid, signal.SIGKILL)
             self._cluster.close(timeout=10)
 
 
@@ -239,24 +196,16 @@ def _connect(address: dict[str, Any], timeout: float, *, reconnect: bool = False
     distributed = require("distributed", "cluster")
     deadline, where = time.monotonic() + timeout, next(iter(address.values()))
     while True:
-        left = deadline - time.monotonic()
         try:
-            return distributed.Client(**address, set_as_default=False, timeout=max(0.1, min(left, CONNECT_SECONDS)))
+            return distributed.Client(**address, set_as_default=False, timeout=min(timeout, CONNECT_SECONDS))
         except (OSError, TimeoutError, ValueError) as error:
             if not reconnect:
                 problem = f"there is no Dask scheduler at {where} ({first_line(error)})"
                 raise CongealError(f"{problem}; start one with 'dask scheduler'") from error
-            if isinstance(error, ValueError) or left < 0:
+            if isinstance(error, ValueError) or time.monotonic() > deadline:
                 problem = f"the Dask scheduler at {where} did not come back"
                 raise RunFailed(f"{problem}; run the same command again to go on") from error
             time.sleep(1.0)
-
-
-def _close(client: Any) -> None:
-    try:
-        client.close(timeout=5)
-    except Exception as error:  # the connection is lost already
-        log.debug("closing the Dask client: %s", error)
 
 
 # ---- how processes start
@@ -282,19 +231,32 @@ def start_forkserver(*modules: str) -> Any:
 
 def worker_environment() -> dict[str, str]:
     """The environment of a worker, with variables that were set after the fork server started."""
-    return {**os.environ, **HELPER_ENVIRONMENT}
+    return {**os.environ, **dict.fromkeys(HELPER_VARIABLES, "1")}
 
 
 @contextmanager
 def helper_environment() -> Iterator[None]:
     """Processes that start inside this context have the environment of a worker."""
-    usual = {name: os.environ.get(name) for name in HELPER_ENVIRONMENT}
-    os.environ.update(HELPER_ENVIRONMENT)
+    usual = {name: os.environ.get(name) for name in HELPER_VARIABLES}
+    os.environ.update(worker_environment())
     try:
         yield
     finally:
         for name, value in usual.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def initialise_process(environment: dict[str, str]) -> None:
+    """In a new process: take over the environment, and exit when the parent exits, even if it is killed."""
+    os.environ.clear()
+    os.environ.update(environment)
+
+    def exit_with_parent() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
 # ---- choosing one
@@ -304,25 +266,17 @@ def open_backend(on: Any) -> Backend:
     """The backend of `--on`, of a `concurrent.futures.Executor`, or of a Dask client."""
     if isinstance(on, Executor):
         return Backend(on)
-    is_client = type(on).__module__.split(".")[0] == "distributed"
-    if not is_client and not isinstance(on, str):
+    if type(on).__module__.split(".")[0] == "distributed":
+        return DaskBackend(on)
+    if not isinstance(on, str):
         raise CongealError(f"an executor is {FORMS}, a concurrent.futures.Executor or a Dask client, not {on!r}")
-    kind, where = ("client", "") if is_client else parse_on(on)
-    if kind == "processes":
-        return ProcessBackend(int(where))
-    if is_client:
-        return DaskBackend(on, owned=False)
-    return DaskBackend.local(int(where)) if kind == "dask:local" else DaskBackend.at(where)
-
-
-def parse_on(on: str) -> tuple[str, str]:
-    """("processes", N), ("dask:local", N) or ("dask", address)."""
     kind, _, rest = on.partition(":")
     if kind == "dask" and rest.startswith("local"):
         kind, rest = "dask:local", rest.removeprefix("local").removeprefix(":")
     if kind in ("processes", "dask:local"):
-        if not rest.isdecimal() or not 1 <= int(rest) <= MAX_WORKERS:
-            raise CongealError(f"{on!r} does not say how many workers: give {FORMS}, with N from 1 to {MAX_WORKERS}")
-    elif kind != "dask" or not rest:
+        if not rest.isdecimal() or not 1 <= int(rest) <= 4096:  # a larger number is a typing error
+            raise CongealError(f"{on!r} does not say how many workers: give {FORMS}, with N from 1 to 4096")
+        return ProcessBackend(int(rest)) if kind == "processes" else DaskBackend.local(int(rest))
+    if kind != "dask" or not rest:
         raise CongealError(f"there is nothing to work on called {on!r}: give {FORMS}")
-    return kind, rest
+    return DaskBackend.at(rest)

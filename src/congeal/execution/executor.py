@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from congeal.errors import CongealError, RunFailed, first_line
 from congeal.execution.backends import Backend, open_backend
-from congeal.execution.shared_storage import SharedStorage, StoredArray, open_storage, unpack
-from congeal.execution.task import (
-    MAX_ATTEMPTS,
-    Result,
-    RetryShard,
-    TaskPayload,
-    array_name,
-    result_name,
-    run_task,
-    write_payload,
-)
+from congeal.execution.shared_storage import SharedStorage, StoredArray, unpack
+from congeal.execution.task import MAX_ATTEMPTS, Result, RetryShard, TaskPayload, result_name, run_task, write_payload
 from congeal.files import DAMAGED
 from congeal.memmap import release_pages
 from congeal.progress import Progress
@@ -34,8 +24,8 @@ log = logging.getLogger("congeal")
 # Workers that may die on one shard before the run stops, chosen by judgement: a cluster takes a few of them away, but a
 # shard that ends this many probably needs more memory than a worker has.
 MAX_LOST_WORKERS = 20
-# Seconds between checks whether the backend is alive, and how many workers it has. Chosen by judgement: each asks the
-# scheduler, and nobody notices a second.
+# Seconds between checks whether the backend is alive. Chosen by judgement: each asks the scheduler, and nobody notices
+# a second.
 POLL_SECONDS = 1.0
 TIMING_COLUMNS = ("stage", "pass", "shard", "images", "seconds", "cpu_seconds", "bytes", "worker", "attempt")
 
@@ -45,6 +35,8 @@ class ShardExecutor:
 
     Attributes
     ----------
+    workers : int
+        Number of tasks that can run at the same time, when it was last asked for.
     retries : int
         Number of tasks that were sent again.
     timings : list of dict
@@ -53,10 +45,8 @@ class ShardExecutor:
 
     def __init__(self, backend: Backend, storage: SharedStorage, *, quiet: bool = True) -> None:
         self.backend, self.storage, self.quiet = backend, storage, quiet
-        self.retries = 0
+        self.workers, self.retries = backend.workers, 0
         self.timings: list[dict[str, Any]] = []
-        self._workers, self._counted = backend.workers, time.monotonic()
-        self._stages: set[_Stage] = set()
 
     def map(
         self,
@@ -71,27 +61,21 @@ class ShardExecutor:
     ) -> Iterator[Result]:
         """Yield work(shard) for every shard; parameters as for `congeal.execution.map_shards`."""
         tasks = _Stage(self, write_payload(self.storage, _folder(stage, key), work), shards)
-        self._stages.add(tasks)
-        tasks.submit()
-        return self._results(tasks, stage, key, counts, keep=keep, show=show)
-
-    def _results(
-        self, tasks: _Stage, stage: str, key: str, counts: Sequence[int], *, keep: bool, show: bool
-    ) -> Iterator[Result]:
         try:
             with Progress(sum(counts), stage, quiet=self.quiet or not show) as progress:
                 for number, count in enumerate(counts):
-                    result = tasks.result(number, lambda: progress.update(0, **self._progress_values()))
+                    result = tasks.result(
+                        number, lambda: progress.update(0, workers=self.workers, retries=self.retries)
+                    )
                     about = json.loads(str(result.pop("about")))
                     row = {"stage": stage, "pass": key[:8], "shard": number, "images": count, **about}
                     self.timings.append({name: row[name] for name in TIMING_COLUMNS})
-                    progress.update(count, **self._progress_values())
-                    for name in about["stored"]:
-                        result[name] = StoredArray(self.storage, array_name(tasks.payload.folder, number, name))
-                    yield result
+                    progress.update(count, workers=self.workers, retries=self.retries)
+                    yield result | {name: StoredArray(self.storage, file) for name, file in about["stored"].items()}
                     release_pages()
         finally:  # however the stage ends, tasks that have not started are cancelled
-            self._end(tasks)
+            for future in tasks.pending:
+                future.cancel()
         if not keep:
             self.remove_results(stage, key)
 
@@ -102,36 +86,6 @@ class ShardExecutor:
     def remove_results(self, stage: str, key: str) -> None:
         """Remove the results of an earlier call."""
         self.storage.remove(_folder(stage, key))
-
-    def _progress_values(self) -> dict[str, float]:
-        now = time.monotonic()
-        if now - self._counted > POLL_SECONDS:
-            self._workers, self._counted = self.backend.workers, now
-        return {"workers": self._workers, "retries": self.retries}
-
-    @property
-    def max_pending(self) -> int:
-        """Number of submitted tasks: enough that no worker waits for the driver."""
-        return 2 * max(1, self._workers) + 2
-
-    def recover(self) -> None:
-        """Bring the backend back, and submit the tasks of all running stages again."""
-        for stage in self._stages:
-            stage.drop_pending()
-        self.backend.recover()
-        for stage in self._stages:
-            stage.find_results()
-
-    def _end(self, stage: _Stage) -> None:
-        for future in stage.pending:
-            future.cancel()
-        self._stages.discard(stage)
-
-    def close(self) -> None:
-        """Cancel what is pending and close the backend."""
-        for stage in tuple(self._stages):
-            self._end(stage)
-        self.backend.close()
 
 
 class _Stage:
@@ -146,50 +100,49 @@ class _Stage:
         self.losses: Counter[int] = Counter()
         self.find_results()
 
-    def result(self, number: int, on_wait: Callable[[], None]) -> Result:
-        """Wait for the result of a shard while the others go on."""
-        while True:
-            while number not in self.done:
-                self.submit()
-                self._wait()
-                on_wait()
-            self.submit()
-            name = f"{self.payload.folder}/{result_name(number)}"
-            try:
-                return unpack(self.executor.storage.read(name))
-            except DAMAGED:
-                self.done.discard(number)
-                self.executor.storage.remove(name)
-                self._repeat(number, self.failures)
-                if self.failures[number] > 2 * MAX_ATTEMPTS:
-                    raise RunFailed(f"{self.executor.storage}/{name} is damaged again and again") from None
-
-    def submit(self) -> None:
-        """Submit tasks up to the limit of pending ones."""
-        while self.waiting and len(self.pending) < self.executor.max_pending:
-            number = self.waiting.popleft()
-            arguments = (self.payload, number, self.shards[number], self.failures[number] + 1)
-            self.pending[self.executor.backend.submit(run_task, *arguments)] = number
-
-    def _wait(self) -> None:
-        finished, _ = wait(self.pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-        for future in finished:
-            self._collect(future, self.pending.pop(future))
-        if not self.executor.backend.is_alive():
-            self.executor.recover()
-
-    def drop_pending(self) -> None:
-        """Count all pending tasks as lost."""
-        for future, number in self.pending.items():
-            future.cancel()
-            self._repeat(number, self.losses)
-        self.pending.clear()
-
     def find_results(self) -> None:
         """Take over the results that exist already."""
         names = self.executor.storage.names(self.payload.folder)
         self.done |= {number for number in self.waiting if result_name(number) in names}
         self.waiting = deque(number for number in self.waiting if number not in self.done)
+
+    def submit(self) -> None:
+        """Submit tasks, so many that no worker waits for the driver."""
+        while self.waiting and len(self.pending) < 2 * max(1, self.executor.workers) + 2:
+            number = self.waiting.popleft()
+            arguments = (self.payload, number, self.shards[number], self.failures[number] + 1)
+            self.pending[self.executor.backend.submit(run_task, *arguments)] = number
+
+    def result(self, number: int, on_wait: Callable[[], None]) -> Result:
+        """Wait for the result of a shard while the others go on."""
+        name = f"{self.payload.folder}/{result_name(number)}"
+        while True:
+            self.submit()
+            if number not in self.done:
+                self._wait()
+                on_wait()
+                continue
+            try:
+                return unpack(self.executor.storage.read(name))
+            except DAMAGED:
+                self.done.discard(number)
+                self._repeat(number, self.failures)
+                if self.failures[number] > MAX_ATTEMPTS:
+                    raise RunFailed(f"{self.executor.storage}/{name} is damaged again and again") from None
+
+    def _wait(self) -> None:
+        backend = self.executor.backend
+        finished, _ = wait(self.pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+        for future in finished:
+            self._collect(future, self.pending.pop(future))
+        if not backend.is_alive():  # all pending tasks are lost, and perhaps some of their results are there
+            for future, number in self.pending.items():
+                future.cancel()
+                self._repeat(number, self.losses)
+            self.pending.clear()
+            backend.recover()
+            self.find_results()
+        self.executor.workers = backend.workers
 
     def _collect(self, future: Future[None], number: int) -> None:
         error = CancelledError() if future.cancelled() else future.exception()
@@ -205,7 +158,7 @@ class _Stage:
                     f"{MAX_LOST_WORKERS} workers died on shard {number}, probably out of memory; give workers more, or "
                     "use a smaller --size; finished shards are kept"
                 )
-        elif _lacks_package(error):
+        elif any("No module named 'congeal" in str(one) for one in (error, error.__cause__, error.__context__)):
             raise RunFailed("a worker has no package 'congeal': install the same version of it on all workers")
         elif isinstance(error, CongealError):
             raise RunFailed(str(error)) from error
@@ -228,15 +181,6 @@ def _folder(stage: str, key: str) -> str:
     return f"{stage.replace(' ', '-')}-{key}"
 
 
-def _lacks_package(error: BaseException | None) -> bool:
-    """Whether a worker could not import this package."""
-    while error is not None:
-        if "No module named 'congeal" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 @contextmanager
 def open_executor(on: Any, folder: Path | str, *, quiet: bool = True) -> Iterator[ShardExecutor | None]:
     """The executor of `--on`, with its shared storage in `folder`; None if `on` is None."""
@@ -244,10 +188,7 @@ def open_executor(on: Any, folder: Path | str, *, quiet: bool = True) -> Iterato
         yield None
         return
     backend = open_backend(on)
-    executor = ShardExecutor(backend, open_storage(str(folder)), quiet=quiet)
-    if not quiet:
-        log.info("working on %s: %d workers", on if isinstance(on, str) else type(on).__name__, backend.workers)
-    try:
-        yield executor
-    finally:
-        executor.close()
+    with closing(backend):
+        if not quiet:
+            log.info("working on %s: %d workers", on if isinstance(on, str) else type(on).__name__, backend.workers)
+        yield ShardExecutor(backend, SharedStorage(str(folder)), quiet=quiet)

@@ -18,6 +18,7 @@ from congeal.execution.executor import ShardExecutor
 from congeal.execution.task import Result
 from congeal.execution.threads import map_ordered
 from congeal.progress import Progress
+from congeal.rows import row_slices
 
 # Upper bounds of a shard: pixel values of original images, pixel values at working resolution, and images. Chosen by
 # judgement: each is about ten seconds of one core, in which a task's overhead of milliseconds does not count.
@@ -72,7 +73,7 @@ def divide_images(n: int, values: float) -> list[tuple[int, int]]:
     """(first, stop) of the shards of n images whose originals have `values` pixel values each."""
     by_values = int(MAX_ORIGINAL_VALUES_PER_SHARD // max(1.0, values))
     step = max(1, min(MAX_IMAGES_PER_SHARD, by_values, max(MIN_IMAGES_PER_SHARD, -(-n // MIN_SHARDS))))
-    return [(first, min(n, first + step)) for first in range(0, n, step)]
+    return [(part.start, part.stop) for part in row_slices(n, step)]
 
 
 def group_batches(batches: Sequence[np.ndarray], values: int, least: int = MIN_SHARDS) -> list[list[np.ndarray]]:
@@ -84,12 +85,7 @@ def group_batches(batches: Sequence[np.ndarray], values: int, least: int = MIN_S
         return []
     images = max(1, MAX_WORKING_VALUES_PER_SHARD // max(1, values))
     together = max(1, min(images // max(1, len(batches[0])), len(batches) // least))
-    groups, first = [], 0
-    while first < len(batches):  # the last ones are smaller, so that workers finish together
-        few = max(-(-together // 4), min(together, -(-(len(batches) - first) // least)))
-        groups.append(list(batches[first : first + few]))
-        first += few
-    return groups
+    return [list(batches[part]) for part in row_slices(len(batches), together)]
 
 
 # ---- mapping
@@ -102,39 +98,19 @@ def map_shards(
     *,
     stage: str,
     key: Callable[[], str],
-    keep: bool = True,
     show: bool = True,
 ) -> Iterator[Result]:
-    """Yield work(shard) for every shard, in order. With an executor the first tasks run when this returns.
+    """Yield work(shard) for every shard, in order.
 
-    Parameters
-    ----------
-    work : callable
-        Can be pickled; returns arrays by name. With an executor, those named in its attribute `large` come back as
-        `StoredArray`.
-    shards : sequence
-        Small descriptions of shards.
-    counts : sequence of int
-        Number of images of each shard, for the progress bar.
-    stage : str
-        What is done, for the progress bar and shards.csv.
-    key : callable
-        Returns a digest of everything the results depend on, see `key_of`. An executor takes over results of an
-        interrupted call with the same key.
-    keep : bool
-        Keep the results of an executor until the run is finished.
-    show : bool
-        Show progress.
+    work: can be pickled; returns arrays by name. With an executor, those named in its attribute `large` come back as
+    `StoredArray`. shards: small descriptions. counts: images of each shard. stage: what is done, for the progress bar
+    and shards.csv. key: returns a digest of everything the results depend on, see `key_of`; an executor takes over
+    results of an interrupted call with the same key, and keeps them until the run is finished.
     """
     executor = _EXECUTOR.get()
     if executor is not None:
-        return executor.map(stage, key(), work, shards, counts, keep=keep, show=show)
-    return _map_here(work, shards, counts, stage, show=show)
-
-
-def _map_here(
-    work: Callable[[Any], Result], shards: Sequence[Any], counts: Sequence[int], stage: str, *, show: bool
-) -> Iterator[Result]:
+        yield from executor.map(stage, key(), work, shards, counts, show=show)
+        return
     with Progress(sum(counts), stage, quiet=not show) as progress:
         for shard, count in zip(shards, counts, strict=True):
             yield work(shard)
@@ -149,24 +125,24 @@ def map_images(
     key: Callable[[], str] | None,
     values: int,
     threads: int = 1,
-    least_shards: int = MIN_SHARDS,
-    keep: bool = True,
-    show: bool = True,
+    is_round: bool = False,
 ) -> Iterator[Result]:
     """Yield work(batch) for every batch of positions, in order.
 
     An executor gets shards of successive batches; this process works on `threads` batches at a time and shows no
     progress. key: as for `map_shards`; None: the work stays in this process. values: pixel values of one image, by
-    which batches are grouped into at least `least_shards` shards. A single shard is not worth a task.
+    which batches are grouped into shards. A single shard is not worth a task. is_round: this is one of many short
+    passes over the set, which are not worth as many shards, are not shown, and leave nothing behind.
     """
     executor = _EXECUTOR.get()
-    shards = group_batches(batches, values, least_shards) if executor is not None and key is not None else []
+    least = 1 if is_round else MIN_SHARDS
+    shards = group_batches(batches, values, least) if executor is not None and key is not None else []
     if executor is None or key is None or len(shards) < 2:
         yield from map_ordered(work, batches, threads) if threads > 1 else map(work, batches)
         return
     items = [[(int(batch[0]), int(batch[-1]) + 1) for batch in shard] for shard in shards]
     counts = [sum(map(len, shard)) for shard in shards]
-    results = executor.map(stage, key(), _BatchesOfShard(work), items, counts, keep=keep, show=show)
+    results = executor.map(stage, key(), _BatchesOfShard(work), items, counts, keep=not is_round, show=not is_round)
     for item, result in zip(items, results, strict=True):
         for k in range(len(item)):
             own = f"{k}:"

@@ -5,12 +5,12 @@ Writing is atomic: a file on a disk is renamed when it is complete, an object ap
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import io
-import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,95 +22,52 @@ import numpy as np
 from congeal.errors import CongealError, first_line
 from congeal.files import replacing, writing
 
-# Bytes of a file in memory while it is copied or hashed; no result depends on it.
+# Bytes of a file in memory while it is copied; no result depends on it.
 BLOCK_BYTES = 8 << 20
 
 
 class SharedStorage:
-    """Files by name in a folder of a shared disk."""
+    """Files by name in a folder of a shared disk, or at a URL that fsspec reaches."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = folder
+        from fsspec.implementations.local import LocalFileSystem
+
+        self.folder, self._is_remote = folder, "://" in folder
+        self._system, self._root = open_filesystem(folder) if self._is_remote else (LocalFileSystem(), folder)
 
     def __str__(self) -> str:
         return self.folder
 
-    def write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
-        """Write a file from successive chunks."""
-        path = Path(self.folder) / name
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedStorage, (self.folder,)
+
+    def write(self, name: str, *parts: bytes | memoryview) -> None:
+        """Write a file from successive parts; arrays that are mapped need not fit into memory."""
+        path = f"{self._root}/{name}"
+        if not self._is_remote:
+            with writing(path):
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with (
+            storage_errors(self.folder, "written"),
+            self._system.open(path, "wb") if self._is_remote else replacing(path) as file,
+        ):
             for part in parts:
-                file.write(part)
+                for start in range(0, len(part), BLOCK_BYTES):
+                    file.write(part[start : start + BLOCK_BYTES])
 
     def write_array(self, name: str, array: np.ndarray) -> None:
         """Write an array as .npy."""
         header, rows = io.BytesIO(), np.ascontiguousarray(array)
         np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(rows))
-        self.write(name, (header.getvalue(), rows.reshape(-1).view(np.uint8).data))
+        self.write(name, header.getvalue(), rows.reshape(-1).view(np.uint8).data)
 
     def read(self, name: str) -> bytes:
         """The bytes of a file; `FileNotFoundError` if there is none."""
-        return (Path(self.folder) / name).read_bytes()
-
-    def has(self, name: str) -> bool:
-        """Whether the file exists."""
-        return (Path(self.folder) / name).is_file()
-
-    def names(self, below: str) -> set[str]:
-        """Names of the files in a subfolder."""
-        try:
-            return set(os.listdir(Path(self.folder) / below))
-        except FileNotFoundError:
-            return set()
-
-    def local(self, name: str) -> Path:
-        """A path at which the file can be mapped into memory."""
-        return Path(self.folder) / name
-
-    def remove(self, below: str) -> None:
-        """Remove a file, or a folder and its contents."""
-        path = Path(self.folder) / below
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class StoredArray:
-    """An array that stays in a file of the shared storage."""
-
-    storage: SharedStorage
-    name: str
-
-
-class RemoteStorage(SharedStorage):
-    """Files in object storage, or wherever fsspec reaches. Mapped files are copied to this machine once."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder)
-        self._system, self._root = open_filesystem(folder)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteStorage, (self.folder,)
-
-    def write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
-        with storage_errors(self.folder, "written"), self._system.open(f"{self._root}/{name}", "wb") as file:
-            for part in parts:
-                file.write(part)
-
-    def read(self, name: str) -> bytes:
         with storage_errors(self.folder, "read"):
             return bytes(self._system.cat_file(f"{self._root}/{name}"))
 
-    def has(self, name: str) -> bool:
-        self._system.invalidate_cache(f"{self._root}/{os.path.dirname(name)}")
-        return bool(self._system.exists(f"{self._root}/{name}"))
-
     def names(self, below: str) -> set[str]:
-        self._system.invalidate_cache(f"{self._root}/{below}")
+        """Names of the files in a subfolder."""
         try:
             with storage_errors(self.folder, "read"):
                 return {path.rsplit("/", 1)[-1] for path in self._system.ls(f"{self._root}/{below}", detail=False)}
@@ -118,8 +75,13 @@ class RemoteStorage(SharedStorage):
             return set()
 
     def local(self, name: str) -> Path:
-        """A copy on this machine, made block by block: poses of millions of images need not fit into memory, and s3fs
-        would fetch half a gigabyte in parallel."""
+        """A path at which a file can be mapped into memory.
+
+        An object is copied to this machine once, block by block: poses of millions of images need not fit into memory,
+        and s3fs would fetch half a gigabyte in parallel.
+        """
+        if not self._is_remote:
+            return Path(self._root) / name
         kept = cache_folder() / hashlib.sha256(f"{self.folder}/{name}".encode()).hexdigest()[:32]
         if not kept.is_file():
             with (
@@ -131,14 +93,17 @@ class RemoteStorage(SharedStorage):
         return kept
 
     def remove(self, below: str) -> None:
-        path = f"{self._root}/{below}"
-        if self._system.exists(path):
-            self._system.rm(path, recursive=True)
+        """Remove a folder and its contents, if it exists."""
+        if self._system.exists(f"{self._root}/{below}"):
+            self._system.rm(f"{self._root}/{below}", recursive=True)
 
 
-def open_storage(folder: str) -> SharedStorage:
-    """The storage in a folder of a shared disk, or at a URL."""
-    return RemoteStorage(folder) if "://" in folder else SharedStorage(folder)
+@dataclass(frozen=True)
+class StoredArray:
+    """An array that stays in a file of the shared storage."""
+
+    storage: SharedStorage
+    name: str
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
@@ -155,7 +120,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def storage_errors(url: str, done: str) -> Iterator[None]:
-    """Report an error of a remote file system in one sentence; `FileNotFoundError` is kept where a file is read.
+    """Report an error of a file system in one sentence; `FileNotFoundError` is kept where a file is read.
 
     done: what was to be done there: "written", "read" or "opened".
     """
@@ -176,13 +141,11 @@ def storage_errors(url: str, done: str) -> Iterator[None]:
 
 
 @cache
-def _cache() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="congeal-worker-")
-
-
 def cache_folder() -> Path:
     """The folder for copies of remote files, removed with this process."""
-    return Path(_cache().name)
+    folder = tempfile.mkdtemp(prefix="congeal-worker-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> bytes:

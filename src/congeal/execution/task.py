@@ -1,9 +1,9 @@
-"""One task: what the driver writes for it, and how a worker runs it.
+"""One task: what the driver sends for it, and how a worker runs it.
 
-The payload of a stage, which all its tasks need, is a file that every worker reads once. Large arrays are in a file of
-their own that workers map into memory, so that each reads only the rows of its shards. Addresses of images, which may
-hold passwords, are not written to the disk: they are sent with each task. The result of a task becomes a file. A task
-may run twice, even on two workers at once: both write the same bytes under the same name.
+All tasks of a stage have the same payload: a pickle that is sent with each task, and a file of the arrays in it, which
+workers map into memory so that each reads only the rows of its shards. The pickle is never written to the disk:
+addresses of images may hold passwords, and a worker loads no pickle that others could have replaced. The result of a
+task becomes a file. A task may run twice, even on two workers at once: both write the same values under the same name.
 """
 
 from __future__ import annotations
@@ -17,37 +17,30 @@ import os
 import pickle
 import platform
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from threading import Lock
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from congeal.errors import CongealError, RunFailed
-from congeal.execution.shared_storage import BLOCK_BYTES, SharedStorage, open_storage, pack
-from congeal.rows import row_slices
+from congeal.execution.shared_storage import SharedStorage, pack
 
 Result = dict[str, Any]
 """Arrays by name; workers store large ones as `StoredArray`."""
 # Attempts at a shard before its failure is final, chosen by judgement: storage of a cluster recovers within seconds.
 MAX_ATTEMPTS = 3
-# Payloads that a worker keeps: two stages may run at the same time.
-MAX_CACHED_PAYLOADS = 2
-# Bytes of an array up to which it is pickled with the rest: below a page there is nothing to map.
-MAX_PICKLED_ARRAY_BYTES = 4096
-# Bytes to whose multiples mapped arrays are aligned: a cache line, as numpy and torch align theirs.
-ARRAY_ALIGNMENT_BYTES = 64
-_WORKS: OrderedDict[str, Any] = OrderedDict()
 _OPENING = Lock()
 
 
 def in_worker() -> bool:
     """Whether this process has run tasks: it then leaves the other cores to other workers."""
-    return bool(_WORKS)
+    return _open_work.cache_info().currsize > 0
 
 
 class RetryShard(Exception):
@@ -66,26 +59,11 @@ def result_name(number: int) -> str:
     return f"{number:08d}.npz"
 
 
-def array_name(folder: str, number: int, name: str) -> str:
-    """The file of a large array of a shard's result."""
-    return f"{folder}/{number:08d}.{name}.npy"
-
-
 def run_task(payload: TaskPayload, number: int, shard: Any, attempt: int) -> None:
-    """Compute and store the result of shard `number` unless it exists."""
-    here = dict(versions())
-    for package, wanted in payload.versions:
-        if here.get(package) != wanted:
-            raise CongealError(
-                f"worker {worker_name()} has {package} {here.get(package)}, the driver {wanted}: "
-                "install the same versions everywhere"
-            )
-    storage = open_storage(payload.storage)
-    name = f"{payload.folder}/{result_name(number)}"
-    work = _cached_work(storage, payload)
-    if storage.has(name):
-        return
-    start, cpu_start = time.monotonic(), time.process_time()
+    """Compute and store the result of shard `number`."""
+    with _OPENING:  # a worker may have several threads
+        work = _open_work(payload)
+    storage, start, cpu_start = SharedStorage(payload.storage), time.monotonic(), time.process_time()
     try:
         try:
             result = work(shard)
@@ -93,39 +71,39 @@ def run_task(payload: TaskPayload, number: int, shard: Any, attempt: int) -> Non
             if attempt < MAX_ATTEMPTS or problem.fallback is None:
                 raise RetryShard(str(problem)) from None
             result = problem.fallback
-        stored = [key for key in getattr(work, "large", ()) if key in result]
+        large = [key for key in getattr(work, "large", ()) if key in result]
         about = {
             "seconds": round(time.monotonic() - start, 3),
             "cpu_seconds": round(time.process_time() - cpu_start, 3),
             "bytes": sum(array.nbytes for array in result.values()),
             "worker": worker_name(),
             "attempt": attempt,
-            "stored": stored,
+            "stored": {key: f"{payload.folder}/{number:08d}.{key}.npy" for key in large},
         }
-        for key in stored:
-            storage.write_array(array_name(payload.folder, number, key), result.pop(key))
-        storage.write(name, (pack({**result, "about": np.array(json.dumps(about))}),))
+        for key, name in about["stored"].items():
+            storage.write_array(name, result.pop(key))
+        storage.write(f"{payload.folder}/{result_name(number)}", pack({**result, "about": np.array(json.dumps(about))}))
     except RunFailed as error:
         raise RunFailed(f"{error} (on worker {worker_name()})") from error
 
 
-def _cached_work(storage: SharedStorage, payload: TaskPayload) -> Any:
-    key = f"{payload.storage} {payload.folder} {payload.digest}"
-    with _OPENING:  # a worker may have several threads
-        if key not in _WORKS:
-            _use_one_core()
-            try:
-                work = read_payload(storage, payload)
-            except (FileNotFoundError, PermissionError) as error:
-                raise CongealError(
-                    f"worker {worker_name()} cannot read {payload.storage}/{payload.folder}, which the driver wrote "
-                    f"({error}): choose an output with -o on a disk that all workers see, or in object storage"
-                ) from error
-            _WORKS[key] = work
-            while len(_WORKS) > MAX_CACHED_PAYLOADS:
-                _WORKS.popitem(last=False)
-        _WORKS.move_to_end(key)
-        return _WORKS[key]
+@lru_cache(maxsize=1)
+def _open_work(payload: TaskPayload) -> Any:
+    here = dict(versions())
+    for package, wanted in payload.versions:
+        if here.get(package) != wanted:
+            raise CongealError(
+                f"worker {worker_name()} has {package} {here.get(package)}, the driver {wanted}: "
+                "install the same versions everywhere"
+            )
+    _use_one_core()
+    try:
+        return read_payload(payload)
+    except (FileNotFoundError, PermissionError) as error:
+        raise CongealError(
+            f"worker {worker_name()} cannot read {payload.storage}/{payload.folder}, which the driver wrote "
+            f"({error}): choose an output with -o on a disk that all workers see, or in object storage"
+        ) from error
 
 
 def _use_one_core() -> None:
@@ -143,91 +121,83 @@ def _use_one_core() -> None:
         mallopt(mmap_threshold, 32 << 20)
 
 
+def worker_name() -> str:
+    """The names of this machine and this process, for messages."""
+    return f"{platform.node()}, process {os.getpid()}"
+
+
 # ---- the payload of a stage
 
 
 @dataclass(frozen=True)
 class TaskPayload:
-    """Where the payload of a stage is, small enough to be sent with every task.
+    """The work of a stage, sent with every task.
 
     Attributes
     ----------
     storage, folder : str
-        The shared storage, and the folder of the stage there.
-    digest : str
-        SHA-256 of the pickle: no other file is loaded.
-    buffers : tuple of int
-        Sizes in bytes of the arrays in the other file.
-    addresses : tuple
-        What a worker opens itself, by the method `open` of each.
+        The shared storage, and the folder of the stage there, with the file of arrays.
+    work : bytes
+        The pickle, without the arrays.
+    arrays : tuple of (int, int)
+        First byte and size of each array in the file.
     versions : tuple of (str, str)
         Packages of the driver and their versions.
     """
 
     storage: str
     folder: str
-    digest: str
-    buffers: tuple[int, ...]
-    addresses: tuple[Any, ...]
+    work: bytes
+    arrays: tuple[tuple[int, int], ...]
     versions: tuple[tuple[str, str], ...]
 
 
 def write_payload(storage: SharedStorage, folder: str, work: Any) -> TaskPayload:
-    """Write the work of a stage; workers open anything with an attribute `address` themselves."""
-    buffers: list[pickle.PickleBuffer] = []
-    addresses: list[Any] = []
-    text = io.BytesIO()
-    _Pickler(text, buffers, addresses).dump(work)
-    sizes = tuple(buffer.raw().nbytes for buffer in buffers)
-    data = text.getvalue()
-    if buffers:
-        storage.write(f"{folder}/work.bin", _aligned(buffers))
-    storage.write(f"{folder}/work.pickle", (data,))
-    digest = hashlib.sha256(data).hexdigest()
-    return TaskPayload(str(storage), folder, digest, sizes, tuple(addresses), versions())
-
-
-def _aligned(buffers: Sequence[pickle.PickleBuffer]) -> Iterator[bytes | memoryview]:
-    """The bytes of all buffers, each at an aligned offset, in chunks: mapped arrays need not fit into memory."""
-    at = 0
+    """Pickle the work of a stage, and write its arrays."""
+    pickled, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    _Pickler(pickled, protocol=5, buffer_callback=buffers.append).dump(work)
+    parts: list[bytes | memoryview] = [bytes(64)]  # an empty file could not be mapped
+    arrays, stop = list[tuple[int, int]](), 64
     for buffer in buffers:
-        gap, raw = bytes(-at % ARRAY_ALIGNMENT_BYTES), buffer.raw()
-        yield gap
-        yield from _chunks(raw)
-        at += len(gap) + raw.nbytes
+        gap, raw = bytes(-stop % 64), buffer.raw()  # aligned to a cache line, as numpy aligns its own
+        arrays.append((stop + len(gap), raw.nbytes))
+        parts += [gap, raw]
+        stop = sum(arrays[-1])
+    storage.write(f"{folder}/arrays.bin", *parts)
+    return TaskPayload(str(storage), folder, pickled.getvalue(), tuple(arrays), versions())
 
 
-def _chunks(raw: memoryview) -> Iterator[memoryview]:
-    for part in row_slices(raw.nbytes, BLOCK_BYTES):
-        yield raw[part]
+def read_payload(payload: TaskPayload) -> Any:
+    """The work of a stage; `FileNotFoundError` if the driver's files are not visible here."""
+    with open(SharedStorage(payload.storage).local(f"{payload.folder}/arrays.bin"), "rb") as file:
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    return pickle.loads(payload.work, buffers=[whole[start : start + size] for start, size in payload.arrays])
 
 
-def read_payload(storage: SharedStorage, payload: TaskPayload) -> Any:
-    """The work of a stage, on a worker; `FileNotFoundError` if the driver's files are not visible there."""
-    data = storage.read(f"{payload.folder}/work.pickle")
-    if hashlib.sha256(data).hexdigest() != payload.digest:
-        raise FileNotFoundError("another driver has overwritten it")
-    views: list[memoryview] = []
-    if payload.buffers:
-        with open(storage.local(f"{payload.folder}/work.bin"), "rb") as file:
-            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        start = 0
-        for size in payload.buffers:
-            start += -start % ARRAY_ALIGNMENT_BYTES
-            views.append(whole[start : start + size])
-            start += size
-    return _Unpickler(io.BytesIO(data), views, payload.addresses).load()
+class _Pickler(pickle.Pickler):
+    """Leaves out arrays and tensors, writes an array of equal rows as one row, and images by their address."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is np.ndarray and value.ndim > 1 and len(value) > 1 and value.strides[0] == 0:
+            row = np.array(value[0])
+            return as_strided, (row, value.shape, (0, *row.strides))
+        if type(value).__name__ == "Tensor" and value.device.type == "cpu" and not value.requires_grad:
+            import torch
+
+            return torch.from_numpy, (value.numpy(),)
+        open_images = getattr(getattr(value, "address", None), "open", None)
+        return NotImplemented if open_images is None or isinstance(value, type) else (open_images, ())
 
 
 def versions() -> tuple[tuple[str, str], ...]:
     """Versions that driver and workers must have in common to compute the same results."""
     from congeal import __version__
 
-    return (
-        ("congeal", __version__),
-        ("Python", ".".join(platform.python_version_tuple()[:2])),
-        *((name, version(name)) for name in ("numpy", "torch")),
-    )
+    python = ".".join(platform.python_version_tuple()[:2])
+    return (("congeal", __version__), ("Python", python), *((name, version(name)) for name in ("numpy", "torch")))
+
+
+# ---- keys of results
 
 
 def key_of(*parts: Any) -> str:
@@ -244,11 +214,10 @@ def _hashed_bytes(value: Any) -> Iterator[bytes | memoryview]:
     if isinstance(value, np.ndarray):
         yield f"{value.dtype.str} {value.shape} {value.strides[:1] == (0,)}\n".encode()
         one = value[:1] if value.ndim and value.strides[0] == 0 else value  # one row, repeated
-        yield from _chunks(np.ascontiguousarray(one).reshape(-1).view(np.uint8).data)
+        yield np.ascontiguousarray(one).reshape(-1).view(np.uint8).data
     elif isinstance(value, Mapping):
-        for key in value:
-            yield from _hashed_bytes(key)
-            yield from _hashed_bytes(value[key])
+        for pair in value.items():
+            yield from _hashed_bytes(pair)
     elif is_dataclass(value) and not isinstance(value, type):
         yield type(value).__name__.encode()
         for field in fields(value):
@@ -260,48 +229,3 @@ def _hashed_bytes(value: Any) -> Iterator[bytes | memoryview]:
         yield b"]"
     else:
         yield f"{value!r}\n".encode("utf-8", "surrogatepass")
-
-
-def repeat_row(row: np.ndarray, times: int) -> np.ndarray:
-    """An array of `times` equal rows in the memory of one."""
-    return np.lib.stride_tricks.as_strided(row, (times, *row.shape), (0, *row.strides))
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], addresses: list[Any]) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._keep_in_pickle)
-        self._buffers, self._addresses = buffers, addresses
-
-    def _keep_in_pickle(self, buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < MAX_PICKLED_ARRAY_BYTES:
-            return True
-        self._buffers.append(buffer)
-        return False
-
-    def reducer_override(self, value: Any) -> Any:
-        """Write one row of an array that repeats it."""
-        if type(value) is np.ndarray and len(value.shape) > 1 and len(value) > 1 and value.strides[0] == 0:
-            return repeat_row, (np.array(value[0]), len(value))
-        return NotImplemented
-
-    def persistent_id(self, value: Any) -> Any:
-        address = getattr(value, "address", None) if not isinstance(value, type) else None
-        if address is None or not hasattr(address, "open"):
-            return None
-        if address not in self._addresses:
-            self._addresses.append(address)
-        return self._addresses.index(address)
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, views: list[memoryview], addresses: tuple[Any, ...]) -> None:
-        super().__init__(file, buffers=views)
-        self._addresses = addresses
-
-    def persistent_load(self, number: Any) -> Any:
-        return self._addresses[number].open()
-
-
-def worker_name() -> str:
-    """The names of this machine and this process, for messages."""
-    return f"{platform.node()}, process {os.getpid()}"

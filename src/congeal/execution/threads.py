@@ -17,15 +17,12 @@ from threading import Lock, local
 from typing import TypeVar
 
 from congeal.execution.task import in_worker
-from congeal.geometry.matrix import Size
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # Threads that decode or draw images. A single thread collects their results and is the bottleneck beyond 8.
 MAX_THREADS = 8
-# Longer side of a frame up to which training with one torch thread was measured to be faster than with two.
-MAX_SINGLE_THREAD_FRAME_PX = 64
 
 
 def usable_cores() -> int:
@@ -103,16 +100,6 @@ def single_torch_thread() -> Iterator[int]:
             _OWN.depth -= 1
             if not _OWN.depth:  # a nested call leaves it at one: sums depend on the number
                 torch.set_num_threads(_CALLERS["usual"])
-
-
-@contextmanager
-def single_torch_thread_if_small(frame: Size) -> Iterator[int]:
-    """`single_torch_thread` where frames are small: for work, such as training, that is not divided into parts."""
-    if max(frame) > MAX_SINGLE_THREAD_FRAME_PX:
-        yield 1
-        return
-    with single_torch_thread() as threads:
-        yield threads
 
 
 def available_threads() -> int:

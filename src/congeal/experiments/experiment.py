@@ -146,7 +146,7 @@ def reproduce(
     changeable = {key: asked.pop(key) for key in CHANGEABLE}
     cells = experiment.plan(options)
     shared = {"task": "reproduce", "experiment": name, **asked}
-    with begin(output, shared, {**changeable, "command": command}) as run, raise_as_run_failure():
+    with begin(RunFolder(output), shared, {**changeable, "command": command}) as run, raise_as_run_failure():
         (run / "cells").mkdir(exist_ok=True)
         rows: list[Row] = []
         for number, cell in enumerate(cells, 1):

@@ -171,7 +171,8 @@ class Stack:
 
     def __getstate__(self) -> dict[str, Any]:
         _ = self.kind
-        return {**self.__dict__, "_larger": {}, "_part_of": None, "_plan": replace(self._plan, initial=None)}
+        larger = {size: one for size, one in self._larger.items() if one.store_folder is not None}  # by its name
+        return {**self.__dict__, "_larger": larger, "_part_of": None, "_plan": replace(self._plan, initial=None)}
 
     def __len__(self) -> int:
         return len(self.kept)

@@ -86,7 +86,7 @@ def measure(
     with torch.no_grad():
         shards = _Shards(stack, stack_from_frame, kind, show=not quiet)
         started = shards.map("measuring pixels", _PixelTask(stack, stack_from_frame, kind))
-        if ordered:  # an executor looks at pixels while images are compared here
+        if ordered:
             alike = _likeness_in_sequence(stack, stack_from_frame, kind)
         else:
             alike = _likeness_in_set(stack, stack_from_frame, kind, sight, shards)

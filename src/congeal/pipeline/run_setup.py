@@ -11,14 +11,14 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from congeal import __version__
 from congeal.errors import CongealError, raise_as_run_failure
-from congeal.execution import ShardExecutor, open_executor, use_executor
+from congeal.execution import open_executor, use_executor
 from congeal.execution.executor import TIMING_COLUMNS
 from congeal.execution.shared_storage import open_filesystem, storage_errors
 from congeal.images import ImageSource
@@ -110,31 +110,23 @@ def open_source(executor: Any, source: Any, limit: int | None, z: str | None = N
 
 
 @contextmanager
-def executor_for_run(
-    executor: Any, output: str | os.PathLike[str], *, url: str | None = None, quiet: bool
-) -> Iterator[ShardExecutor | None]:
-    """The executor of a run into a folder, or to a URL; None without one."""
-    below = f".work/{RESULTS}"
-    folder = Path(output).expanduser().absolute() / below if url is None else f"{url}/{below}"
-    with open_executor(executor, folder, quiet=quiet) as opened:
-        yield opened
+def open_workers(executor: Any, run: RunFolder, *, url: str | None = None, quiet: bool) -> Iterator[None]:
+    """Let an executor do the work of a run, if one is given; the timings of its shards go to shards.csv in the end.
 
-
-@contextmanager
-def attach_executor(run: RunFolder, executor: ShardExecutor | None, aligned: str | None = None) -> Iterator[None]:
-    """Let an executor do the work of a run; the timings of its shards go to shards.csv, however the run ends.
-
-    aligned: the URL of the aligned images, if they are not written into the run folder.
+    The executor is opened before the run begins, so that a wrong one is told before anything is written. url: where
+    the results of workers and the aligned images go, if not into the run folder.
     """
-    run.aligned_address = aligned if executor is not None else None
-    try:
-        with use_executor(executor):
+    below = f".work/{RESULTS}"
+    folder = run.path.absolute() / below if url is None else f"{url}/{below}"
+    with open_executor(executor, folder, quiet=quiet) as opened, use_executor(opened):
+        run.aligned_address = f"{url}/aligned" if opened is not None and url is not None else None
+        try:
             yield
-    finally:
-        if executor is not None and executor.timings:
-            known = [*run.read_rows(TIMINGS), *executor.timings]
-            rows = {(row["stage"], row["pass"], str(row["shard"])): row for row in known}
-            run.write_rows(TIMINGS, list(rows.values()), columns=TIMING_COLUMNS)
+        finally:
+            if opened is not None and opened.timings:
+                known = [*run.read_rows(TIMINGS), *opened.timings]
+                rows = {(row["stage"], row["pass"], str(row["shard"])): row for row in known}
+                run.write_rows(TIMINGS, list(rows.values()), columns=TIMING_COLUMNS)
 
 
 # ---- the folder
@@ -204,15 +196,12 @@ def open_run(
     config: dict[str, Any], images: ImageSource, target: Output, *, executor: Any, quiet: bool
 ) -> Iterator[tuple[RunFolder, str]]:
     """The run folder, locked, verified and attached to the executor; and the fingerprint of the images."""
-    aligned = None if target.url is None else f"{target.url}/aligned"
-    with (
-        executor_for_run(executor, target.folder, url=target.url, quiet=quiet) as shard_executor,
-        RunFolder(target.folder).begin(config) as run,
-        memmap_dir(run.work),
-    ):
-        fingerprint = check_unchanged(run, images)
-        with raise_as_run_failure():
-            with attach_executor(run, shard_executor, aligned):
+    with closing(RunFolder(target.folder)) as run:
+        with open_workers(executor, run, url=target.url, quiet=quiet), memmap_dir(run.work):
+            run.begin(config)
+            fingerprint = check_unchanged(run, images)
+            with raise_as_run_failure():
                 verify_stages(run)
                 yield run, fingerprint
+        with raise_as_run_failure():
             copy_to_remote(target)

@@ -124,9 +124,7 @@ class JointGaussNewton:
             else None,
             values=max(1, stack_values(self.stack) // ROUNDS_PER_SHARD),
             threads=available_threads(),
-            least_shards=1,
-            keep=False,
-            show=False,
+            is_round=True,
         )
         for part, arrays in zip(self.parts, done, strict=True):
             sums = {name: torch.from_numpy(np.asarray(values)) for name, values in arrays.items()}

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("congeal")
 
-# What torch.load raises, depending on where a file was cut.
-DAMAGE = (*DAMAGED, pickle.UnpicklingError)
-
 
 class Checkpoint:
     """Where a method keeps its state while fitting: plain tensors and numbers, one file, replaced whole.
@@ -58,15 +55,12 @@ class Checkpoint:
         if not self.path.exists():
             return None
         try:
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
-        except DAMAGE as error:
+            saved = torch.load(self.path, map_location="cpu", weights_only=True)
+            self._before, state = float(saved["seconds"]), dict(saved["state"])
+        except (*DAMAGED, pickle.UnpicklingError) as error:
             log.warning("%s is damaged and is ignored; fitting starts again (%s)", self.path, first_line(error))
             return None
-        if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
-            log.warning("%s is not a checkpoint of this program and is ignored; fitting starts again", self.path)
-            return None
-        self._before = float(state.get("seconds", 0.0))
-        return dict(state["state"])
+        return state
 
     def delete(self) -> None:
         """Forget the state."""
@@ -83,7 +77,6 @@ class History:
         self.run, self.every = run, every
         self.rows: list[dict[str, Any]] | None = None
         self._due = time.monotonic() + every
-        self._on_disk: list[dict[str, Any]] | None = None
 
     def __call__(self, event: Any) -> None:
         if self.rows is None:
@@ -91,17 +84,12 @@ class History:
             self.rows = [row for row in earlier if str(row.get("step")).isdecimal() and int(row["step"]) < event.step]
         self.rows.append({"step": event.step, **event.values})
         if time.monotonic() >= self._due:
-            self._write(self.rows)
+            self.finish(self.rows)
             self._due = time.monotonic() + self.every
 
     def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Leave these rows, the method's own account of all its steps, unless they are there already."""
-        if self._on_disk is None or self._on_disk != rows:
-            self._write(rows)
-
-    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Leave these rows: in the end, the method's own account of all its steps."""
         self.run.write_rows("metrics.csv", rows, columns=["step"])
-        self._on_disk = [dict(row) for row in rows]
 
 
 def peak_memory_mb() -> float | None:

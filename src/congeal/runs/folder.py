@@ -51,7 +51,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(file: Path) -> str | None:
-    """What a file holds, in a few letters; None if there is none."""
+    """SHA-256 of a file; None if there is none."""
     if not is_plain(file):
         return None
     with file.open("rb") as opened:
@@ -160,13 +160,7 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         """What was asked, as in config.json."""
-        try:
-            config = read_json(self / CONFIG)
-        except (OSError, ValueError) as error:
-            raise CongealError(f"{self / CONFIG} is damaged ({error}); choose another folder or delete it") from error
-        if not isinstance(config, dict):
-            raise CongealError(f"{self / CONFIG} is not a run's configuration; choose another folder or delete it")
-        return config
+        return self._read_dict(CONFIG, "choose another folder or delete it")
 
     def close(self) -> None:
         """Let other processes in."""
@@ -187,10 +181,10 @@ class RunFolder:
             state = read_json(self.work / "state.json")
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
-            log.warning("%s cannot be read (%s); the run starts again", self.work / "state.json", error)
-            return {}
+        except (OSError, ValueError):
+            state = None
         if not isinstance(state, dict):
+            log.warning("%s is damaged; the run starts again", self.work / "state.json")
             return {}
         noted = state.get("files")
         if not isinstance(noted, dict) or not all(isinstance(files, dict) for files in noted.values()):
@@ -266,18 +260,19 @@ class RunFolder:
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the run; `CongealError` if the run has not got that far."""
-        try:
-            value = read_json(self / name)
-        except FileNotFoundError:
+        if not (self / name).exists():
             raise CongealError(
                 f"{self} has no {name} yet: the run is not finished; run its 'congeal align' command again to resume it"
-            ) from None
-        except ValueError as error:
-            raise CongealError(f"{self / name} is damaged ({error}); run 'congeal align' into a new folder") from error
-        if not isinstance(value, dict):
-            raise CongealError(
-                f"{self / name} is not the file this program writes; run 'congeal align' into a new folder"
             )
+        return self._read_dict(name, "run 'congeal align' into a new folder")
+
+    def _read_dict(self, name: str, advice: str) -> dict[str, Any]:
+        try:
+            value = read_json(self / name)
+            if not isinstance(value, dict):
+                raise ValueError("it holds something else")
+        except (OSError, ValueError) as error:
+            raise CongealError(f"{self / name} is damaged ({error}); {advice}") from error
         return value
 
     def discard(self, name: str) -> None:

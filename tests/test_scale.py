@@ -87,15 +87,17 @@ def test_every_so_many_rows(tmp_path: Path, suffix: str, step: int, monkeypatch:
 
 KILLED_AT_49 = """
 import os, signal, sys
+from types import SimpleNamespace
 from congeal.pipeline import align, draw, render
 from congeal.images.formats import shards
 draw.CHUNK_VALUES, shards.SHARD_IMAGES = 28 * 28 * 7, 20
-def save_and_die(timer, rendered, path, writer):
-    writer.flush()
-    rendered.save(path)
+render.SAVE_INTERVAL_S, render.time = 0.0, SimpleNamespace(monotonic=lambda: 0.0)
+save = render.RenderState.save
+def save_and_die(rendered, path):
+    save(rendered, path)
     if rendered.position >= 49:
         os.kill(os.getpid(), signal.SIGKILL)
-render.CheckpointTimer.if_due = save_and_die
+render.RenderState.save = save_and_die
 align.align(
     sys.argv[1], sys.argv[2], method="lsc", motion="affine", params={"blurs": [0.0], "iterations": [1]}, size=28,
     quiet=True, output_format=sys.argv[3], transforms_format="npz",

@@ -158,19 +158,19 @@ def test_report_stands_alone(tmp_path: Path) -> None:
 
 def test_rendering_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_folder(tmp_path / "photos", blob())
-    from congeal.images.formats.writers import FileWriter
+    from congeal.images.formats.output_files import FileWriter
 
     written: list[int] = []
-    write = FileWriter.write
+    put = FileWriter._put
 
-    def stop_at_the_sixth(self: FileWriter, index: int, *pixels: np.ndarray) -> None:
+    def stop_at_the_sixth(self: FileWriter, index: int, encoded: tuple[bytes, str]) -> None:
         if len(written) == 5:
             raise KeyboardInterrupt
         written.append(index)
-        write(self, index, *pixels)
+        put(self, index, encoded)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FileWriter, "write", stop_at_the_sixth)
+        patch.setattr(FileWriter, "_put", stop_at_the_sixth)
         with pytest.raises(KeyboardInterrupt):
             align(folder, tmp_path / "run", **OPTIONS)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "aligned").iterdir()}
@@ -416,7 +416,7 @@ def test_a_set_beyond_the_budget_is_decoded_once_for_each_use_and_not_kept(
         remembered.read(i)
     assert isinstance(remembered, SourceView)
     assert remembered._cache is not None
-    assert remembered._cache._images is None, "a set that does not fit is not held in part"
+    assert not remembered._cache._images, "a set that does not fit is not held in part"
 
 
 def test_remembering_does_not_make_another_set() -> None:
@@ -619,16 +619,16 @@ def test_a_lost_state_does_not_leave_old_pixels(photos: Path, tmp_path: Path) ->
 def test_damage_between_a_stop_and_going_on_leaves_no_trace(
     photos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: float
 ) -> None:
-    from congeal.images.formats.writers import FileWriter
+    from congeal.images.formats.output_files import FileWriter
 
-    def stop_at_the_sixth(writer: FileWriter, index: int, *pixels: np.ndarray) -> None:
+    def stop_at_the_sixth(writer: FileWriter, index: int, encoded: tuple[bytes, str]) -> None:
         if index == 5:
             raise KeyboardInterrupt
-        write(writer, index, *pixels)
+        put(writer, index, encoded)
 
-    write = FileWriter.write
+    put = FileWriter._put
     with monkeypatch.context() as patch:
-        patch.setattr(FileWriter, "write", stop_at_the_sixth)
+        patch.setattr(FileWriter, "_put", stop_at_the_sixth)
         patch.setattr("congeal.pipeline.render.SAVE_INTERVAL_S", 0.0)
         patch.setattr("congeal.pipeline.draw.MAX_BATCH_IMAGES", 1)
         patch.setattr("congeal.pipeline.render.time.monotonic", lambda: 0.0)  # so that every image is noted

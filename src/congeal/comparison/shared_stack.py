@@ -56,13 +56,10 @@ class _NamedImages(ImageSource):
 
     def __init__(self, source: ImageSource) -> None:
         self.name, self.kind, self.channel_names = source.name, source.kind, source.channel_names
-        self._all_ids = source.ids()
+        self._ids = source.ids()
 
     def __len__(self) -> int:
-        return len(self.ids())
-
-    def id(self, i: int) -> str:
-        return self.ids()[i]
+        return len(self._ids)
 
     def read(self, i: int) -> Image:
         raise NotImplementedError("a shared stack has no originals")

@@ -196,8 +196,10 @@ class RunFolder:
         if not isinstance(noted, dict) or not all(isinstance(files, dict) for files in noted.values()):
             state.pop("files", None)
         if state.get("stage", STAGES[0]) not in STAGES:
-            log.warning("%s is damaged; the run starts again", self.work / "state.json")
-            return {}
+            raise CongealError(
+                f"{self} was written by a newer version of congeal (its stage is {state['stage']!r}); "
+                "use that version, or choose another folder"
+            )
         return state
 
     def refresh(self) -> None:

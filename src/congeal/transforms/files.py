@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from congeal.errors import CongealError, require
 from congeal.files import DAMAGED, CsvWriter, replacing
@@ -32,6 +32,7 @@ from congeal.transforms.transforms import (
     MATRIX_COLUMNS,
     NO_GROUP,
     NUMBERS,
+    STATUSES,
     Transforms,
 )
 
@@ -237,32 +238,43 @@ def _read_json(path: Path, step: int) -> Transforms:
 
 
 def _write_npz(t: Transforms, file: IO[bytes]) -> None:
-    names = ("status", "matrices", "source_sizes", *NUMBERS, *(() if t.group is None else GROUP_COLUMNS))
-    arrays = {
-        "aligned_size": np.array(t.aligned_size or (), dtype=np.int64),
-        **{name: getattr(t, name) for name in names},
-    }
-    if t.group_names is not None:
-        arrays["group_names"] = np.array(t.group_names, dtype=np.str_)
     text = np.dtype((np.str_, max(1, max(map(len, t.ids), default=0))))
+    word = np.dtype((np.str_, max(map(len, STATUSES))))
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, array in arrays.items():
+
+        def put(name: str, shape: tuple[int, ...], dtype: np.dtype, parts: Iterable[ArrayLike]) -> None:
+            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
-        with archive.open("ids.npy", "w", force_zip64=True) as member:
-            header = {"descr": np.lib.format.dtype_to_descr(text), "fortran_order": False, "shape": (len(t),)}
-            np.lib.format.write_array_header_1_0(member, header)
-            for part in _parts(t):
-                member.write(np.array(part.ids, dtype=text).tobytes())
+                np.lib.format.write_array_header_1_0(member, header)
+                for part in parts:
+                    member.write(np.ascontiguousarray(part, dtype=dtype).tobytes())
+
+        put("ids", (len(t),), text, (np.array(part.ids, dtype=text) for part in _parts(t)))
+        put("status", (len(t),), word, (part.status for part in _parts(t)))
+        for name in ("matrices", "source_sizes", *NUMBERS, *(() if t.group is None else GROUP_COLUMNS)):
+            array: NDArray[Any] = getattr(t, name)
+            put(name, array.shape, array.dtype, (array[part] for part in row_slices(len(t), ROWS_AT_ONCE)))
+        size = np.array(t.aligned_size or (), dtype=np.int64)
+        put("aligned_size", size.shape, size.dtype, [size])
+        if t.group_names is not None:
+            names = np.array(t.group_names or [""], dtype=np.str_)[: len(t.group_names)]
+            put("group_names", names.shape, names.dtype, [names])
 
 
 def _read_npz(path: Path, step: int) -> Transforms:
     with np.load(path) as table:
+
+        def array(name: str) -> NDArray[Any]:
+            found = table[name]
+            if not isinstance(found, np.ndarray):
+                raise ValueError(f"its part '{name}' is no array")
+            return found
+
         names = ("status", "matrices", "source_sizes", *NUMBERS, *(name for name in GROUP_COLUMNS if name in table))
-        columns: dict[str, Any] = {name: table[name][::step] for name in names}
-        size = tuple(table["aligned_size"].tolist())
+        columns: dict[str, Any] = {name: array(name)[::step] for name in names}
+        size = tuple(array("aligned_size").tolist())
         if "group_names" in table:
-            columns["group_names"] = table["group_names"].tolist()
+            columns["group_names"] = array("group_names").tolist()
     with zipfile.ZipFile(path) as archive:
         rows = chain.from_iterable(part.tolist() for part in _rows_of(archive, "ids"))
         return Transforms(Ids(islice(rows, 0, None, step)), aligned_size=size or None, copy=step > 1, **columns)

@@ -44,6 +44,7 @@ class IndexedReader:
         self._kept: tuple[int, np.ndarray] | None = None
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
+        """The plane at these positions of named axes; axes that are not named come whole."""
         index = tuple(at.get(letter, slice(None)) for letter in self.axes)
         first = index[0] if index else slice(None)
         if self._chunk == 1 or isinstance(first, slice):

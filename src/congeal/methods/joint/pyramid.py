@@ -184,7 +184,7 @@ class _PlaceBatch(RegisterBatch):
     @torch.no_grad()
     def __call__(self, part: np.ndarray) -> tuple[torch.Tensor, ...]:
         """Poses and errors of a batch of rows."""
-        poses, error = super().__call__(part)[0].double(), torch.full((len(part),), torch.nan)
+        poses, error = super().__call__(part)[0].double(), torch.full((len(part),), torch.nan, dtype=torch.float32)
         if not self.larger:
             return poses, error
         count = -(-len(part) * stack_values(self.larger[-1]) // CHUNK_VALUES)

@@ -32,8 +32,7 @@ from congeal.images.formats.writers import set_transforms, takes_parts
 from congeal.images.intensity import Channel
 from congeal.memmap import allocate, release_pages
 from congeal.methods.checks import Range, Seed, accepts, describe, plain_number
-from congeal.methods.fit_context import Callback, FitContext, StateFile
-from congeal.methods.fit_result import FitResult
+from congeal.methods.fit_context import Callback, FitContext, FitResult, StateFile
 from congeal.methods.measure import measure
 from congeal.opening import open_images
 from congeal.progress import log_to_console

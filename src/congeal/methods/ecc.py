@@ -26,9 +26,10 @@ from congeal.registration.gauge import mean_motion
 from congeal.registration.gauss_newton import GaussNewton
 
 MIN_CANVAS_COVERAGE = 0.99
-"""A canvas pixel counts if this much of it has image under it: OpenCV's masks are yes or no."""
+"""A canvas pixel counts if this much of it has image under it: OpenCV's masks are yes or no. Chosen by judgement: 1
+less rounding."""
 MAX_PERSPECTIVE = 0.9
-"""Sum of the perspective entries of a step; from 1 on a corner of the frame lies on the horizon."""
+"""Sum of the perspective entries of a step. From 1 on a corner of the frame lies on the horizon; less by judgement."""
 MIN_DETERMINANT = 0.05
 """Of a step. Chosen by judgement: what shrinks an image to less than a twentieth of its area has lost it."""
 
@@ -60,16 +61,12 @@ class ECC(Method):
         The fit ends when the mean corner motion of a round falls below this many pixels; a new image ends by its own.
     motion : str
         translation, rigid, affine or homography: what OpenCV has.
-    size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
 
     Attributes
     ----------
     history_ : list of dict
         After every round: cost (mean squared distance to the mean), motion (mean corner motion in pixels), correlation
         (mean over images), failures (images on which OpenCV gave up).
-    transforms_, quality_, stack_from_frame_, layout_
-        As for every method, see `Method`.
     """
 
     rounds: Count = 8

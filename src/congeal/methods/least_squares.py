@@ -46,17 +46,11 @@ class LSC(GaussNewtonMethod):
         the set ("medoid"), or one image: a position in the set, a file, or an array of the frame's size.
     robust : float, optional
         Huber threshold on intensities in [0, 1]: larger residuals count linearly. None: plain squares.
-    blurs, iterations, damping, max_step, tolerance
-        As for every method by Gauss-Newton, see `GaussNewtonMethod`.
-    motion, size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
 
     Attributes
     ----------
     history_ : list of dict
         After every step: cost (mean squared residual), motion (mean corner motion in pixels), blur.
-    transforms_, quality_, stack_from_frame_, layout_
-        As for every method, see `Method`.
     """
 
     reference: Reference = "auto"

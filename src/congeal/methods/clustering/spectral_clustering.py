@@ -10,19 +10,20 @@ of a normal distribution with the same covariance.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from scipy.cluster.hierarchy import linkage
+from scipy.cluster.vq import kmeans2
 from scipy.linalg import qr
 from scipy.sparse import coo_matrix, csr_matrix, diags
 from scipy.sparse.linalg import eigsh
 from scipy.spatial.distance import squareform
 
 from congeal.methods.clustering.exemplars import unit_vectors
-from congeal.methods.kmeans import kmeans
 
 MAX_SWEEPS = 30
 """Sweeps in which nodes change groups; graphs of ten thousand digits end after fewer than ten."""
@@ -119,7 +120,10 @@ def partition(
     begun = [np.abs(vectors @ (u @ v)).argmax(1)]
     rows = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     if rng is not None:
-        begun += [kmeans(rows, count, rng)[1].astype(np.int64) for _ in range(starts)]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="One of the clusters is empty")
+            runs = [kmeans2(rows, count, iter=30, minit="++", seed=rng) for _ in range(starts)]
+        begun += [labels.astype(np.int64) for _, labels in runs]
     refined = [move_nodes(graph, fill_empty_groups(graph, groups, count), count) for groups in begun]
     best = min(refined, key=lambda groups: float(graph.conductances(groups, count).sum()))
     return split_and_merge(graph, best, count, rows) if starts > 1 else best

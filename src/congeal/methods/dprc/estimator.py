@@ -24,8 +24,7 @@ from congeal.methods.dprc.as_printed import PRINTED_LFW, PRINTED_MNIST, PrintedD
 from congeal.methods.dprc.networks import DeSTNet, SmallAutoEncoder, recipe_networks, seeded
 from congeal.methods.dprc.prediction import NetworkMethod
 from congeal.methods.dprc.training import Trainer
-from congeal.methods.fit_context import FitContext
-from congeal.methods.fit_result import FitResult
+from congeal.methods.fit_context import FitContext, FitResult
 from congeal.methods.joint.alignment import choose_sample
 from congeal.methods.joint.state import Sample, State
 from congeal.methods.joint.template import initialise, last_sound, reference_features, register_jointly
@@ -79,8 +78,6 @@ class DPRC(NetworkMethod):
     ----------
     aligner_, autoencoder_ : torch.nn.Module
         The trained networks.
-    transforms_, quality_, history_, stack_from_frame_, layout_
-        As for every method.
     """
 
     distortion_weight: NotNegative = 1.0

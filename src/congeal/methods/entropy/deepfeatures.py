@@ -28,22 +28,22 @@ from congeal.registration.reference import frames
 Units = Annotated[int, Range(least=4, every=2)]
 
 SAMPLE_VALUES = 1_000_000
-"""Pixel values of the images that the filters are learnt from."""
+"""Pixel values of the images that the filters are learnt from. Chosen by judgement: patches of them are 4 MB a pixel
+of the filter."""
 DEEP_SAMPLE = 100
 """Images that the second layer is learnt from: its patches are large, and there are enough of them."""
 POOLS = (5, 3, 1)
-"""Pixels a side that features are averaged over at each level."""
+"""Pixels a side that features are averaged over at each level. Chosen by judgement: from forgiving to exact."""
 MIN_COSINE = 0.2
 """Cosine between patch and filter below which a unit is silent: features stay sparse."""
 FAINT_SHARE = 0.7
 """Of the median patch's contrast: what counts as half seen. With less, the faint fringe of a stroke, which is what its
 interpolation left, counts as much as the stroke."""
 MAX_PATCHES = 20_000
-"""Patches that k-means sees."""
-MIN_CONTRAST = 1e-3
-"""Contrast of a patch that shows nothing."""
+"""Patches that k-means sees. Chosen by judgement: about a thousand for each unit."""
 NEIGHBOUR_SHARE = 0.5
-"""Of a unit's patches that each neighbour learns from too, at first."""
+"""Of a unit's patches that each neighbour learns from too, at first. Chosen by judgement: half makes neighbours alike
+without making them equal."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -62,15 +62,6 @@ class DeepFeatures(FunnelMethod):
     steps : tuple of three float
         First step at each level (the second layer, the first, the first again): corner motion in pixels of a 28-pixel
         frame.
-    sweeps, relative, shrink, min_step, noise, tolerance
-        As for every method with a funnel, see `FunnelMethod`.
-    motion, size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
-
-    Attributes
-    ----------
-    transforms_, quality_, history_, stack_from_frame_, layout_
-        As for `FunnelMethod` and `Method`.
     """
 
     units: tuple[Units, Units] = (16, 24)
@@ -158,7 +149,7 @@ def learn_layer(
     if centred:
         patches = patches - patches.mean(1, keepdim=True)
     strength = patches.norm(dim=1)
-    seen = strength > MIN_CONTRAST
+    seen = strength > 1e-3  # the others show nothing
     usual = float(strength[seen].median()) if bool(seen.any()) else 1.0
     patches = patches[strength > usual]  # fainter ones teach nothing
     if len(patches) < units:  # next to nothing to see: any filters do

@@ -13,8 +13,7 @@ from congeal.geometry import MOTIONS
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, Range, Reference
-from congeal.methods.fit_context import FitContext
-from congeal.methods.fit_result import FitResult
+from congeal.methods.fit_context import FitContext, FitResult
 from congeal.methods.joint.alignment import align
 from congeal.methods.joint.pyramid import place_each
 from congeal.methods.joint.state import FittedModel

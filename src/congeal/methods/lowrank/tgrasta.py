@@ -91,15 +91,11 @@ class TGRASTA(Method):
         With guards: the blur to begin with, in pixels of a 28-pixel frame.
     max_step : float
         With guards: no corner moves farther than this many pixels in one step.
-    motion, size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
 
     Attributes
     ----------
     history_ : list of dict
         After every linearisation or run of followers: cost, the mean of ‖e_i‖₁.
-    transforms_, quality_, stack_from_frame_, layout_
-        As for every method, see `Method`.
     """
 
     motion: str = "affine"

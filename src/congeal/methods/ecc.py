@@ -190,8 +190,15 @@ class _Rounds:
         except cv2.error:  # did not converge, or the images do not correlate: reported as a failure of this image
             return None
         step = self.frame_from_canvas @ np.vstack([found, [0, 0, 1]])[:3].astype(np.float64)
-        if not np.isfinite(step).all() or (method.guards and not _sane(step, self.stack.frame)):
+        if not np.isfinite(step).all():
             return None
+        if method.guards:  # a step keeps the frame in front of the horizon, unmirrored and of visible size
+            centred = to_normalised(step, self.stack.frame)
+            if not np.isfinite(centred).all() or abs(centred[2, 2]) < 1e-6:
+                return None
+            centred = centred / centred[2, 2]
+            if np.abs(centred[2, :2]).sum() >= MAX_PERSPECTIVE or np.linalg.det(centred) <= MIN_DETERMINANT:
+                return None
         return step, float(correlation)
 
     def collect(self, found: torch.Tensor) -> tuple[torch.Tensor, float, float]:
@@ -209,12 +216,3 @@ class _Rounds:
         mean = total / weight
         cost = float((squares - weight * mean.square()).sum() / (weight.sum() * len(mean)))
         return mean.float(), cost, ink
-
-
-def _sane(step: np.ndarray, frame: tuple[int, int]) -> bool:
-    """Whether a step (3, 3) keeps the frame in front of the horizon, unmirrored and of visible size."""
-    centred = to_normalised(step, frame)
-    if not np.isfinite(centred).all() or abs(centred[2, 2]) < 1e-6:
-        return False
-    centred = centred / centred[2, 2]
-    return bool(np.abs(centred[2, :2]).sum() < MAX_PERSPECTIVE and np.linalg.det(centred) > MIN_DETERMINANT)

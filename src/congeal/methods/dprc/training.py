@@ -127,9 +127,6 @@ class Trainer:
         optimiser.step()
         return {"loss": float(loss.detach())} | values
 
-    def _draw(self, among: torch.Tensor, count: int) -> torch.Tensor:
-        return among[torch.randint(len(among), (count,), generator=self.generator)]
-
     def _ask(self, rows: torch.Tensor, poses: torch.Tensor) -> list[torch.Tensor]:
         """The aligner's answers for some images, level by level."""
         blurred = {sigma: images[rows].to(self.device) for sigma, images in self.blurred.items()}
@@ -138,7 +135,8 @@ class Trainer:
     def _supervise(self, progress: float) -> torch.Tensor:
         """S: move images that match by a random warp, and ask the aligner to undo it."""
         method = self.method
-        rows = self._draw(torch.nonzero(self.state.inliers)[:, 0], method.batch_size)
+        among = torch.nonzero(self.state.inliers)[:, 0]
+        rows = among[torch.randint(len(among), (method.batch_size,), generator=self.generator)]
         grown = FIRST_REACH + (1 - FIRST_REACH) * progress / FULL_REACH_AT
         reach = method.max_misalignment * min(1.0, grown)
         sigma = torch.rand(len(rows), generator=self.generator, dtype=torch.float32) * reach
@@ -153,7 +151,7 @@ class Trainer:
         count = method.batch_size
         if method.self_supervision:
             count = max(2, count // CONGEALING_SHARE)
-        rows = self._draw(torch.arange(len(sample.images)), count)
+        rows = torch.randint(len(sample.images), (count,), generator=self.generator)
         images, template = sample.images[rows].to(self.device), self.state.template.to(self.device)
         source_size = (images.shape[-2], images.shape[-1])
         pose = self._ask(rows, sample.start[rows].to(self.device))[-1]
@@ -171,28 +169,23 @@ class Trainer:
                 self.optimisers[1].step()
             if method.remove_common_mode:
                 aligned = warp(images, without_common_mode(pose, sample.frame), sample.frame)
-            cost = self._complexity(aligned, weights)
+            # An auto-encoder that learns in steps of its own is frozen here; divided by ink the gradient stops at the
+            # reconstruction, so that the image moves towards it.
+            by_ink = method.normalise_ink and sample.image_features.keeps_intensity
+            self.autoencoder.requires_grad_(not method.train_apart)
+            rebuilt, code = self.autoencoder(aligned)
+            rebuilt = rebuilt.detach() if by_ink and method.train_apart else rebuilt
+            how = (self.position, method.capacity_penalty, weights)
+            cost = complexity(aligned, rebuilt, code, *how, by_ink=by_ink)
+            self.autoencoder.requires_grad_(True)
             values["complexity"] = float(cost.detach())
-            if method.normalise_ink and not sample.image_features.keeps_intensity:
+            if method.normalise_ink and not by_ink:
                 # Edges have no ink to lose: for them C is only brought to the unit of D.
                 cost = cost / (2 * template.abs().sum()).clamp(min=MIN_INK)
             begin, end = method.complexity_ramp  # while the auto-encoder learns to rebuild
             ramp = 1.0 if end <= begin else min(1.0, max(0.0, (progress - begin) / (end - begin)))
             loss = loss + method.complexity_weight * ramp * cost
         return loss, values
-
-    def _complexity(self, aligned: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-        """C as the aligner sees it: an auto-encoder that learns in steps of its own is frozen, and divided by ink the
-        gradient stops at the reconstruction, so that the image moves towards it."""
-        method = self.method
-        by_ink = method.normalise_ink and self.sample.image_features.keeps_intensity
-        self.autoencoder.requires_grad_(not method.train_apart)
-        rebuilt, code = self.autoencoder(aligned)
-        if by_ink and method.train_apart:
-            rebuilt = rebuilt.detach()
-        cost = complexity(aligned, rebuilt, code, self.position, method.capacity_penalty, weights, by_ink=by_ink)
-        self.autoencoder.requires_grad_(True)
-        return cost
 
     # ---- an update on the whole sample
 

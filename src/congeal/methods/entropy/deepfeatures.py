@@ -97,7 +97,7 @@ class DeepFeatures(FunnelMethod):
         shallow = Layer(self._learnt["shallow"], faint[0], centred=True)
         deep = Layer(self._learnt["deep"], faint[1], dilation=2)
         first = [partial(respond, layer=shallow, pool=pool) for pool in POOLS[1:]]
-        views = [partial(_deep, shallow=shallow, deep=deep), *first]
+        views = [lambda images: respond(respond(images, shallow), deep, pool=POOLS[0]), *first]
         counts = [self.units[1] // 2, self.units[0] // 2, self.units[0] // 2]
         unit, ground = frame_unit(stack.frame), image_features.empty_ground
         # Empty ground shows no feature at all.
@@ -106,10 +106,6 @@ class DeepFeatures(FunnelMethod):
             Level(view, step * unit, 1, outside, anchored=True)
             for view, step, outside in zip(views, self.steps, grounds, strict=True)
         ]
-
-
-def _deep(images: torch.Tensor, shallow: Layer, deep: Layer) -> torch.Tensor:
-    return respond(respond(images, shallow), deep, pool=POOLS[0])
 
 
 # ---- the features: filters by k-means on a ring, pooled along it
@@ -134,7 +130,13 @@ def respond(maps: torch.Tensor, layer: Layer, pool: int = 3) -> torch.Tensor:
     """
     reach = layer.dilation * (layer.filters.shape[-1] // 2)
     raw = functional.conv2d(maps, layer.filters.to(maps), padding=reach, dilation=layer.dilation)
-    cosine = raw / (_patch_energy(maps, layer).sqrt() + layer.faint)
+    # Sum of squares in the patch around every pixel, about the patch's mean if centred.
+    ones = torch.ones_like(layer.filters[:1]).to(maps)
+    energy = functional.conv2d(maps.square(), ones, padding=reach, dilation=layer.dilation)
+    if layer.centred:
+        sums = functional.conv2d(maps, ones, padding=reach, dilation=layer.dilation)
+        energy = energy - sums.square() / ones.numel()
+    cosine = raw / (energy.clamp(min=0).sqrt() + layer.faint)
     active = ((cosine - MIN_COSINE) / (1 - MIN_COSINE)).clamp(0, 1).square()
     pooled = ((active + active.roll(1, 1) + active.roll(-1, 1)) / 3)[:, ::2].sqrt()
     return functional.avg_pool2d(pooled, pool, stride=1, padding=pool // 2)
@@ -172,14 +174,3 @@ def ring_kmeans(points: torch.Tensor, units: int, generator: torch.Generator, ro
         norm = smooth.norm(dim=1, keepdim=True)
         centres = torch.where(norm > 1e-6, smooth / norm.clamp(min=1e-6), centres)
     return centres
-
-
-def _patch_energy(maps: torch.Tensor, layer: Layer) -> torch.Tensor:
-    """Sum of squares in the patch around every pixel, about the patch's mean if centred: (B, 1, H, W)."""
-    ones = torch.ones_like(layer.filters[:1]).to(maps)
-    reach = layer.dilation * (ones.shape[-1] // 2)
-    squares = functional.conv2d(maps.square(), ones, padding=reach, dilation=layer.dilation)
-    if layer.centred:
-        sums = functional.conv2d(maps, ones, padding=reach, dilation=layer.dilation)
-        squares = squares - sums.square() / ones.numel()
-    return squares.clamp(min=0)

@@ -16,12 +16,13 @@ import torch
 
 from congeal.errors import CongealError
 from congeal.filters import frame_unit
+from congeal.geometry.matrix import Size
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, NotNegative, Positive, PositiveOrEndless, Range
 from congeal.methods.fit_context import FitContext
 from congeal.methods.iterative import Iterations
-from congeal.methods.lowrank.decomposition import Spectrum, decompose, linearise, move
+from congeal.methods.lowrank.decomposition import Decomposition, Linear, Spectrum, decompose, linearise, move
 from congeal.registration.features import ImageFeatures
 
 COARSE_TOLERANCE = 1e-3
@@ -89,10 +90,7 @@ class RASL(Method):
 
     @torch.no_grad()
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        coarse = [sigma * frame_unit(stack.frame) for sigma in self.coarse]
-        coarse = [sigma for sigma in coarse if sigma > self.smoothing and self.guards and image_features.empty_ground]
-        blurs, start = [*coarse, self.smoothing], torch.as_tensor(stack.start.copy())
-        max_step = self.max_step if self.guards else math.inf
+        blurs, start = self._blurs(stack.frame, image_features), torch.as_tensor(stack.start.copy())
         limits = [self.coarse_iterations] * (len(blurs) - 1) + [self.iterations]
         run = Iterations(self, stack, image_features, context, limits, start, last=math.inf)
         for level in run.levels():
@@ -104,19 +102,32 @@ class RASL(Method):
                         f"{self.name} lost every image of {stack.source.name}: use a smaller motion, or another method"
                     )
                 spectrum = Spectrum(line.data.shape, max(self._unpenalised(), int(not sharp)))
-                inner_tolerance = self.inner_tolerance if sharp else max(self.inner_tolerance, COARSE_TOLERANCE)
-                weight = self.sparsity / line.data.shape[1] ** 0.5
-                result = decompose(line, weight, spectrum, inner_tolerance, self.inner_iterations, growth=self.growth)
-                moved = move(run.poses, line, result.step, self.motion, stack.frame, max_step)
+                result = self._decompose(line, self.sparsity / line.data.shape[1] ** 0.5, spectrum, sharp=sharp)
+                moved = self._move(run.poses, line, result.step, stack.frame)
                 run.poses = run.fix_gauge(moved, line.ink)
                 if sharp:
                     run.offer(run.poses, result.objective, line.ink)
-                least = max(self.tolerance, MIN_DECREASE * result.objective) if self.guards else self.tolerance
-                ended = last - result.objective < least
+                ended = last - result.objective < self._least(result.objective)
                 last = result.objective
                 values = {"objective": result.objective, "inner": result.iterations}
                 run.end_step(values, "a step lowered the objective by next to nothing" if ended else "", last=last)
         return run.result()
+
+    def _blurs(self, frame: Size, image_features: ImageFeatures) -> list[float]:
+        """Of the levels, in frame pixels."""
+        coarse = [sigma * frame_unit(frame) for sigma in self.coarse if self.guards and image_features.empty_ground]
+        return [*(sigma for sigma in coarse if sigma > self.smoothing), self.smoothing]
+
+    def _least(self, objective: float) -> float:
+        """By how much a step must lower the objective for another one to follow."""
+        return max(self.tolerance, MIN_DECREASE * objective) if self.guards else self.tolerance
+
+    def _decompose(self, line: Linear, weight: float, spectrum: Spectrum, sharp: bool) -> Decomposition:
+        tolerance = self.inner_tolerance if sharp else max(self.inner_tolerance, COARSE_TOLERANCE)
+        return decompose(line, weight, spectrum, tolerance, self.inner_iterations, growth=self.growth)
+
+    def _move(self, found: torch.Tensor, line: Linear, step: torch.Tensor, size: Size) -> torch.Tensor:
+        return move(found, line, step, self.motion, size, self.max_step if self.guards else math.inf)
 
 
 @dataclass(kw_only=True, eq=False)

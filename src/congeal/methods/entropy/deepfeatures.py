@@ -8,6 +8,7 @@ over neighbours makes a feature blind to such small changes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar
@@ -96,7 +97,9 @@ class DeepFeatures(FunnelMethod):
         faint = self._learnt["faint"].tolist()
         shallow = Layer(self._learnt["shallow"], faint[0], centred=True)
         deep = Layer(self._learnt["deep"], faint[1], dilation=2)
-        first = [partial(respond, layer=shallow, pool=pool) for pool in POOLS[1:]]
+        first: list[Callable[[torch.Tensor], torch.Tensor]] = [
+            partial(respond, layer=shallow, pool=pool) for pool in POOLS[1:]
+        ]
         views = [lambda images: respond(respond(images, shallow), deep, pool=POOLS[0]), *first]
         counts = [self.units[1] // 2, self.units[0] // 2, self.units[0] // 2]
         unit, ground = frame_unit(stack.frame), image_features.empty_ground

@@ -130,8 +130,7 @@ class TGRASTA(Method):
                     cost = self._learn(run, stack, image_features, learners, i)
                 else:
                     cost = self._follow(run, stack, image_features, followers[i])
-                own = {"subspace": tracker.subspace, "path": self._path, "pace": tracker.pace}
-                run.end_step({"cost": cost}, **own)
+                run.end_step({"cost": cost}, subspace=tracker.subspace, path=self._path, pace=tracker.pace)
             if level == 0 and self.guards:
                 run.poses[learners] = run.best.found
         return run.poses

@@ -95,7 +95,8 @@ class LogDet(GaussNewtonMethod):
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         """Gauss-Newton towards projections on what `fit` learnt at each level."""
         levels = [_Level(self, stack, sigma, image_features) for sigma in self.blurs]
-        codes = [Codebook(*(code[name].double() for name in LEARNT)) for code in self._codebooks]
+        precise = [{name: code[name].double() for name in LEARNT} for code in self._codebooks]
+        codes = [Codebook(code["mean"], code["basis"], code["keep"]) for code in precise]
         return place_each(stack, context, lambda part: self._place(stack, part, levels, codes))
 
     def _place(self, stack: Stack, part: np.ndarray, levels: list[_Level], codes: list[Codebook]) -> torch.Tensor:

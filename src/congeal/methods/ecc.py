@@ -67,6 +67,8 @@ class ECC(Method):
     history_ : list of dict
         After every round: cost (mean squared distance to the mean), motion (mean corner motion in pixels), correlation
         (mean over images), failures (images on which OpenCV gave up).
+    transforms_, quality_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     rounds: Count = 8

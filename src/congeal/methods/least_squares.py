@@ -51,6 +51,8 @@ class LSC(GaussNewtonMethod):
     ----------
     history_ : list of dict
         After every step: cost (mean squared residual), motion (mean corner motion in pixels), blur.
+    transforms_, quality_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     reference: Reference = "auto"

@@ -60,6 +60,8 @@ class LogDet(GaussNewtonMethod):
     history_ : list of dict
         After every step: cost, its parts complexity (nats) and distortion (squared error of an image), and motion (mean
         corner motion in pixels).
+    transforms_, quality_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     noise: Positive = 0.03

@@ -78,6 +78,8 @@ class DPRC(NetworkMethod):
     ----------
     aligner_, autoencoder_ : torch.nn.Module
         The trained networks.
+    transforms_, quality_, history_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     distortion_weight: NotNegative = 1.0

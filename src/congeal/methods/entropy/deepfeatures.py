@@ -63,6 +63,11 @@ class DeepFeatures(FunnelMethod):
     steps : tuple of three float
         First step at each level (the second layer, the first, the first again): corner motion in pixels of a 28-pixel
         frame.
+
+    Attributes
+    ----------
+    transforms_, quality_, history_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     units: tuple[Units, Units] = (16, 24)

@@ -165,6 +165,11 @@ class Entropy(FunnelMethod):
         Gaussian blur of the distributions at each level, in pixels of a 28-pixel frame.
     steps : tuple of float
         First step at each level: corner motion in pixels of a 28-pixel frame.
+
+    Attributes
+    ----------
+    transforms_, quality_, history_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     bins: Annotated[int, Range(least=2)] | Literal["auto"] = "auto"

@@ -51,6 +51,11 @@ class SIFT(FunnelMethod):
         Shares fall off as exp(−d²/2σ²), with σ² the mean squared distance to the nearest word times this.
     step : float
         First step: corner motion in pixels of a 28-pixel frame.
+
+    Attributes
+    ----------
+    transforms_, quality_, history_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     clusters: Annotated[int, Range(least=2)] = 12

@@ -68,6 +68,8 @@ class RASL(Method):
     ----------
     history_ : list of dict
         After every outer step: objective, and inner (steps of the inner solver).
+    transforms_, quality_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     motion: str = "affine"
@@ -140,6 +142,11 @@ class PSSV(RASL):
     ----------
     rank : int
         How many singular values are free; 0 is RASL.
+
+    Attributes
+    ----------
+    transforms_, quality_, history_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     rank: CountOrZero = 1

@@ -96,6 +96,8 @@ class TGRASTA(Method):
     ----------
     history_ : list of dict
         After every linearisation or run of followers: cost, the mean of ‖e_i‖₁.
+    transforms_, quality_, stack_from_frame_, layout_
+        As for every method, see `Method`.
     """
 
     motion: str = "affine"

@@ -12,8 +12,7 @@ from congeal.geometry import MOTIONS
 from congeal.images import Stack
 from congeal.methods import registry
 from congeal.methods.base import Method
-from congeal.methods.fit_context import FitContext
-from congeal.methods.fit_result import FitResult
+from congeal.methods.fit_context import FitContext, FitResult
 from congeal.registration.features import ImageFeatures
 
 WHY = {

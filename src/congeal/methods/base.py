@@ -32,8 +32,7 @@ from congeal.images.formats.writers import set_transforms, takes_parts
 from congeal.images.intensity import Channel
 from congeal.memmap import allocate, release_pages
 from congeal.methods.checks import Range, Seed, accepts, describe, plain_number
-from congeal.methods.fit_context import Callback, FitContext, StateFile
-from congeal.methods.fit_result import FitResult
+from congeal.methods.fit_context import Callback, FitContext, FitResult, StateFile
 from congeal.methods.measure import measure
 from congeal.opening import open_images
 from congeal.progress import log_to_console
@@ -129,7 +128,11 @@ class Method:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        transform: Any = Method.__dict__["transform"] if cls.can_transform() else property(_refuse_transform)
+
+        def refuse(method: Method) -> None:
+            raise NoTransform(f"{method.name} has no step for new images: fit it on all of them, or use another method")
+
+        transform: Any = Method.__dict__["transform"] if cls.can_transform() else property(refuse)
         cls.transform = transform  # type: ignore[method-assign]
 
     # ---- parameters
@@ -364,10 +367,6 @@ class Method:
         return {k: v if isinstance(v, plain) else None for k, v in params.items()}
 
 
-def _refuse_transform(method: Method) -> None:
-    raise NoTransform(f"{method.name} has no step for new images: fit it on all of them, or use another method")
-
-
 def load(path: str | os.PathLike[str]) -> Method:
     """Read a model file written by `save`. Nothing in it is executed, so it is safe to load from strangers."""
     from safetensors import SafetensorError, safe_open
@@ -421,33 +420,29 @@ def _restored(path: Path, about: dict[str, Any], state: dict[str, torch.Tensor])
 def _output(stack: Stack, transforms: Transforms, images: Any, output: Any) -> Any:
     """Aligned images at full resolution: a folder, an array or a list, after what came in."""
     source, size = stack.source.original, stack.aligned_size
-    source_from_aligned = np.linalg.inv(transforms.matrices[stack.kept])
-    aligned = (warp_image(source.read(int(i)), m, size) for i, m in zip(stack.kept, source_from_aligned, strict=True))
+    poses = dict(zip(stack.kept.tolist(), np.linalg.inv(transforms.matrices[stack.kept]), strict=True))
+    aligned = ((i, warp_image(source.read(i), matrix, size)) for i, matrix in poses.items())
     if output is not None:
         with open_writer(output, source, size) as writer:
             set_transforms(writer, source, transforms.matrices)
-            numbered = zip(stack.kept, aligned, strict=True)
-            for i, image in _aligned_parts(stack, source_from_aligned) if takes_parts(writer, source) else numbered:
-                writer.write(int(i), image.pixels, image.mask)
+            for i, image in _aligned_parts(stack, poses) if takes_parts(writer, source) else aligned:
+                writer.write(i, image.pixels, image.mask)
         return Path(output)
     if source.parts is not None:
-        pixels = [image.pixels for _, image in _aligned_parts(stack, source_from_aligned)]
+        pixels = [image.pixels for _, image in _aligned_parts(stack, poses)]
         return [np.stack(pixels[k : k + source.n_parts]) for k in range(0, len(pixels), source.n_parts)]
-    if hasattr(images, "dask"):
-        return _as_dask(stack, source_from_aligned)
     if isinstance(images, np.ndarray | torch.Tensor):
         return _as_given(images, stack, aligned)
-    return [image.pixels for image in aligned]
+    return _as_dask(stack, poses) if hasattr(images, "dask") else [image.pixels for _, image in aligned]
 
 
-def _as_dask(stack: Stack, source_from_aligned: np.ndarray) -> Any:
+def _as_dask(stack: Stack, poses: Mapping[int, np.ndarray]) -> Any:
     """A dask array that reads and moves an image when it is asked for; images that were skipped are zero."""
     import dask.array
     from dask.delayed import delayed
 
     header = stack.source.probe(int(stack.kept[0]))
     shape = (*stack.aligned_size, *(() if stack.source.grey else (header.channels,)))
-    poses = dict(zip(stack.kept.tolist(), source_from_aligned, strict=True))
 
     def one(i: int) -> np.ndarray:
         if i not in poses:
@@ -458,19 +453,19 @@ def _as_dask(stack: Stack, source_from_aligned: np.ndarray) -> Any:
     return dask.array.stack(images)
 
 
-def _aligned_parts(stack: Stack, source_from_aligned: np.ndarray) -> Iterator[tuple[int, Image]]:
+def _aligned_parts(stack: Stack, poses: Mapping[int, np.ndarray]) -> Iterator[tuple[int, Image]]:
     """Every plane of the images of a stack with depth, moved as its image is, with its position."""
-    for i, matrix in zip(stack.kept, source_from_aligned, strict=True):
-        for part in stack.source.part_rows([int(i)]):
+    for i, matrix in poses.items():
+        for part in stack.source.part_rows([i]):
             if stack.source.parts is not None:
                 yield int(part), warp_image(stack.source.parts.read(int(part)), matrix, stack.aligned_size)
 
 
-def _as_given(images: np.ndarray | torch.Tensor, stack: Stack, aligned: Iterable[Any]) -> np.ndarray | torch.Tensor:
+def _as_given(images: np.ndarray | torch.Tensor, stack: Stack, aligned: Iterable[tuple[int, Image]]) -> Any:
     """Same kind, dtype and axes as the array that came in; rows that were skipped are zero."""
     first = stack.source.original.read(int(stack.kept[0])).pixels
     out = np.zeros((len(stack.source), *stack.aligned_size, first.shape[2]), first.dtype)
-    for i, image in zip(stack.kept, aligned, strict=True):
+    for i, image in aligned:
         out[i] = image.pixels
     if isinstance(images, torch.Tensor):
         tensor = torch.from_numpy(out).to(images.dtype)

@@ -26,9 +26,10 @@ from congeal.registration.gauge import mean_motion
 from congeal.registration.gauss_newton import GaussNewton
 
 MIN_CANVAS_COVERAGE = 0.99
-"""A canvas pixel counts if this much of it has image under it: OpenCV's masks are yes or no."""
+"""A canvas pixel counts if this much of it has image under it: OpenCV's masks are yes or no. Chosen by judgement: 1
+less rounding."""
 MAX_PERSPECTIVE = 0.9
-"""Sum of the perspective entries of a step; from 1 on a corner of the frame lies on the horizon."""
+"""Sum of the perspective entries of a step. From 1 on a corner of the frame lies on the horizon; less by judgement."""
 MIN_DETERMINANT = 0.05
 """Of a step. Chosen by judgement: what shrinks an image to less than a twentieth of its area has lost it."""
 
@@ -60,8 +61,6 @@ class ECC(Method):
         The fit ends when the mean corner motion of a round falls below this many pixels; a new image ends by its own.
     motion : str
         translation, rigid, affine or homography: what OpenCV has.
-    size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
 
     Attributes
     ----------
@@ -193,8 +192,15 @@ class _Rounds:
         except cv2.error:  # did not converge, or the images do not correlate: reported as a failure of this image
             return None
         step = self.frame_from_canvas @ np.vstack([found, [0, 0, 1]])[:3].astype(np.float64)
-        if not np.isfinite(step).all() or (method.guards and not _sane(step, self.stack.frame)):
+        if not np.isfinite(step).all():
             return None
+        if method.guards:  # a step keeps the frame in front of the horizon, unmirrored and of visible size
+            centred = to_normalised(step, self.stack.frame)
+            if not np.isfinite(centred).all() or abs(centred[2, 2]) < 1e-6:
+                return None
+            centred = centred / centred[2, 2]
+            if np.abs(centred[2, :2]).sum() >= MAX_PERSPECTIVE or np.linalg.det(centred) <= MIN_DETERMINANT:
+                return None
         return step, float(correlation)
 
     def collect(self, found: torch.Tensor) -> tuple[torch.Tensor, float, float]:
@@ -212,12 +218,3 @@ class _Rounds:
         mean = total / weight
         cost = float((squares - weight * mean.square()).sum() / (weight.sum() * len(mean)))
         return mean.float(), cost, ink
-
-
-def _sane(step: np.ndarray, frame: tuple[int, int]) -> bool:
-    """Whether a step (3, 3) keeps the frame in front of the horizon, unmirrored and of visible size."""
-    centred = to_normalised(step, frame)
-    if not np.isfinite(centred).all() or abs(centred[2, 2]) < 1e-6:
-        return False
-    centred = centred / centred[2, 2]
-    return bool(np.abs(centred[2, :2]).sum() < MAX_PERSPECTIVE and np.linalg.det(centred) > MIN_DETERMINANT)

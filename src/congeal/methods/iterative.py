@@ -71,6 +71,8 @@ class Iterations:
         Where a new fit begins; the start of the stack by default.
     gauge : bool
         With guards, hold the common pose.
+    rows : (m,) array, optional
+        The images whose common pose is held and whose best iterate is kept; all by default.
     **own
         What the method itself keeps in a checkpoint, as a new fit begins with it.
     """
@@ -85,6 +87,7 @@ class Iterations:
         poses: torch.Tensor | None = None,
         *,
         gauge: bool = True,
+        rows: np.ndarray | None = None,
         **own: Any,
     ) -> None:
         fresh = {"poses": start_poses(stack) if poses is None else poses, "zoom": 1.0, "best": None}
@@ -92,11 +95,11 @@ class Iterations:
         self.context, self.limits = context, limits
         self.poses: torch.Tensor = state["poses"]
         self.own: dict[str, Any] = state["own"]
-        self.best = BestIterate(self.poses, state["best"])
+        self.best = BestIterate(self.poses if rows is None else self.poses[rows], state["best"])
         self.gauge: Gauge | None = None
         if gauge and method.guards:
             keeps, zoom = image_features.keeps_intensity, float(state["zoom"])
-            self.gauge = Gauge.of_stack(stack, method.motion, keeps_intensity=keeps, zoom=zoom)
+            self.gauge = Gauge.of_stack(stack, method.motion, keeps_intensity=keeps, zoom=zoom, rows=rows)
         self._first = int(state["level"]), int(state["iteration"])
         self._at, self._ended = self._first, False
 

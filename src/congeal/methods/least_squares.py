@@ -45,10 +45,6 @@ class LSC(GaussNewtonMethod):
         the set ("medoid"), or one image: a position in the set, a file, or an array of the frame's size.
     robust : float, optional
         Huber threshold on intensities in [0, 1]: larger residuals count linearly. None: plain squares.
-    blurs, iterations, damping, max_step, tolerance
-        As for every method by Gauss-Newton, see `GaussNewtonMethod`.
-    motion, size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
 
     Attributes
     ----------

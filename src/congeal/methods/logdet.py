@@ -33,6 +33,7 @@ from congeal.registration.features import ImageFeatures
 from congeal.registration.gauge import mean_motion
 from congeal.registration.gauss_newton import steepest_descent
 
+LEARNT = ("mean", "basis", "keep")  # of a codebook, for new images
 FIRST_POWER_STEPS = 4
 """Power steps from a random basis; later ones begin where the last ended and need one. Chosen by judgement: the basis
 goes on turning with every step of the images."""
@@ -53,10 +54,6 @@ class LogDet(GaussNewtonMethod):
         D: how much squared error one nat of code is worth; large ones leave little more than the mean image.
     rank : int
         Principal directions kept, at most; the rest of the variance counts as one flat remainder.
-    blurs, iterations, damping, max_step, tolerance
-        As for every method by Gauss-Newton, see `GaussNewtonMethod`.
-    motion, size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
 
     Attributes
     ----------
@@ -92,14 +89,16 @@ class LogDet(GaussNewtonMethod):
                 run.poses = stepped
                 values = {"cost": cost, "complexity": code.complexity, "distortion": distortion, "motion": moved}
                 run.end_step(values, why_still(moved, self.tolerance), basis=basis, codebooks=codebooks)
-            codebooks.append(level.learn(run.poses, basis).tensors())
+            code = level.learn(run.poses, basis)
+            codebooks.append({name: getattr(code, name) for name in LEARNT})
         self._codebooks: list[dict[str, torch.Tensor]] = codebooks
         return run.result()
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         """Gauss-Newton towards projections on what `fit` learnt at each level."""
         levels = [_Level(self, stack, sigma, image_features) for sigma in self.blurs]
-        codes = [Codebook.from_tensors(code, torch.float64) for code in self._codebooks]
+        precise = [{name: code[name].double() for name in LEARNT} for code in self._codebooks]
+        codes = [Codebook(code["mean"], code["basis"], code["keep"]) for code in precise]
         return place_each(stack, context, lambda part: self._place(stack, part, levels, codes))
 
     def _place(self, stack: Stack, part: np.ndarray, levels: list[_Level], codes: list[Codebook]) -> torch.Tensor:
@@ -114,8 +113,7 @@ class LogDet(GaussNewtonMethod):
         return {f"{i}.{name}": value for i, code in enumerate(self._codebooks) for name, value in code.items()}
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        names = ("mean", "basis", "keep")
-        self._codebooks = [{name: state[f"{i}.{name}"] for name in names} for i in range(len(self.blurs))]
+        self._codebooks = [{name: state[f"{i}.{name}"] for name in LEARNT} for i in range(len(self.blurs))]
 
 
 @dataclass
@@ -128,19 +126,10 @@ class Codebook:
     complexity: float = 0.0
     ink: float = 0.0
 
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Codebook:
-        """The inverse of `tensors`, in another precision."""
-        return cls(tensors["mean"].to(dtype), tensors["basis"].to(dtype), tensors["keep"].to(dtype))
-
     def project(self, shown: torch.Tensor) -> torch.Tensor:
         """Codes of images (B, C, h, w) already sampled into the frame."""
         weights = (shown.flatten(1) - self.mean) @ self.basis
         return (self.mean + (weights * self.keep) @ self.basis.T).view_as(shown)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """What projecting takes, to be kept in a file."""
-        return {"mean": self.mean, "basis": self.basis, "keep": self.keep}
 
 
 class _Level:
@@ -217,22 +206,16 @@ class _Level:
         frame_from_stack = invert(found.double()).to(found)
         back = warp(maps, frame_from_stack, self.stack.size)
         residual = images - back[:, :c]
-        weight = self._weight(frame_from_stack, masks)
+        jacobian, weight = back[:, c:].reshape(b, k, -1), masks
+        if not self.image_features.empty_ground:  # of an object what the frame misses is lost, of a photo it is not
+            seen = coverage(frame_from_stack, self.stack.frame, self.stack.size)
+            weight = seen if masks is None else seen * masks
         if weight is not None:
             residual = residual * weight
-        jacobian = back[:, c:].reshape(b, k, -1)
-        if weight is not None:
             jacobian = jacobian * weight.expand_as(residual).reshape(b, 1, -1)
         slope = jacobian @ residual.reshape(b, -1, 1)
         delta = (self.newton.damped_inverse(jacobian @ jacobian.transpose(1, 2)) @ slope)[..., 0]
         return self.newton.compose(found, delta), float(residual.square().sum())
-
-    def _weight(self, frame_from_stack: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor | None:
-        """Which source pixels count: all for objects, as what the frame misses is lost; the shared part of photos."""
-        if self.image_features.empty_ground:
-            return masks
-        seen = coverage(frame_from_stack, self.stack.frame, self.stack.size)
-        return seen if masks is None else seen * masks
 
     def _shown(self, images: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
         # Photographs do not end in black: the edge is carried on, or every frame corner would be a principal direction.

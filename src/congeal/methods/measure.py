@@ -86,36 +86,50 @@ def measure(
     with torch.no_grad():
         shards = _Shards(stack, stack_from_frame, kind, show=not quiet)
         started = shards.map("measuring pixels", _PixelTask(stack, stack_from_frame, kind))
-        if ordered:
-            alike = _likeness_in_sequence(stack, stack_from_frame, kind)
+        if ordered:  # an executor looks at pixels while images are compared here
+            seen = temporal_likeness(stack, stack_from_frame, kind)
+            matching = np.nan_to_num(seen.after, nan=-1.0) >= seen.least
+            numbers = _change(seen.before, seen.after) | {"noise_likeness": seen.chance}
+            alike = _Likeness(numbers, seen.after, matching, seen.flat)
         else:
             alike = _likeness_in_set(stack, stack_from_frame, kind, sight, shards)
-        pixels = _Pixels.collected(stack, kind, shards, started)
+        meter, each, outside_before = _collect_pixels(stack, shards, started)
     # Around an object is empty ground, where the frame may go anywhere; so the scale at its centre decides.
-    lost = (pixels.lost & (not ordered)) | implausible_scales(pixels.frame_scale if kind == "photo" else pixels.scale)
+    lost = implausible_scales(each["frame_scale"] if kind == "photo" else each["scale"])
+    nothing = np.zeros(len(stack), dtype=bool)
+    if pixel_features(kind).keeps_intensity:
+        left, nothing = (
+            each["ink"] * np.float32(pixel_area(stack)) < LOST_INK * each["stack_ink"],
+            blank(each["stack_ink"]),
+        )
+    else:
+        left = each["outside"] > MAX_OUT_OF_FRAME
+    lost |= left & (not ordered)
     status = np.where(alike.inlier, OK, OUTLIER).astype(np.uint8)
     if unknown is not None:
         lost |= unknown
     status[lost] = FAILED
-    status[pixels.blank | (alike.flat & ~lost)] = BLANK
+    status[nothing | (alike.flat & ~lost)] = BLANK
     matching, there = status == OK, status != BLANK
     counted = matching if matching.any() else there if there.any() else ~matching
-    seen = Evidence(
+    evidence = Evidence(
         n_images=len(stack),
         kind=kind,
-        **pixels.numbers,
+        **meter.numbers(),
+        out_of_frame_before=outside_before,
         **alike.numbers,
         matching_share=float(matching.mean()),
         failed_share=float((status == FAILED).sum() / max(1, there.sum())),
         expected_energy_ratio=1.0 if can_scale(motion) else _start_energy(stack),
-        mean_scale=geometric_mean(pixels.scale[counted]),
-        out_of_frame_share=float(pixels.outside.mean()),
+        mean_scale=geometric_mean(each["scale"][counted]),
+        out_of_frame_share=float(each["outside"].mean()),
         sequence=ordered,
     )
     with torch.no_grad():
-        preview = make_preview(stack, stack_from_frame, pixels.means, alike.score, status)
-    quality = replace(Quality.judged(seen), preview=preview)
-    return Measurement(quality, alike.score, status, pixels.outside)
+        means = (meter.before.mean, meter.after.mean)
+        preview = make_preview(stack, stack_from_frame, means, alike.score, status)
+    quality = replace(Quality.judged(evidence), preview=preview)
+    return Measurement(quality, alike.score, status, each["outside"])
 
 
 class _Shards:
@@ -138,35 +152,18 @@ class _Shards:
 # ---- pixels
 
 
-@dataclass
-class _Pixels:
-    numbers: dict[str, float]
-    scale: np.ndarray  # (n,) against the start, at the centre of the frame
-    frame_scale: np.ndarray  # (n,) the same of the whole frame
-    outside: np.ndarray  # (n,) share of the frame without image
-    lost: np.ndarray  # (n,) bool: the image left the frame
-    blank: np.ndarray  # (n,) bool: there is no object in the source
-    means: tuple[np.ndarray, np.ndarray]  # (C,h,w) before and after, on the 0–255 scale
-
-    @classmethod
-    def collected(cls, stack: Stack, kind: str, shards: _Shards, results: Iterator[Result]) -> _Pixels:
-        """All shards together."""
-        area, outside_before = pixel_area(stack), 0.0
-        meter = PixelMeter(aligned_area=1 / area)
-        each = {name: allocate((len(stack),), dtype) for name, dtype in _PER_IMAGE.items()}
-        for rows, one in zip(shards.ranges, results, strict=True):
-            for name, values in each.items():
-                values[slice(*rows)] = one.pop(name)
-            outside_before += float(one.pop("outside_before"))
-            meter.merge(PixelMeter().restore(one))
-        outside, nothing = each["outside"], np.zeros(len(stack), dtype=bool)
-        if pixel_features(kind).keeps_intensity:
-            lost, nothing = each["ink"] * np.float32(area) < LOST_INK * each["stack_ink"], blank(each["stack_ink"])
-        else:
-            lost = outside > MAX_OUT_OF_FRAME
-        numbers = meter.numbers() | {"out_of_frame_before": outside_before / len(stack)}
-        means = (meter.before.mean, meter.after.mean)
-        return cls(numbers, each["scale"], each["frame_scale"], outside, lost, nothing, means)
+def _collect_pixels(
+    stack: Stack, shards: _Shards, results: Iterator[Result]
+) -> tuple[PixelMeter, dict[str, np.ndarray], float]:
+    """All shards together: sums over pixels, numbers of each image, and the share of the frame empty at the start."""
+    meter, outside_before = PixelMeter(aligned_area=1 / pixel_area(stack)), 0.0
+    each = {name: allocate((len(stack),), dtype) for name, dtype in _PER_IMAGE.items()}
+    for rows, one in zip(shards.ranges, results, strict=True):
+        for name, values in each.items():
+            values[slice(*rows)] = one.pop(name)
+        outside_before += float(one.pop("outside_before"))
+        meter.merge(PixelMeter().restore(one))
+    return meter, each, outside_before / len(stack)
 
 
 @dataclass
@@ -183,29 +180,26 @@ class _PixelTask:
         # Filled in place: small arrays that stay between large ones that go would keep their memory.
         origin, n = runs[0][0], runs[-1][1] - runs[0][0]
         each = {name: np.zeros(n, dtype) for name, dtype in _PER_IMAGE.items()}
+        stack, features = self.stack, pixel_features(self.kind)
         for first, stop in runs:
             rows, here = np.arange(first, stop), slice(first - origin, stop - origin)
-            outside_before += self._run(rows, meter, {name: values[here] for name, values in each.items()})
+            poses = self.stack_from_frame[rows]
+            found, start = (torch.as_tensor(matrices).float() for matrices in (poses, stack.start[rows]))
+            images, masks = stack.images(rows), stack.masks(rows)
+            # Real photographs do not end in black, so what is not covered has no weight.
+            (before, before_weight), (after, after_weight) = (
+                (warp(images, matrices, stack.frame), features.covered(matrices, stack.size, stack.frame, masks))
+                for matrices in (start, found)
+            )
+            meter.update_before(before, before_weight)
+            meter.update_after(after, images, after_weight)
+            frame_from_stack = invert(poses.astype(np.float64))
+            each["ink"][here], each["stack_ink"][here] = after.flatten(1).sum(1), images.flatten(1).sum(1)
+            each["outside"][here] = 1 - coverage(found, stack.size, stack.frame).mean((1, 2, 3))
+            each["scale"][here] = scales(frame_from_stack, stack.frame, invert(stack.start[rows]))
+            each["frame_scale"][here] = frame_scales(poses, stack.start[rows], stack.frame)
+            outside_before += float((1 - coverage(start, stack.size, stack.frame).mean((1, 2, 3))).sum())
         return {**each, **meter.state(), "outside_before": np.array(outside_before)}
-
-    def _run(self, rows: np.ndarray, meter: PixelMeter, each: dict[str, np.ndarray]) -> float:
-        """Take in a run, fill in the numbers of its images, and give the share of the frame that was empty before."""
-        stack, features, poses = self.stack, pixel_features(self.kind), self.stack_from_frame[rows]
-        found, start = (torch.as_tensor(matrices).float() for matrices in (poses, stack.start[rows]))
-        images, masks = stack.images(rows), stack.masks(rows)
-        # Real photographs do not end in black, so what is not covered has no weight.
-        (before, before_weight), (after, after_weight) = (
-            (warp(images, matrices, stack.frame), features.covered(matrices, stack.size, stack.frame, masks))
-            for matrices in (start, found)
-        )
-        meter.update_before(before, before_weight)
-        meter.update_after(after, images, after_weight)
-        frame_from_stack = invert(poses.astype(np.float64))
-        each["ink"][:], each["stack_ink"][:] = after.flatten(1).sum(1), images.flatten(1).sum(1)
-        each["outside"][:] = 1 - coverage(found, stack.size, stack.frame).mean((1, 2, 3))
-        each["scale"][:] = scales(frame_from_stack, stack.frame, invert(stack.start[rows]))
-        each["frame_scale"][:] = frame_scales(poses, stack.start[rows], stack.frame)
-        return float((1 - coverage(start, stack.size, stack.frame).mean((1, 2, 3))).sum())
 
 
 def _start_energy(stack: Stack) -> float:
@@ -223,13 +217,6 @@ class _Likeness:
     score: np.ndarray  # (n,) likeness to the mean of the other inliers
     inlier: np.ndarray  # (n,) bool
     flat: np.ndarray  # (n,) bool: shows nothing
-
-
-def _likeness_in_sequence(stack: Stack, stack_from_frame: np.ndarray, kind: str) -> _Likeness:
-    """Likeness of each image of a sequence to its neighbours in time."""
-    seen = temporal_likeness(stack, stack_from_frame, kind)
-    numbers = _change(seen.before, seen.after) | {"noise_likeness": seen.chance}
-    return _Likeness(numbers, seen.after, np.nan_to_num(seen.after, nan=-1.0) >= seen.least, seen.flat)
 
 
 def _likeness_in_set(
@@ -276,16 +263,13 @@ def _likeness_in_set(
 def _change(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
     """How likeness changed; NaN where an image shows nothing."""
     rise = (after - before)[np.isfinite(after - before)]
+    means = [float(np.nanmean(values)) if np.isfinite(values).any() else float("nan") for values in (before, after)]
     return {
-        "likeness_before": _mean(before),
-        "likeness_after": _mean(after),
+        "likeness_before": means[0],
+        "likeness_after": means[1],
         "likeness_change_error": float(rise.std() / max(1, len(rise) - 1) ** 0.5) if len(rise) else float("nan"),
         "improved_share": float((rise > 0).mean()) if len(rise) else float("nan"),
     }
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
 def _select(pictures: Pictures, rows: np.ndarray) -> Pictures:

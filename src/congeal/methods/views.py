@@ -130,8 +130,9 @@ def make_preview(
     status: np.ndarray,
 ) -> Preview:
     """Means (C,h,w) on the 0–255 scale, and the images that match least, as the frame shows them."""
-    black, white = _range(means)
-    order = _worst(score, status)
+    black, white = (float(value) for value in np.nanquantile(means[1], [0.005, 0.995]))
+    if not 1 <= white - black < LOW_CONTRAST_SHARE * 255:  # all of the range, unless the means use little of it
+        black, white = 0.0, 255.0
 
     def shown(values: np.ndarray) -> bytes:
         channels = values if len(values) in (1, 3) else values.mean(0, keepdims=True)
@@ -148,7 +149,7 @@ def make_preview(
         return Thumbnail(name, word, float(score[i]), shown(before), shown(after))
 
     before, after = means
-    return Preview(shown(before), shown(after), stack.frame[1], tuple(thumbnail(int(i)) for i in order))
+    return Preview(shown(before), shown(after), stack.frame[1], tuple(thumbnail(int(i)) for i in _worst(score, status)))
 
 
 def _worst(score: np.ndarray, status: np.ndarray) -> np.ndarray:
@@ -159,9 +160,3 @@ def _worst(score: np.ndarray, status: np.ndarray) -> np.ndarray:
         order = np.lexsort((np.nan_to_num(score[rows], nan=2.0), status[rows] == STATUSES.index("ok")))
         found = rows[order[:MAX_THUMBNAILS]]
     return found
-
-
-def _range(means: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
-    """Values that are shown black and white: the whole range, unless the means use little of it."""
-    low, high = (float(value) for value in np.nanquantile(means[1], [0.005, 0.995]))
-    return (low, high) if 1 <= high - low < LOW_CONTRAST_SHARE * 255 else (0.0, 255.0)

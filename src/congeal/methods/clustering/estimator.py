@@ -27,8 +27,7 @@ from congeal.methods.clustering.sample_clustering import (
     read_group_table,
     suggest_features,
 )
-from congeal.methods.fit_context import FitContext
-from congeal.methods.fit_result import FitResult
+from congeal.methods.fit_context import FitContext, FitResult
 from congeal.methods.measure import BLANK, OK, OUTLIER
 from congeal.methods.registry import method_class
 from congeal.methods.semantic.extractors import FeatureTrust, is_semantic

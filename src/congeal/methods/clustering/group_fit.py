@@ -14,8 +14,7 @@ from congeal.execution import in_this_process
 from congeal.geometry import MOTIONS
 from congeal.images import Stack
 from congeal.methods.base import Alignment, Method
-from congeal.methods.fit_context import FitContext
-from congeal.methods.fit_result import FitResult
+from congeal.methods.fit_context import FitContext, FitResult
 from congeal.registration.batching import frames
 
 

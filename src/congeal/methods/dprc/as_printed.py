@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +30,7 @@ from congeal.registration.features import ImageFeatures
 from congeal.rows import evenly_spaced_rows
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+"""Images (B, C, H, W) and the poses they start from (B, 3, 3)."""
 MAX_WATCHED_IMAGES = 200
 """Images that the curves of `watch_every` are measured on. Chosen by judgement: a curve needs no more."""
 
@@ -68,10 +70,7 @@ def train(
     capacity_penalty: float,
     position: torch.Tensor,
 ) -> Iterator[dict[str, float]]:
-    """The paper's training, end to end: one step per batch of images (B, C, H, W) and poses to start from (B, 3, 3).
-
-    Gives the losses of every step.
-    """
+    """The paper's training, end to end: gives the losses of every step, one per batch."""
     for images, start in batches:
         aligned = warp(images, aligner(images, start)[-1], aligner.frame)
         rebuilt, code = autoencoder(aligned.contiguous(memory_format=torch.channels_last))
@@ -135,20 +134,16 @@ class PrintedDPRC(NetworkMethod):
         return RawPixels(kind)
 
     def _make_networks(self, channels: int, frame: Size) -> tuple[DeSTNet, torch.nn.Module]:
-        make = lambda: paper_networks(self.networks, channels, frame, self.motion, self.code_size)  # noqa: E731
+        make = partial(paper_networks, self.networks, channels, frame, self.motion, self.code_size)
         aligner, autoencoder = seeded(make, self.random_state_)
         return aligner, autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         trained = self._train(stack, image_features.kind, context, context.load() or {})
-        poses = start_poses(stack)
-        self._predict(stack, image_features, poses, context, beside=trained)
-        return poses
+        return self._predict(stack, image_features, context, beside=trained)
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        poses = start_poses(stack)
-        self._predict(stack, image_features, poses, context)
-        return poses
+        return self._predict(stack, image_features, context)
 
     def _train(self, stack: Stack, kind: str, context: FitContext, state: Mapping[str, Any]) -> dict[str, Any]:
         """Train from where a checkpoint's state ended, or from the beginning; gives the state at the end."""
@@ -160,12 +155,18 @@ class PrintedDPRC(NetworkMethod):
             generator.set_state(state["generator"])
             for name, part in parts.items():
                 part.load_state_dict(state[name])
+
+        def batches() -> Iterator[Batch]:
+            for _ in range(first, self.steps):
+                rows = np.sort(torch.randint(len(stack), (self.batch_size,), generator=generator).numpy())
+                yield stack.images(rows), torch.as_tensor(stack.start[rows]).float()
+
         typical = isinstance(self.reference, str) and self.reference == "auto"
         losses = train(
             aligner,
             autoencoder,
             optimiser,
-            random_batches(stack, self.batch_size, self.steps - first, generator),
+            batches(),
             reference_image("medoid" if typical else self.reference, stack, self.random_state_),
             complexity_weight=self.complexity_weight,
             capacity_penalty=self.capacity_penalty,
@@ -196,10 +197,3 @@ def watch(aligner: DeSTNet, stack: Stack, kind: str) -> dict[str, float]:
     poses = normalise(aligner(few.images(np.arange(len(few))), start_poses(few))[-1])
     quality = measure(few, poses.numpy(), kind).quality
     return {"apsnr": quality.apsnr_after, "energy": quality.energy_ratio, "scale": quality.mean_scale}
-
-
-def random_batches(stack: Stack, size: int, count: int, generator: torch.Generator) -> Iterator[Batch]:
-    """`count` batches of images drawn from the whole stack, with the poses they start from."""
-    for _ in range(count):
-        rows = np.sort(torch.randint(len(stack), (size,), generator=generator).numpy())
-        yield stack.images(rows), torch.as_tensor(stack.start[rows]).float()

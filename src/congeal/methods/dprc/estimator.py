@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -23,12 +24,11 @@ from congeal.methods.dprc.as_printed import PRINTED_LFW, PRINTED_MNIST, PrintedD
 from congeal.methods.dprc.networks import DeSTNet, SmallAutoEncoder, recipe_networks, seeded
 from congeal.methods.dprc.prediction import NetworkMethod
 from congeal.methods.dprc.training import Trainer
-from congeal.methods.fit_context import FitContext
-from congeal.methods.fit_result import FitResult
+from congeal.methods.fit_context import FitContext, FitResult
 from congeal.methods.joint.alignment import choose_sample
 from congeal.methods.joint.model import ScoreModel
 from congeal.methods.joint.template import Sample, State, initialise, last_sound, reference_features, register_jointly
-from congeal.registration.batching import chunks, start_poses
+from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures, robust_features
 from congeal.registration.template_registration import TemplateRegistration, Views
 
@@ -79,7 +79,7 @@ class DPRC(NetworkMethod):
     aligner_, autoencoder_ : torch.nn.Module
         The trained networks.
     transforms_, quality_, history_, stack_from_frame_, layout_
-        As for every method.
+        As for every method, see `Method`.
     """
 
     distortion_weight: NotNegative = 1.0
@@ -124,8 +124,7 @@ class DPRC(NetworkMethod):
         trainer = self._train(few, image_features, context)
         self._keep(trainer.aligner, trainer.autoencoder)
         self._template = trainer.state.template
-        poses = start_poses(stack)
-        self._predict(stack, image_features, poses, context, passes=self.passes, beside=trainer.checkpoint())
+        poses = self._predict(stack, image_features, context, passes=self.passes, beside=trainer.checkpoint())
         if self.refine_steps:
             poses[rows], self._template = self._refine(few, image_features, trainer.state, poses[rows])
             if few is not stack:
@@ -147,8 +146,7 @@ class DPRC(NetworkMethod):
         return trainer
 
     def _make_networks(self, channels: int, frame: Size) -> tuple[DeSTNet, SmallAutoEncoder]:
-        make = lambda: recipe_networks(channels, frame, self.motion, self.code_size)  # noqa: E731
-        return seeded(make, self.random_state_)
+        return seeded(partial(recipe_networks, channels, frame, self.motion, self.code_size), self.random_state_)
 
     @torch.no_grad()
     def _refine(
@@ -166,8 +164,7 @@ class DPRC(NetworkMethod):
     # ---- prediction
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> FitResult:
-        poses = start_poses(stack)
-        self._predict(stack, image_features, poses, context, passes=self.passes)
+        poses = self._predict(stack, image_features, context, passes=self.passes)
         if self.refine_steps:
             poses = self._register(stack, image_features, np.arange(len(stack)), poses)
         return FitResult(poses, self.motion, (max(stack.frame),), True)
@@ -195,4 +192,4 @@ class DPRC(NetworkMethod):
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self._template = state["template"]
-        self._load_networks(state, int(self._template.shape[0]))
+        super()._restore(state)

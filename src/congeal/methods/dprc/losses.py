@@ -23,16 +23,13 @@ MIN_DEPTH = 0.1
 """Projective denominator at the frame's corner below which a corner is as good as at infinity. Chosen by judgement: a
 step that large is lost anyway, and the loss stays finite."""
 MIN_INK = 1e-3
-"""Losses are divided by at least this: a blank image has no share of anything."""
+"""Losses are divided by at least this: a blank image has no share of anything. Smaller than one grey value."""
 
 
 def distortion(
     aligned: torch.Tensor, reference: torch.Tensor, weights: torch.Tensor | None = None, *, by_ink: bool = False
 ) -> torch.Tensor:
-    """D of aligned images (B, C, h, w) and a reference (C, h, w). weights: of pixels.
-
-    by_ink divides it by the ink of both, so that shrinking the object wins nothing.
-    """
+    """D of aligned images (B, C, h, w) and a reference (C, h, w). weights: of pixels; by_ink divides by both's ink."""
     error, ink = _difference(aligned, reference, weights)
     return (error / ink if by_ink else error).mean()
 
@@ -49,8 +46,7 @@ def complexity(
 ) -> torch.Tensor:
     """C of aligned images (B, C, h, w), what the auto-encoder made of them, and its code (B, |z|).
 
-    position (|z|,) is w, capacity_penalty γ. by_ink divides by the ink of image and reconstruction: an image wins
-    nothing by becoming emptier, which is easier to rebuild.
+    position (|z|,) is w, capacity_penalty γ. by_ink divides by the ink of image and reconstruction.
     """
     error, ink = _difference(aligned, rebuilt, weights)
     cost = error + capacity_penalty * (code @ position)

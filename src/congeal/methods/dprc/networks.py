@@ -17,20 +17,16 @@ from congeal.filters import gaussian_blur
 from congeal.geometry import from_normalised, matrix_from_parameters, n_parameters, normalise, warp
 from congeal.geometry.matrix import Size
 from congeal.geometry.motion import IDENTITY
-from congeal.registration.template_registration import reduced, scaling
 
-SHRINK_STEP_PX = 1.5
-"""Frame pixels per view pixel: from twice this on, images are shrunk before they are blurred, which costs less."""
 BLUR_PER_STEP = 0.35
-"""Sigma of the blur per frame pixel that a view pixel covers: enough that a coarse view does not alias."""
+"""Sigma of the blur per frame pixel that a view pixel covers: enough that a coarse view does not alias. Chosen by
+judgement."""
 FUSION_WIDTH = 32
 """Hidden units of a fusion layer per parameter of the motion: 256 for a homography, as printed."""
 DENSE_WIDTH = 256
-"""Hidden units of the small auto-encoder."""
-MAX_REBUILT_SIDE_PX = 32
-"""Larger frames are rebuilt at a smaller size. Chosen by judgement: about the size of a digit."""
+"""Hidden units of the small networks' first layers. Chosen by judgement: a fusion layer of the paper has as many."""
 
-Softening = tuple[int, float]  # shrunk how many times, then blurred with what sigma
+Networks = TypeVar("Networks")
 
 
 def convolutional_localiser(channels: int, size: Size, layers: Sequence[tuple[int, int, int]], out: int) -> nn.Module:
@@ -49,13 +45,6 @@ def convolutional_localiser(channels: int, size: Size, layers: Sequence[tuple[in
     return nn.Sequential(trunk, nn.Linear(features, out))
 
 
-def dense_localiser(channels: int, size: Size, out: int) -> nn.Module:
-    """Three fully connected layers on a small view: a tenth of the convolutions' time on a CPU."""
-    widths = [channels * size[0] * size[1], 256, 128]
-    hidden = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.GELU())]
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(widths[-1], out))
-
-
 class DeSTNet(nn.Module):
     """Levels that each look at the original image through the warp so far and correct it.
 
@@ -68,7 +57,6 @@ class DeSTNet(nn.Module):
     """
 
     frame_from_view: torch.Tensor
-    soft_from_stack: torch.Tensor
     intensity: torch.Tensor
 
     def __init__(
@@ -87,7 +75,7 @@ class DeSTNet(nn.Module):
         self.frame, self.bound, self.end_to_end, self.form = frame, bound, end_to_end, form
         count = n_parameters(motion)
         self.sizes: list[Size] = []
-        self.softenings: list[Softening] = []
+        self.blurs: list[float] = []
         frame_from_view = []
         for zoom, resolution in views:
             scale = 1.0 if resolution is None else min(1.0, resolution / max(frame))
@@ -96,20 +84,17 @@ class DeSTNet(nn.Module):
             off_y, off_x = (frame[0] - 1) / 2 - y * (size[0] - 1) / 2, (frame[1] - 1) / 2 - x * (size[1] - 1) / 2
             frame_from_view.append([[x, 0, off_x], [0, y, off_y], [0, 0, 1.0]])
             self.sizes.append(size)
-            # Enough blur that a coarse view does not alias, after shrinking what is much too large; none at full size.
-            step = frame[1] / size[1]
-            factor = max(1, int(step / SHRINK_STEP_PX))
-            self.softenings.append((factor, 0.0 if scale == 1 else BLUR_PER_STEP * step / factor))
+            self.blurs.append(0.0 if scale == 1 else BLUR_PER_STEP * frame[1] / size[1])
         self.register_buffer("frame_from_view", torch.tensor(frame_from_view, dtype=torch.float32), persistent=False)
-        shrinks = torch.stack([scaling(1 / k) for k, _ in self.softenings])
-        self.register_buffer("soft_from_stack", shrinks, persistent=False)
         self.register_buffer("intensity", torch.tensor([0.0, 1.0], dtype=torch.float32))
-        self.localisers = nn.ModuleList(
-            convolutional_localiser(channels, size, layers, count)
-            if layers is not None
-            else dense_localiser(channels, size, count)
-            for size in self.sizes
-        )
+        self.localisers = nn.ModuleList()
+        for size in self.sizes:
+            if layers is not None:
+                self.localisers.append(convolutional_localiser(channels, size, layers, count))
+            else:  # fully connected on a small view: a tenth of the convolutions' time on a CPU
+                widths = [channels * size[0] * size[1], DENSE_WIDTH, DENSE_WIDTH // 2]
+                hidden = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.GELU())]
+                self.localisers.append(nn.Sequential(nn.Flatten(), *hidden, nn.Linear(widths[-1], count)))
         self.fusions = nn.ModuleList()
         for level in range(len(views)):
             grow, shrink = nn.Linear(count * (level + 1), FUSION_WIDTH * count), nn.Linear(FUSION_WIDTH * count, count)
@@ -120,33 +105,31 @@ class DeSTNet(nn.Module):
 
     def forward(self, images: torch.Tensor, stack_from_frame: torch.Tensor) -> list[torch.Tensor]:
         """Images (B, C, H, W) and where the frame starts (B, 3, 3) → stack_from_frame after each level."""
-        return self.correct(self.soften(images), stack_from_frame)
+        return self.correct(self.blurred(images), stack_from_frame)
 
-    def predict(self, images: torch.Tensor, stack_from_frame: torch.Tensor, passes: int) -> torch.Tensor:
-        """The last level's answer, `passes` times over, each from where the one before ended."""
-        softened, pose = self.soften(images), stack_from_frame
-        for _ in range(passes):
-            pose = normalise(self.correct(softened, pose)[-1])
-        return pose
+    def blurred(self, images: torch.Tensor) -> dict[float, torch.Tensor]:
+        """The images by the blur of a level; made once for all passes, because it takes a third of a step's time."""
+        return {sigma: gaussian_blur(images, sigma) for sigma in sorted(set(self.blurs))}
 
-    def soften(self, images: torch.Tensor) -> dict[Softening, torch.Tensor]:
-        """The images as `correct` wants them, shrunk and blurred for each level: once for all passes."""
-        return {(k, sigma): gaussian_blur(reduced(images, k), sigma) for k, sigma in sorted(set(self.softenings))}
-
-    def correct(self, softened: dict[Softening, torch.Tensor], stack_from_frame: torch.Tensor) -> list[torch.Tensor]:
-        """`forward` from softened images."""
+    def correct(self, blurred: dict[float, torch.Tensor], stack_from_frame: torch.Tensor) -> list[torch.Tensor]:
+        """`forward` from blurred images."""
         updates: list[torch.Tensor] = []
-        poses = []
-        pose = stack_from_frame
+        poses, pose = [], stack_from_frame
         for level, (localise, fuse) in enumerate(zip(self.localisers, self.fusions, strict=True)):
-            soft_from_stack = self.soft_from_stack[level]
-            seen_from = soft_from_stack @ (pose if self.end_to_end else pose.detach()) @ self.frame_from_view[level]
-            images = softened[self.softenings[level]]
+            seen_from = (pose if self.end_to_end else pose.detach()) @ self.frame_from_view[level]
+            images = blurred[self.blurs[level]]
             view = warp(images, seen_from.to(images.dtype), self.sizes[level]).to(pose.dtype)
             updates.append(localise((view - self.intensity[0]) / self.intensity[1]))
             pose = pose @ from_normalised(self._matrix(fuse(torch.cat(updates, 1))), self.frame)
             poses.append(pose)
         return poses
+
+    def predict(self, images: torch.Tensor, stack_from_frame: torch.Tensor, passes: int) -> torch.Tensor:
+        """The last level's answer, `passes` times over, each from where the one before ended."""
+        blurred, pose = self.blurred(images), stack_from_frame
+        for _ in range(passes):
+            pose = normalise(self.correct(blurred, pose)[-1])
+        return pose
 
     def _matrix(self, update: torch.Tensor) -> torch.Tensor:
         if self.bound is not None:
@@ -194,17 +177,15 @@ class AutoEncoder(nn.Module):
 
 class SmallAutoEncoder(nn.Module):
     """Fully connected, with a learned template under the decoder: useful after seconds, where a convolutional one
-    must first learn to paint. Large frames are rebuilt `shrink` times smaller."""
+    must first learn to paint."""
 
     def __init__(self, channels: int, frame: Size, code_size: int) -> None:
         super().__init__()
-        self.shrink, hidden = -(-max(frame) // MAX_REBUILT_SIDE_PX), DENSE_WIDTH
-        frame = (max(1, frame[0] // self.shrink), max(1, frame[1] // self.shrink))
         pixels = channels * frame[0] * frame[1]
         self.encoder = nn.Sequential(
-            nn.Flatten(), nn.Linear(pixels, hidden), nn.Tanh(), nn.Linear(hidden, code_size), nn.Sigmoid()
+            nn.Flatten(), nn.Linear(pixels, DENSE_WIDTH), nn.Tanh(), nn.Linear(DENSE_WIDTH, code_size), nn.Sigmoid()
         )
-        self.decoder = nn.Sequential(nn.Linear(code_size, hidden), nn.Tanh(), nn.Linear(hidden, pixels))
+        self.decoder = nn.Sequential(nn.Linear(code_size, DENSE_WIDTH), nn.Tanh(), nn.Linear(DENSE_WIDTH, pixels))
         for values in self.decoder[-1].parameters():
             nn.init.zeros_(values)
         self.template = nn.Parameter(torch.zeros(channels, *frame))
@@ -216,12 +197,9 @@ class SmallAutoEncoder(nn.Module):
 
 
 PAPER_NETWORKS = ("mnist", "lfw")
-PaperNetworks = tuple[DeSTNet, AutoEncoder]
-RecipeNetworks = tuple[DeSTNet, SmallAutoEncoder]
-Networks = TypeVar("Networks", PaperNetworks, RecipeNetworks)
 
 
-def paper_networks(which: str, channels: int, frame: Size, motion: str, code_size: int) -> PaperNetworks:
+def paper_networks(which: str, channels: int, frame: Size, motion: str, code_size: int) -> tuple[DeSTNet, AutoEncoder]:
     """The aligner and the auto-encoder of the paper's Table 1, for any frame and number of channels.
 
     "mnist" is DeSTNet-4 on 7×7 convolutions, "lfw" DeSTNet-5 on strided 3×3 ones. A smaller motion than the paper's
@@ -240,16 +218,13 @@ def paper_networks(which: str, channels: int, frame: Size, motion: str, code_siz
     return aligner.float(), autoencoder.float()  # whatever torch's default is
 
 
-def recipe_networks(channels: int, frame: Size, motion: str, code_size: int) -> RecipeNetworks:
+def recipe_networks(channels: int, frame: Size, motion: str, code_size: int) -> tuple[DeSTNet, SmallAutoEncoder]:
     """Dense localisers on small views, and a dense auto-encoder with a template: a tenth of the time on a CPU."""
     return DeSTNet(channels, frame, motion).float(), SmallAutoEncoder(channels, frame, code_size).float()
 
 
 class _SeededDraws(TorchFunctionMode):
-    """Random numbers of this thread from a generator, where nobody says from which.
-
-    Torch's own generator is one for all threads, and what others draw meanwhile would change the weights.
-    """
+    """Random numbers of this thread from a generator: torch's own is one for all threads, whose draws would mix."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from congeal.methods.base import Method
 from congeal.methods.checks import Count, NotNegative, Positive, Reference
 from congeal.methods.dprc.networks import DeSTNet
 from congeal.methods.fit_context import FitContext
-from congeal.registration.batching import check_one_image, chunks
+from congeal.registration.batching import check_one_image, chunks, start_poses
 from congeal.registration.features import ImageFeatures
 
 if TYPE_CHECKING:
@@ -56,30 +56,27 @@ class NetworkMethod(Method):
         self,
         stack: Stack,
         image_features: ImageFeatures,
-        poses: torch.Tensor,
         context: FitContext,
         *,
         passes: int = 1,
         beside: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Fill in the aligner's answer for every image. In float64, so that an image gets the same in any batch."""
-        aligner = copy.deepcopy(self.aligner_).double()
+    ) -> torch.Tensor:
+        """The aligner's answer for every image. In float64, so that an image gets the same in any batch."""
+        aligner, poses = copy.deepcopy(self.aligner_).double(), start_poses(stack)
 
         def predict(part: np.ndarray) -> tuple[torch.Tensor, ...]:
             images = image_features.features(stack.images(part))
             return (aligner.predict(images, poses[part].double(), passes).float(),)
 
         context.map_images(predict, chunks(stack), poses, state=beside)
+        return poses
 
     def _state(self) -> dict[str, torch.Tensor]:
-        networks = (("aligner", self.aligner_), ("autoencoder", self.autoencoder_))
-        return {f"{name}.{key}": value for name, net in networks for key, value in net.state_dict().items()}
+        networks = {"aligner": self.aligner_, "autoencoder": self.autoencoder_}
+        return {f"{name}.{key}": value for name, net in networks.items() for key, value in net.state_dict().items()}
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._load_networks(state, self.layout_.channels)
-
-    def _load_networks(self, state: Mapping[str, torch.Tensor], channels: int) -> None:
-        """Networks from tensors named aligner.… and autoencoder.…"""
+        channels = int(state["template"].shape[0]) if "template" in state else self.layout_.channels
         networks = self._make_networks(channels, self.layout_.frame)
         for name, net in zip(("aligner", "autoencoder"), networks, strict=True):
             prefix = f"{name}."

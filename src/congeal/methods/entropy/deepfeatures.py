@@ -8,6 +8,7 @@ over neighbours makes a feature blind to such small changes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar
@@ -28,22 +29,22 @@ from congeal.registration.features import ImageFeatures
 Units = Annotated[int, Range(least=4, every=2)]
 
 SAMPLE_VALUES = 1_000_000
-"""Pixel values of the images that the filters are learnt from."""
+"""Pixel values of the images that the filters are learnt from. Chosen by judgement: patches of them are 4 MB a pixel
+of the filter."""
 DEEP_SAMPLE = 100
 """Images that the second layer is learnt from: its patches are large, and there are enough of them."""
 POOLS = (5, 3, 1)
-"""Pixels a side that features are averaged over at each level."""
+"""Pixels a side that features are averaged over at each level. Chosen by judgement: from forgiving to exact."""
 MIN_COSINE = 0.2
 """Cosine between patch and filter below which a unit is silent: features stay sparse."""
 FAINT_SHARE = 0.7
 """Of the median patch's contrast: what counts as half seen. With less, the faint fringe of a stroke, which is what its
 interpolation left, counts as much as the stroke."""
 MAX_PATCHES = 20_000
-"""Patches that k-means sees."""
-MIN_CONTRAST = 1e-3
-"""Contrast of a patch that shows nothing."""
+"""Patches that k-means sees. Chosen by judgement: about a thousand for each unit."""
 NEIGHBOUR_SHARE = 0.5
-"""Of a unit's patches that each neighbour learns from too, at first."""
+"""Of a unit's patches that each neighbour learns from too, at first. Chosen by judgement: half makes neighbours alike
+without making them equal."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -62,15 +63,11 @@ class DeepFeatures(FunnelMethod):
     steps : tuple of three float
         First step at each level (the second layer, the first, the first again): corner motion in pixels of a 28-pixel
         frame.
-    sweeps, relative, shrink, min_step, noise, tolerance
-        As for every method with a funnel, see `FunnelMethod`.
-    motion, size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
 
     Attributes
     ----------
     transforms_, quality_, history_, stack_from_frame_, layout_
-        As for `FunnelMethod` and `Method`.
+        As for every method, see `Method`.
     """
 
     units: tuple[Units, Units] = (16, 24)
@@ -105,8 +102,10 @@ class DeepFeatures(FunnelMethod):
         faint = self._learnt["faint"].tolist()
         shallow = Layer(self._learnt["shallow"], faint[0], centred=True)
         deep = Layer(self._learnt["deep"], faint[1], dilation=2)
-        first = [partial(respond, layer=shallow, pool=pool) for pool in POOLS[1:]]
-        views = [partial(_deep, shallow=shallow, deep=deep), *first]
+        first: list[Callable[[torch.Tensor], torch.Tensor]] = [
+            partial(respond, layer=shallow, pool=pool) for pool in POOLS[1:]
+        ]
+        views = [lambda images: respond(respond(images, shallow), deep, pool=POOLS[0]), *first]
         counts = [self.units[1] // 2, self.units[0] // 2, self.units[0] // 2]
         unit, ground = frame_unit(stack.frame), image_features.empty_ground
         # Empty ground shows no feature at all.
@@ -115,10 +114,6 @@ class DeepFeatures(FunnelMethod):
             Level(view, step * unit, 1, outside, anchored=True)
             for view, step, outside in zip(views, self.steps, grounds, strict=True)
         ]
-
-
-def _deep(images: torch.Tensor, shallow: Layer, deep: Layer) -> torch.Tensor:
-    return respond(respond(images, shallow), deep, pool=POOLS[0])
 
 
 # ---- the features: filters by k-means on a ring, pooled along it
@@ -143,7 +138,13 @@ def respond(maps: torch.Tensor, layer: Layer, pool: int = 3) -> torch.Tensor:
     """
     reach = layer.dilation * (layer.filters.shape[-1] // 2)
     raw = functional.conv2d(maps, layer.filters.to(maps), padding=reach, dilation=layer.dilation)
-    cosine = raw / (_patch_energy(maps, layer).sqrt() + layer.faint)
+    # Sum of squares in the patch around every pixel, about the patch's mean if centred.
+    ones = torch.ones_like(layer.filters[:1]).to(maps)
+    energy = functional.conv2d(maps.square(), ones, padding=reach, dilation=layer.dilation)
+    if layer.centred:
+        sums = functional.conv2d(maps, ones, padding=reach, dilation=layer.dilation)
+        energy = energy - sums.square() / ones.numel()
+    cosine = raw / (energy.clamp(min=0).sqrt() + layer.faint)
     active = ((cosine - MIN_COSINE) / (1 - MIN_COSINE)).clamp(0, 1).square()
     pooled = ((active + active.roll(1, 1) + active.roll(-1, 1)) / 3)[:, ::2].sqrt()
     return functional.avg_pool2d(pooled, pool, stride=1, padding=pool // 2)
@@ -158,7 +159,7 @@ def learn_layer(
     if centred:
         patches = patches - patches.mean(1, keepdim=True)
     strength = patches.norm(dim=1)
-    seen = strength > MIN_CONTRAST
+    seen = strength > 1e-3  # the others show nothing
     usual = float(strength[seen].median()) if bool(seen.any()) else 1.0
     patches = patches[strength > usual]  # fainter ones teach nothing
     if len(patches) < units:  # next to nothing to see: any filters do
@@ -181,14 +182,3 @@ def ring_kmeans(points: torch.Tensor, units: int, generator: torch.Generator, ro
         norm = smooth.norm(dim=1, keepdim=True)
         centres = torch.where(norm > 1e-6, smooth / norm.clamp(min=1e-6), centres)
     return centres
-
-
-def _patch_energy(maps: torch.Tensor, layer: Layer) -> torch.Tensor:
-    """Sum of squares in the patch around every pixel, about the patch's mean if centred: (B, 1, H, W)."""
-    ones = torch.ones_like(layer.filters[:1]).to(maps)
-    reach = layer.dilation * (ones.shape[-1] // 2)
-    squares = functional.conv2d(maps.square(), ones, padding=reach, dilation=layer.dilation)
-    if layer.centred:
-        sums = functional.conv2d(maps, ones, padding=reach, dilation=layer.dilation)
-        squares = squares - sums.square() / ones.numel()
-    return squares.clamp(min=0)

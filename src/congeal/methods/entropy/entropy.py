@@ -96,7 +96,7 @@ class FunnelMethod(Method):
             reach = run.own["reach"] if resumed else search.first_reach()
             for _ in run.steps():
                 field, ink = search.collect(run.poses)
-                cost = search.cost(field)
+                cost = float(field[-1].mean())  # in nats, what an average image costs at a pixel
                 if at == len(levels) - 1:
                     run.offer(run.poses, cost, ink)
                 self._fields[at].append(field)
@@ -108,15 +108,12 @@ class FunnelMethod(Method):
                     moved = normalise(moved.double() @ correction).float()
                 motion = mean_motion(run.poses, moved, stack.frame)
                 run.poses = moved
-                ended = why_still(motion, self.tolerance) if self._short(reach) else ""
+                short = self.shrink >= 1 or float(reach.median()) <= SHORT_STEP * self.min_step
+                ended = why_still(motion, self.tolerance) if short else ""
                 run.end_step({"cost": cost, "motion": motion, "level": at}, ended, reach=reach, anchor=anchor, **funnel)
         field, ink = search.collect(run.poses)
-        run.offer(run.poses, search.cost(field), ink)
+        run.offer(run.poses, float(field[-1].mean()), ink)
         return run.result()
-
-    def _short(self, reach: torch.Tensor) -> bool:
-        """Whether most steps are about as short as they may become."""
-        return self.shrink >= 1 or float(reach.median()) <= SHORT_STEP * self.min_step
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         """Through the funnel: one sweep on each field, in the order in which `fit` met them."""
@@ -168,15 +165,11 @@ class Entropy(FunnelMethod):
         Gaussian blur of the distributions at each level, in pixels of a 28-pixel frame.
     steps : tuple of float
         First step at each level: corner motion in pixels of a 28-pixel frame.
-    sweeps, relative, shrink, min_step, noise, tolerance
-        As for every method with a funnel, see `FunnelMethod`.
-    motion, size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
 
     Attributes
     ----------
     transforms_, quality_, history_, stack_from_frame_, layout_
-        As for `FunnelMethod` and `Method`.
+        As for every method, see `Method`.
     """
 
     bins: Annotated[int, Range(least=2)] | Literal["auto"] = "auto"

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from congeal.methods.entropy.entropy import FunnelMethod
 
 CACHE_BYTES = 512 << 20
-"""Of maps kept between sweeps; beyond it they are made anew, so that memory stays flat."""
+"""Of maps kept between sweeps; beyond it they are made anew, so that memory stays flat. Chosen by judgement: a tenth of
+a small machine's memory."""
 MAX_STEP_PX = 3.0
 """With guards no trial step moves a corner farther. Chosen by judgement: as far as the Gauss-Newton methods go."""
 PSEUDO_COUNT = 0.03
@@ -34,7 +35,7 @@ ground do, and thin strokes are stretched until they are grey."""
 MIN_GAIN = 1e-6
 """Of the cost: a step that wins less wins by rounding, and the image stays."""
 MAPS_AT_ONCE = 4
-"""Maps per channel that a usual chunk has room for; of more there are fewer images in a chunk."""
+"""Maps per channel that a usual chunk has memory for, chosen by judgement; of more there are fewer images in one."""
 SEED_STRIDE = 100_003
 """Between random states; longer than any run has sweeps, so that no two draw the same steps."""
 
@@ -77,7 +78,9 @@ class Search:
         self.anchor = _Anchor(anchor, stack) if level.anchored else None
         self.outside = None if level.outside is None else level.outside.to(self.dtype)[:, None, None]
         self.unit = parameter_units(stack.frame, method.motion).to(self.dtype)
-        self.parts = _small_chunks(stack, level)
+        # The usual chunks, cut finer where an image becomes many maps.
+        pieces = max(1, round(level.maps(stack.images([0])).shape[1] / stack.channels / MAPS_AT_ONCE))
+        self.parts = [piece for part in chunks(stack) for piece in np.array_split(part, pieces) if len(piece)]
         self._kept: dict[int, torch.Tensor] = {}
         self._room = CACHE_BYTES
 
@@ -119,10 +122,6 @@ class Search:
             field = field if seed is None else self._field(total)
         return found, reach
 
-    def cost(self, field: torch.Tensor) -> float:
-        """Mean over pixels, in nats, of what an average image costs."""
-        return float(field[-1].mean())
-
     def _try(
         self,
         j: int,
@@ -132,37 +131,33 @@ class Search:
         stretch: torch.Tensor,
         now: dict[int, torch.Tensor],
     ) -> Any:
-        """Parameter j of every image, in place; what they then show, summed.
+        """Stay, forwards or backwards along parameter j, for every image, in place; what they then show, summed.
 
-        now: what each chunk shows where it stands, while there is room.
+        now: what each chunk shows where it stands, if its maps are kept.
         """
         weights = self._weights(field.to(self.dtype))
         total: Any = 0.0
         for i, part in enumerate(self.parts):
-            candidates = self._candidates(found[part], reach[part, j] * stretch[part] * self.unit[j], j)
+            delta = torch.zeros(2, len(part), len(self.unit), dtype=self.dtype)
+            delta[0, :, j] = reach[part, j] * stretch[part] * self.unit[j]
+            delta[1] = -delta[0]
+            steps = from_normalised(matrix_from_parameters(delta), self.stack.frame)
+            candidates = torch.cat([found[part][None], found[part] @ steps])
             here = now[i] if i in now else self._shown(i, candidates[0])
             shown = [here, *(self._shown(i, matrices) for matrices in candidates[1:])]
             score = torch.stack([s.flatten(1) @ weights for s in shown])
-            choice = _choose(score) * (reach[part, j] > 0)
+            better, which = score[1:].min(0)
+            # Staying wins ties and rounding.
+            choice = torch.where(better < score[0] - MIN_GAIN * score[0].abs(), which + 1, 0) * (reach[part, j] > 0)
             for c in (1, 2):
                 here[choice == c] = shown[c][choice == c]
             found[part] = candidates[choice, torch.arange(len(part))]
-            reach[part, j] = self._adapt(reach[part, j], choice > 0)
+            shorter = (reach[part, j] * self.method.shrink).clamp(min=min(self.method.min_step, self.level.step))
+            reach[part, j] = torch.where((choice > 0) | (reach[part, j] == 0), reach[part, j], shorter)
             total = total + here.sum(0)
             if i in self._kept:
                 now[i] = here
         return total
-
-    def _candidates(self, found: torch.Tensor, length: torch.Tensor, j: int) -> torch.Tensor:
-        """Stay, forwards, backwards: (3, B, 3, 3)."""
-        delta = torch.zeros(2, len(found), len(self.unit), dtype=self.dtype)
-        delta[0, :, j], delta[1, :, j] = length, -length
-        steps = from_normalised(matrix_from_parameters(delta), self.stack.frame)
-        return torch.cat([found[None], found @ steps])
-
-    def _adapt(self, reach: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-        shorter = (reach * self.method.shrink).clamp(min=min(self.method.min_step, self.level.step))
-        return torch.where(moved | (reach == 0), reach, shorter)
 
     def _shown(self, i: int, matrices: torch.Tensor) -> torch.Tensor:
         """A chunk as the frame shows it: (B, K + 2, h, w) of K shares, coverage and the image's own entropy."""
@@ -253,16 +248,3 @@ def parameter_units(size: Size, motion: str) -> torch.Tensor:
     frame, small = torch.as_tensor(corners(size)), 1e-4
     steps = from_normalised(matrix_from_parameters(small * torch.eye(n_parameters(motion)).double()), size)
     return (small / (map_points(steps, frame) - frame).norm(dim=-1).amax(1)).float()
-
-
-def _choose(score: torch.Tensor) -> torch.Tensor:
-    """(3, B) costs of staying, forwards, backwards → the best; staying wins ties and rounding."""
-    better, which = score[1:].min(0)
-    return torch.where(better < score[0] - MIN_GAIN * score[0].abs(), which + 1, 0)
-
-
-def _small_chunks(stack: Stack, level: Level) -> list[np.ndarray]:
-    """The usual chunks, cut finer where an image becomes many maps."""
-    maps = level.maps(stack.images([0])).shape[1]
-    pieces = max(1, round(maps / stack.channels / MAPS_AT_ONCE))
-    return [piece for part in chunks(stack) for piece in np.array_split(part, pieces) if len(piece)]

@@ -25,14 +25,12 @@ from congeal.registration.features import ImageFeatures
 
 SAMPLE_DESCRIPTORS = 20_000
 """Descriptors that k-means sees. Chosen by judgement: a thousand and more of each word."""
-MIN_DESCRIPTOR_NORM = 0.1
-"""Norm of a descriptor up to which there is nothing to be seen, and nothing to be learnt."""
 BINS = 8
-"""Of gradient orientation."""
-DESCRIPTOR = 4 * BINS
-"""Values of a descriptor: a histogram of each of 2×2 cells."""
+"""Of gradient orientation, as in Lowe's descriptor."""
+DESCRIPTOR = 4 * BINS  # values of a descriptor: a histogram of each of 2×2 cells
 FAINT_GRADIENT = 0.05
-"""Gradient strength, per pixel of a cell's side, at which a descriptor has half its norm."""
+"""Gradient strength, per pixel of a cell's side, at which a descriptor has half its norm. Chosen by judgement:
+fainter gradients are mostly noise."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,15 +51,11 @@ class SIFT(FunnelMethod):
         Shares fall off as exp(−d²/2σ²), with σ² the mean squared distance to the nearest word times this.
     step : float
         First step: corner motion in pixels of a 28-pixel frame.
-    sweeps, relative, shrink, min_step, noise, tolerance
-        As for every method with a funnel, see `FunnelMethod`.
-    motion, size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
 
     Attributes
     ----------
     transforms_, quality_, history_, stack_from_frame_, layout_
-        As for `FunnelMethod` and `Method`.
+        As for every method, see `Method`.
     """
 
     clusters: Annotated[int, Range(least=2)] = 12
@@ -99,7 +93,7 @@ class SIFT(FunnelMethod):
             chosen = torch.from_numpy(rng.integers(0, pixels, (len(part), 1, each))).expand(-1, DESCRIPTOR, -1)
             sample.append(found.gather(2, chosen).transpose(1, 2).reshape(-1, DESCRIPTOR))
         points = torch.cat(sample)
-        seen = points[points.norm(dim=1) > MIN_DESCRIPTOR_NORM]
+        seen = points[points.norm(dim=1) > 0.1]  # in the others there is nothing to be seen or learnt
         generator = torch.Generator().manual_seed(self.random_state_)
         if len(seen) < self.clusters:
             raise CongealError(f"{stack.source.name} shows too little structure for {self.clusters} visual words")

@@ -27,8 +27,7 @@ from congeal.images import Stack
 from congeal.images.plan import pyramid_sizes
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, CountOrZero, Range, Reference
-from congeal.methods.fit_context import FitContext
-from congeal.methods.fit_result import FitResult
+from congeal.methods.fit_context import FitContext, FitResult
 from congeal.methods.joint.model import FittedModel, ScoreModel
 from congeal.methods.joint.multistart import RESTART_PRIOR_WIDTH, register_each
 from congeal.methods.joint.pyramid import place_each, poses_at, refine_on_pyramid

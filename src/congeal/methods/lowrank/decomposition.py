@@ -25,19 +25,14 @@ from congeal.registration.gauss_newton import GaussNewton, motion_field
 EARLY_STEPS = 12
 """First steps of a solver, in which its matrices still change much, so that singular vectors take two power steps."""
 FLOAT32_SHARE = 0.01
-"""Of the largest singular value: above it float32 is enough to find the others."""
+"""Of the largest singular value: thresholds above it need no float64. Squared in float32, values below some 3e-4 of the
+largest drown."""
 MAX_PARTIAL_SHARE = 0.7
-"""Of all singular vectors: beyond it finding all of them is less work."""
+"""Of all singular vectors: beyond it finding all of them is less work. Chosen by judgement."""
 BORDER_PX = 4
-"""Zeros around an image while it is sampled: space for the kernel and for the edge's own gradient."""
-MIN_NORM = 1e-6
-"""Norm of an image up to which there is nothing in the frame: its row is zero."""
+"""Zeros around an image while it is sampled: space for the kernel's four taps and for the edge's own gradient."""
 MIN_EIGENVALUE = 1e-10
 """Of the largest eigenvalue of JᵀJ: a direction below it cannot move the image."""
-MAX_ENTRY = 1e6
-"""Entry of a matrix from which on a step has left what numbers can say."""
-FIRST_RANK = 20
-"""Singular values that are looked for at first."""
 FIRST_PENALTY = 1.25
 """Of the solver, over the spectral norm: as published."""
 
@@ -96,26 +91,19 @@ def _shown(
     images: torch.Tensor, found: torch.Tensor, size: Size, empty_ground: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Images in the frame and their derivatives along the frame's x and y, each (b, c, h, w)."""
-    padded = torch.nn.functional.pad(images, (BORDER_PX,) * 4)
-    shown = _bicubic(torch.cat([padded, *_sobel(padded, empty_ground)], 1), found, size).double()
+    border = (BORDER_PX,) * 4
+    padded = torch.nn.functional.pad(images, border)
+    # An object on empty ground goes on as zeros, so its edge counts even where it touches the border; the border of a
+    # photograph is not an edge of anything.
+    kernel = images.new_tensor([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
+    inner = torch.nn.functional.pad(padded if empty_ground else images, (1, 1, 1, 1), mode="replicate")
+    both = torch.nn.functional.conv2d(inner.flatten(0, 1)[:, None], torch.stack([kernel, kernel.T])[:, None])
+    both = both if empty_ground else torch.nn.functional.pad(both, border)
+    gradients = [both[:, k].view_as(padded) for k in (0, 1)]  # Sobel's
+    shown = _bicubic(torch.cat([padded, *gradients], 1), found, size).double()
     image, along_x, along_y = shown.split(images.shape[1], 1)
     slope = _map_derivative(found, size)[:, :, :, None]
     return image, *(along_x * slope[:, 0, k] + along_y * slope[:, 1, k] for k in (0, 1))
-
-
-def _sobel(images: torch.Tensor, empty_ground: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """d/dx and d/dy by Sobel's filter, on images with a border of zeros.
-
-    An object on empty ground goes on as zeros, so its edge counts even where it touches the border; the border of a
-    photograph is not an edge of anything.
-    """
-    kernel = images.new_tensor([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
-    inner = images if empty_ground else images[..., BORDER_PX:-BORDER_PX, BORDER_PX:-BORDER_PX]
-    padded = torch.nn.functional.pad(inner, (1, 1, 1, 1), mode="replicate").flatten(0, 1)[:, None]
-    both = torch.nn.functional.conv2d(padded, torch.stack([kernel, kernel.T])[:, None])
-    if not empty_ground:
-        both = torch.nn.functional.pad(both, (BORDER_PX,) * 4)
-    return both[:, 0].view_as(images), both[:, 1].view_as(images)
 
 
 def _bicubic(images: torch.Tensor, found: torch.Tensor, size: Size) -> torch.Tensor:
@@ -169,7 +157,7 @@ def _unit_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows scaled to unit norm, the Jacobian of the scaled rows as an orthonormal basis, and the way back."""
     norm = image.flatten(1).norm(dim=1)[:, None, None, None]
-    scale = torch.where(norm > MIN_NORM, 1 / norm.clamp(min=MIN_NORM), 0.0)
+    scale = torch.where(norm > 1e-6, 1 / norm.clamp(min=1e-6), 0.0)  # zero where the frame shows nothing
     unit = image * scale
     # The derivative of y/‖y‖. As published it is taken of the gradients, before they are multiplied by the motion.
     dx, dy = (g * scale - unit * (unit * g * scale).sum((1, 2, 3), keepdim=True) for g in (dx, dy))
@@ -188,7 +176,7 @@ def move(found: torch.Tensor, line: Linear, d: torch.Tensor, motion: str, size: 
     """
     delta = (line.to_parameters @ d[..., None])[..., 0]
     moved = GaussNewton(motion, size, max_step=max_step).compose(found, -delta)
-    there = (moved.isfinite() & (moved.abs() < MAX_ENTRY)).flatten(1).all(1)
+    there = (moved.isfinite() & (moved.abs() < 1e6)).flatten(1).all(1)
     return torch.where(there[:, None, None], moved, found)
 
 
@@ -205,21 +193,18 @@ class Spectrum:
     def __init__(self, shape: Sequence[int], keep: int = 0) -> None:
         self.keep = keep
         self._wide = shape[0] < shape[1]
-        self._rank, self._steps, self._largest = FIRST_RANK, 0, math.inf
-        self._vectors = torch.empty(0, 0, dtype=torch.float32)  # of the last Gram matrix, ascending
-        self._whole = self._vectors  # all of them, of the last one that was solved in full
+        self._rank, self._steps, self._largest = 20, 0, math.inf
+        # Of the last Gram matrix, ascending; those of small values may be older.
+        self._vectors = torch.empty(0, 0, dtype=torch.float32)
 
     def largest(self, matrix: torch.Tensor) -> float:
         """The spectral norm."""
-        value, _ = self._all(
-            self._gram(matrix.double())
-        )  # the vectors are of use: the solver begins with a multiple of it
+        value, _ = self._all(self._gram(matrix.double()))  # also fills in vectors, from which the solver begins
         self._largest = float(value[-1])
         return self._largest
 
     def shrink(self, matrix: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
         """The matrix with singular values reduced by `threshold`, and the sum of the reduced ones."""
-        # Squared in float32, values below some 3e-4 of the largest drown; thresholds fall far below that.
         exact = threshold <= FLOAT32_SHARE * self._largest
         value, vector = self._eigen(self._gram(matrix.double() if exact else matrix), threshold)
         reduced = (value - threshold).clamp(min=0)
@@ -246,22 +231,19 @@ class Spectrum:
         self._steps += 1
         wanted = self._rank + max(10, self._rank // 4)
         while self._vectors.numel() and wanted < MAX_PARTIAL_SHARE * len(gram):
-            known = self._vectors[:, -wanted:]
-            if known.shape[1] < wanted:  # the next ones of the last full solution
-                known = torch.cat([self._whole[:, -wanted : -known.shape[1]].to(known), known], 1)
-            basis = known.to(gram.dtype)
+            basis = self._vectors[:, -wanted:].to(gram.dtype)
             for _ in range(1 if self._steps > EARLY_STEPS else 2):
                 basis = torch.linalg.qr(gram @ basis)[0]
             value, vector = torch.linalg.eigh(basis.T @ gram @ basis)
             if float(value[0]) < threshold**2:  # the smallest is already out of reach: none above it is missing
-                self._vectors = basis @ vector
-                return value.clamp(min=0).sqrt(), self._vectors
+                vectors = basis @ vector
+                self._vectors = torch.cat([self._vectors[:, :-wanted].to(gram.dtype), vectors], 1)
+                return value.clamp(min=0).sqrt(), vectors
             wanted += wanted // 2
         return self._all(gram)
 
     def _all(self, gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         value, self._vectors = torch.linalg.eigh(gram)
-        self._whole = self._vectors
         return value.clamp(min=0).sqrt(), self._vectors
 
 

@@ -63,8 +63,6 @@ class RASL(Method):
         Of the inner solver's penalty with every step; 1.25 as published, at twice the number of steps.
     max_step : float
         With guards: no corner moves farther than this many pixels in one step.
-    motion, size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
 
     Attributes
     ----------
@@ -144,15 +142,11 @@ class PSSV(RASL):
     ----------
     rank : int
         How many singular values are free; 0 is RASL.
-    sparsity, smoothing, coarse, coarse_iterations, iterations, tolerance, inner_tolerance, inner_iterations
-        As for `RASL`.
-    growth, max_step, motion, size, align_on, kind, guards, random_state
-        As for `RASL`.
 
     Attributes
     ----------
     transforms_, quality_, history_, stack_from_frame_, layout_
-        As for `RASL`.
+        As for every method, see `Method`.
     """
 
     rank: CountOrZero = 1

@@ -21,7 +21,7 @@ from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, NotNegative, PositiveOrEndless
 from congeal.methods.fit_context import FitContext
-from congeal.methods.iterative import BestIterate, place_each
+from congeal.methods.iterative import Iterations, place_each
 from congeal.methods.lowrank.decomposition import Linear, linearise, move, soft
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures
@@ -30,8 +30,9 @@ from congeal.registration.gauge import Gauge
 MODES = ("batch", "online", "frozen")
 WARM_UP_IMAGES = 20
 """Images that an online subspace is learnt on before it goes on alone."""
-MAX_CORRECTIONS = 10
-"""Of the common scale of images that followed a subspace, by 2 % at most each."""
+MAX_INK_CORRECTION = 1.2
+"""Factor by which the scale of images that followed a subspace is corrected at most. Chosen by judgement: beyond it an
+image is lost, and the others must not be zoomed for it."""
 FROZEN_SHARE, MAX_FROZEN_IMAGES = 0.2, 150
 """Share and largest number of the images that a frozen subspace is learnt on. Chosen by judgement: the subspace has a
 few columns only."""
@@ -39,11 +40,10 @@ APPROACH_SHARE = 0.7
 """With guards: share of the linearisations that lead from one blurred direction to the whole subspace. Chosen by
 judgement: the last ones are sharp and have all columns."""
 IMAGES_AT_ONCE = 16
-"""Images that are solved for one subspace before it turns for each of them."""
+"""With guards, images that are solved for one subspace before it turns for each of them. Chosen by judgement: one turn
+hardly changes the solution of the next image."""
 MAX_TURNS = 2000
-"""Of the subspace between two warps: a larger set shows it no more."""
-MAX_DIRECTION_IMAGES = 500
-"""Images that new directions are taken from."""
+"""Of the subspace between two warps, and images that new directions are taken from: a larger set shows it no more."""
 MIN_IMAGES_PER_COLUMN = 5
 """With guards: a subspace with more columns learns each image by heart, misaligned as it is."""
 CACHED_IMAGES = 256
@@ -52,27 +52,12 @@ FIRST_PENALTY, MAX_ITERATIONS = 2.0, 30
 """Of the per-image solver: the penalty doubles with every step, so that it is 1e9 in the end and the remaining gap 1e-9
 of an image."""
 FIRST_TURN, MAX_TURN = math.pi / 2, math.pi / 3
-"""Radians: what sets the scale of turns, and the largest of them."""
-FIRST_CALM, MIN_CALM, MAX_CALM = 3.0, 1.0, 30.0
-"""Memory of how turns agree: at first, and where the level of step sizes changes. Chosen by
-judgement after the multi-level rule of the paper."""
-CALMING = 500
-"""The first turn of a calming tracker is so many times shorter: it begins near where it belongs."""
-AGREEMENT_WIDTH = 0.1
-"""Cosine by which two turns must agree or disagree to count fully."""
-
-
-@dataclass
-class _Images:
-    """The images of a stack, as they are compared."""
-
-    stack: Stack
-    features: ImageFeatures
-    motion: str
-
-    def line(self, poses: torch.Tensor, rows: np.ndarray, blur: float, dtype: torch.dtype = torch.float32) -> Linear:
-        """Some images around their poses; blur in frame pixels."""
-        return linearise(self.stack, poses, self.motion, blur, self.features, rows, dtype)
+"""Radians: what sets the scale of turns, and the largest of them, after the multi-level rule of the paper."""
+FIRST_AGREEMENT, MIN_AGREEMENT, MAX_AGREEMENT, AGREEMENT_WIDTH = 3.0, 1.0, 30.0, 0.1
+"""Memory of how turns agree: at first, where the level of step sizes changes, and the cosine by which two turns must
+agree or disagree to count fully. Chosen by judgement after the multi-level rule of the paper."""
+DECAY_TURNS = 500
+"""The first turn of a decaying tracker is so many times shorter: it begins near where it belongs."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -106,8 +91,6 @@ class TGRASTA(Method):
         With guards: the blur to begin with, in pixels of a 28-pixel frame.
     max_step : float
         With guards: no corner moves farther than this many pixels in one step.
-    motion, size, align_on, kind, guards, random_state
-        As for every method, see `Method`.
 
     Attributes
     ----------
@@ -133,33 +116,26 @@ class TGRASTA(Method):
         if self.mode not in MODES:
             raise CongealError(f"tgrasta has no mode '{self.mode}': choose one of {', '.join(MODES)}")
 
+    @torch.no_grad()
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
-        learners, others = self._split(stack)
-        total = self.linearisations + len(others)
-        images = _Images(stack, image_features, self.motion)
-        state = context.load() or self._begin(images, learners)
-        found, best = state["found"].clone(), BestIterate(state["found"][learners], state.get("best"))
-        self._tracker = tracker = Tracker(state["subspace"], state["pace"], calming=self.guards)
-        self._path: list[torch.Tensor] = list(state["path"])
-        gauge = self._gauge(images, learners, float(state["zoom"])) if self.guards else None
-        with torch.no_grad():
-            for step in range(int(state["step"]), total):
-                if step < self.linearisations:
-                    cost = self._learn(images, found, learners, step, gauge, best)
-                    if step + 1 == self.linearisations and self.guards:
-                        found[learners] = best.found
+        learners, followers = self._split(stack)
+        start, limits = torch.as_tensor(stack.start.copy()), (self.linearisations, len(followers))
+        fresh: dict[str, Any] = {"subspace": None, "path": [], "pace": None}
+        run = Iterations(self, stack, image_features, context, limits, start, rows=learners, **fresh)
+        if run.own["subspace"] is None:
+            run.own["subspace"] = self._first_subspace(stack, image_features, learners)
+        self._tracker = tracker = Tracker(run.own["subspace"], run.own["pace"], decaying=self.guards)
+        self._path: list[torch.Tensor] = list(run.own["path"])
+        for level in run.levels():
+            for i in run.steps():
+                if level == 0:
+                    cost = self._learn(run, stack, image_features, learners, i)
                 else:
-                    part = others[step - self.linearisations]
-                    found[part], costs = self._follow(images, found[part], part)
-                    if self.guards and len(part) >= WARM_UP_IMAGES:  # fewer have no mean worth trusting
-                        found[part] = self._hold_ink(images, found[part], part)
-                    cost = float(costs.mean())
-                context.step(step + 1, total, cost=cost)
-                if context.due():
-                    at = {"found": found, "best": best.state(), "step": step + 1, "pace": tracker.pace()}
-                    zoom = 1.0 if gauge is None else gauge.zoom
-                    context.save({"subspace": tracker.subspace, "path": self._path, "zoom": zoom, **at})
-        return found
+                    cost = self._follow(run, stack, image_features, followers[i])
+                run.end_step({"cost": cost}, subspace=tracker.subspace, path=self._path, pace=tracker.pace)
+            if level == 0 and self.guards:
+                run.poses[learners] = run.best.found
+        return run.poses
 
     def _split(self, stack: Stack) -> tuple[np.ndarray, list[np.ndarray]]:
         """Positions of the images U is learnt on, and the others in runs."""
@@ -174,23 +150,16 @@ class TGRASTA(Method):
         others = np.setdiff1d(order, learners)
         return learners, [part for part in np.array_split(others, len(chunks(stack))) if len(part)]
 
-    def _gauge(self, images: _Images, rows: np.ndarray, zoom: float = 1.0) -> Gauge:
-        """The gauge of some images: runs of them are aligned one after another."""
-        return Gauge.of_stack(
-            images.stack, self.motion, keeps_intensity=images.features.keeps_intensity, zoom=zoom, rows=rows
-        )
-
-    def _begin(self, images: _Images, learners: np.ndarray) -> dict[str, Any]:
-        start = torch.as_tensor(images.stack.start.copy())
+    def _first_subspace(self, stack: Stack, image_features: ImageFeatures, learners: np.ndarray) -> torch.Tensor:
+        """With guards the direction that the blurred images share, else noise, as published."""
         if self.guards:
-            line = images.line(start[learners], learners, self._blur(images.stack, 0))
-            subspace = leading(line.data, 1)
-        else:
-            pixels = images.stack.channels * images.stack.frame[0] * images.stack.frame[1]
-            generator = torch.Generator().manual_seed(self.random_state_)
-            noise = torch.randn(pixels, min(self.dimension, pixels), generator=generator, dtype=torch.float64)
-            subspace = torch.linalg.qr(noise)[0]
-        return {"found": start, "subspace": subspace, "path": [], "pace": None, "step": 0, "zoom": 1.0}
+            start = torch.as_tensor(stack.start[learners])
+            line = linearise(stack, start, self.motion, self._blur(stack, 0), image_features, learners)
+            return leading(line.data, 1)
+        pixels = stack.channels * stack.frame[0] * stack.frame[1]
+        generator = torch.Generator().manual_seed(self.random_state_)
+        noise = torch.randn(pixels, min(self.dimension, pixels), generator=generator, dtype=torch.float64)
+        return torch.linalg.qr(noise)[0]
 
     def _approach(self) -> int:
         """How many linearisations pass before the subspace is whole and the images are sharp."""
@@ -209,96 +178,91 @@ class TGRASTA(Method):
         return 1 + int((min(self.dimension, max(1, images // MIN_IMAGES_PER_COLUMN)) - 1) * min(1.0, max(0.0, share)))
 
     def _learn(
-        self,
-        images: _Images,
-        found: torch.Tensor,
-        learners: np.ndarray,
-        step: int,
-        gauge: Gauge | None,
-        best: BestIterate,
+        self, run: Iterations, stack: Stack, image_features: ImageFeatures, learners: np.ndarray, step: int
     ) -> float:
-        """One linearisation of all learners: sweeps of the subspace, then one step of every image, in place."""
-        line = images.line(found[learners], learners, self._blur(images.stack, step))
+        """One linearisation of all learners: sweeps of the subspace, then one step of every image; gives the cost."""
+        tracker, found = self._tracker, run.poses[learners]
+        line = linearise(stack, found, self.motion, self._blur(stack, step), image_features, learners)
         generator = torch.Generator().manual_seed(self.random_state_ * 1000 + step)
         if self.guards:
-            self._tracker.begin(line.data, self._columns(step, len(learners)))
+            tracker.begin(line.data, self._columns(step, len(learners)))
         for _ in range(self.sweeps):
             order = torch.randperm(len(learners), generator=generator)
             if self.guards:
                 order = order[: max(1, MAX_TURNS // self.sweeps)]
             for some in order.split(IMAGES_AT_ONCE if self.guards else 1):
-                self._tracker.update(solve(line, some, self._tracker.subspace, self.solver_iterations))
-            self._tracker.tidy()
+                tracker.update(solve(line, some, tracker.subspace, self.solver_iterations))
+            tracker.orthonormalise()
         if step < self._approach():
-            self._path.append(self._tracker.subspace.clone())  # which goes on turning in place
-        steps, costs = self._solve_all(line)
-        moved = move(found[learners], line, steps, self.motion, images.stack.frame, self._cap())
+            self._path.append(tracker.subspace.clone())  # which goes on turning in place
+        moved, costs = self._step(stack, found, line, tracker.subspace)
         cost = float(costs.mean())
-        if gauge is not None:
-            moved = gauge.fix(moved, line.ink)
-            if step >= self._approach():  # costs of blurred images, or on fewer columns, are others
-                best.offer(moved, cost, gauge.energy(line.ink))
-        found[learners] = moved
+        moved = run.fix_gauge(moved, line.ink)
+        if step >= self._approach():  # costs of blurred images, or on fewer columns, are others
+            run.offer(moved, cost, line.ink)
+        run.poses[learners] = moved
         return cost
 
-    def _follow(self, images: _Images, found: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Align images `rows` to the subspace, which follows them one by one in `online`: (places, costs)."""
-        if self.mode != "online":
-            return self._place(images, found, rows)
-        places, costs = found.clone(), found.new_zeros(len(rows))
-        for i in range(len(rows)):
-            one = slice(i, i + 1)
-            places[one], costs[one] = self._place(images, found[one], rows[one])
-            line = images.line(places[one], rows[one], self.smoothing)
-            self._tracker.update(solve(line, torch.arange(1), self._tracker.subspace, self.solver_iterations))
-        self._tracker.tidy()
-        return places, costs
+    def _follow(self, run: Iterations, stack: Stack, image_features: ImageFeatures, rows: np.ndarray) -> float:
+        """Align images to the subspace, which follows them one by one in `online`; gives the cost."""
+        found, tracker = run.poses[rows], self._tracker
+        if self.mode == "online":
+            costs = found.new_zeros(len(rows))
+            for i in range(len(rows)):
+                one = slice(i, i + 1)
+                found[one], costs[one] = self._place(stack, image_features, found[one], rows[one])
+                line = linearise(stack, found[one], self.motion, self.smoothing, image_features, rows[one])
+                tracker.update(solve(line, torch.arange(1), tracker.subspace, self.solver_iterations))
+            tracker.orthonormalise()
+        else:
+            found, costs = self._place(stack, image_features, found, rows)
+        if self.guards and len(rows) >= WARM_UP_IMAGES:  # fewer have no mean worth trusting
+            gauge = Gauge.of_stack(stack, self.motion, keeps_intensity=image_features.keeps_intensity, rows=rows)
+            found = gauge.fix(found)
+            line = linearise(stack, found, self.motion, self.smoothing, image_features, rows)
+            gauge.follow_intensity(line.ink, MAX_INK_CORRECTION)
+            found = gauge.fix(found)
+        run.poses[rows] = found
+        return float(costs.mean())
 
     def _place(
-        self, images: _Images, found: torch.Tensor, rows: np.ndarray, dtype: torch.dtype = torch.float32
+        self,
+        stack: Stack,
+        image_features: ImageFeatures,
+        found: torch.Tensor,
+        rows: np.ndarray,
+        dtype: torch.dtype = torch.float32,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Align images `rows` along the path the subspace took and to what it is: (places, costs).
+        """Align images `rows` along the path the subspace took and to what it is: (poses, costs).
 
         With guards each keeps its best. dtype: of the samples, see `linearise`.
         """
         best, lowest = found.clone(), found.new_full((len(rows),), math.inf)
         for step in range(self.linearisations):
-            line = images.line(found, rows, self._blur(images.stack, step), dtype)
-            steps, costs = self._solve_all(line, self._path[step] if step < len(self._path) else None)
-            found = move(found, line, steps, self.motion, images.stack.frame, self._cap())
+            subspace = self._path[step] if step < len(self._path) else self._tracker.subspace
+            line = linearise(stack, found, self.motion, self._blur(stack, step), image_features, rows, dtype)
+            found, costs = self._step(stack, found, line, subspace)
             better = (costs < lowest) & (line.data.abs().amax(1) > 0) | (not self.guards)
             better &= step >= len(self._path)
             best[better], lowest[better] = found[better], costs[better]
         return best, lowest
 
-    def _hold_ink(self, images: _Images, found: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-        """Images that followed the subspace, with their mean transform removed and their ink back in its band."""
-        gauge = self._gauge(images, rows)
-        found = gauge.fix(found)
-        for _ in range(MAX_CORRECTIONS):
-            zoom = gauge.zoom
-            fixed = gauge.fix(found, images.line(found, rows, self.smoothing).ink)
-            if gauge.zoom == zoom:
-                break
-            found = fixed
-        return found
-
-    def _solve_all(self, line: Linear, subspace: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Steps (n, k) and costs ‖e‖₁ (n,) of all images for a subspace, by default the one that is tracked now."""
-        subspace = self._tracker.subspace if subspace is None else subspace
+    def _step(
+        self, stack: Stack, found: torch.Tensor, line: Linear, subspace: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Poses after one step of all images towards a subspace, and their costs ‖e‖₁ (n,)."""
         parts = torch.arange(len(line.data)).split(CACHED_IMAGES)
         fits = [solve(line, part, subspace, self.solver_iterations) for part in parts]
-        return torch.cat([fit.step for fit in fits]), torch.cat([fit.errors.abs().sum(1) for fit in fits])
-
-    def _cap(self) -> float:
-        return self.max_step if self.guards else math.inf
+        steps, max_step = torch.cat([fit.step for fit in fits]), self.max_step if self.guards else math.inf
+        moved = move(found, line, steps, self.motion, stack.frame, max_step)
+        return moved, torch.cat([fit.errors.abs().sum(1) for fit in fits])
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> torch.Tensor:
         """Along the path of the subspace and to what it ended as; all in float64, so that each image is alone."""
-        images = _Images(stack, image_features, self.motion)
 
         def place(part: np.ndarray) -> torch.Tensor:
-            return self._place(images, torch.as_tensor(stack.start[part]), part, torch.float64)[0].float()
+            start = torch.as_tensor(stack.start[part])
+            return self._place(stack, image_features, start, part, torch.float64)[0].float()
 
         return place_each(stack, context, place)
 
@@ -346,39 +310,46 @@ def solve(line: Linear, rows: torch.Tensor, subspace: torch.Tensor, iterations: 
 
 def leading(images: torch.Tensor, count: int) -> torch.Tensor:
     """(m, count) the directions that hold most of the images (n, m), orthonormal."""
-    some = images[:: -(-len(images) // MAX_DIRECTION_IMAGES)]
+    some = images[:: -(-len(images) // MAX_TURNS)]
     value, vector = torch.linalg.eigh(some @ some.T)
     longest = value[-count:].clamp(min=1e-12).rsqrt()
     return torch.linalg.qr(some.T @ (vector[:, -count:] * longest).flip(1))[0]
 
 
-Pace = tuple[float, float, int, int, tuple[torch.Tensor, torch.Tensor] | None]
-"""Scale of the turns, memory of how they agree, level of the step size, number of turns, and the last one."""
+@dataclass
+class StepSize:
+    """What sets the length of a tracker's turns."""
+
+    scale: float = 0.0
+    agreement: float = FIRST_AGREEMENT
+    level: int = 0
+    turns: int = 0
+    last: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class Tracker:
     """A subspace that turns along geodesics, image by image, by steps whose size adapts on several levels.
 
-    calming: turns become shorter with their number as well. Gradients of an ℓ₁ norm do not fade near its minimum, and
+    decaying: turns become shorter with their number as well. Gradients of an ℓ₁ norm do not fade near its minimum, and
     those of different images neither agree nor disagree enough to change the level.
     """
 
-    def __init__(self, subspace: torch.Tensor, pace: Pace | None = None, calming: bool = False) -> None:
+    def __init__(self, subspace: torch.Tensor, pace: dict[str, Any] | None = None, decaying: bool = False) -> None:
         self.subspace = subspace.clone(memory_format=torch.contiguous_format)  # (m, d) orthonormal
-        self._scale, self._calm, self._level, self._turns, self._last = pace or (0.0, FIRST_CALM, 0, 0, None)
-        self._calming = calming
+        self._size, self._decaying = StepSize(**pace or {}), decaying
 
-    def pace(self) -> Pace:
-        """What the next turn depends on, to continue from a file."""
-        return self._scale, self._calm, self._level, self._turns, self._last
+    @property
+    def pace(self) -> dict[str, Any]:
+        """What the next turn depends on, for a checkpoint."""
+        return dict(vars(self._size))
 
     def begin(self, images: torch.Tensor, dimension: int) -> None:
         """Look at images (n, m) as they lie now: count turns anew, and add columns for what is missed most of them."""
-        self._turns = 0
+        self._size.turns = 0
         if (more := dimension - self.subspace.shape[1]) > 0:
             missed = images - (images @ self.subspace) @ self.subspace.T
-            self.subspace, self._last = torch.cat([self.subspace, leading(missed, more)], 1), None
-            self.tidy()
+            self.subspace, self._size.last = torch.cat([self.subspace, leading(missed, more)], 1), None
+            self.orthonormalise()
 
     def update(self, fit: Fit) -> None:
         """One turn for every image of the fit, in their order."""
@@ -387,29 +358,29 @@ class Tracker:
             self._turn(gradient - self.subspace @ (self.subspace.T @ gradient), weights)
 
     def _turn(self, gradient: torch.Tensor, weights: torch.Tensor) -> None:
-        length, size = float(gradient.norm()), float(weights.norm())
-        if length * size < 1e-12:  # an image that is blank, or explained already
+        length, weight = float(gradient.norm()), float(weights.norm())
+        product = length * weight
+        if product < 1e-12:  # an image that is blank, or explained already
             return
-        along, coefficients = gradient / length, weights / size
-        if not self._scale:
-            self._scale = FIRST_TURN / (length * size)
-        if self._last is not None:
-            agreement = float(along @ self._last[0]) * float(coefficients @ self._last[1])
+        along, coefficients = gradient / length, weights / weight
+        size = self._size
+        size.scale = size.scale or FIRST_TURN / product
+        if size.last is not None:
+            agreement = float(along @ size.last[0]) * float(coefficients @ size.last[1])
             # From −½ where gradients agree through 0 to 1 where they do not.
-            self._calm += -0.5 + 1.5 / (1 + 2 * math.exp(agreement / AGREEMENT_WIDTH))
-            if self._calm > MAX_CALM:
-                self._level, self._calm = self._level + 1, FIRST_CALM
-            elif self._calm <= MIN_CALM:
-                self._level, self._calm = max(0, self._level - 1), FIRST_CALM
-        self._last = along, coefficients
-        angle = min(MAX_TURN, self._scale * 2.0**-self._level * length * size / (1 + self._calm))
-        if self._calming:
-            self._turns += 1
-            angle /= CALMING + self._turns / 2
+            size.agreement += -0.5 + 1.5 / (1 + 2 * math.exp(agreement / AGREEMENT_WIDTH))
+            if not MIN_AGREEMENT < size.agreement <= MAX_AGREEMENT:
+                size.level = max(0, size.level + (1 if size.agreement > MAX_AGREEMENT else -1))
+                size.agreement = FIRST_AGREEMENT
+        size.last = along, coefficients
+        angle = min(MAX_TURN, size.scale * 2.0**-size.level * length * weight / (1 + size.agreement))
+        if self._decaying:
+            size.turns += 1
+            angle /= DECAY_TURNS + size.turns / 2
         turned = (math.cos(angle) - 1) * (self.subspace @ coefficients) - math.sin(angle) * along
         self.subspace.addr_(turned, coefficients)
 
-    def tidy(self) -> None:
+    def orthonormalise(self) -> None:
         """Orthonormal again, against rounding."""
         basis, upper = torch.linalg.qr(self.subspace)
         # Row by row, as a file gives it back: the order of a sum must not depend on where the numbers came from. And a

@@ -19,8 +19,7 @@ from congeal.geometry.orientation import mirrored, orientations
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import Range
-from congeal.methods.fit_context import FitContext
-from congeal.methods.fit_result import FitResult
+from congeal.methods.fit_context import FitContext, FitResult
 from congeal.methods.semantic.edge_refinement import EdgeTemplate
 from congeal.methods.semantic.extractors import Extractor, FeatureTrust, is_semantic, open_extractor
 from congeal.methods.semantic.feature_maps import (

@@ -22,8 +22,7 @@ from congeal.images import Stack
 from congeal.images.plan import pyramid_sizes
 from congeal.methods.base import Method
 from congeal.methods.checks import Count, Positive, Reference
-from congeal.methods.fit_context import FitContext
-from congeal.methods.fit_result import FitResult
+from congeal.methods.fit_context import FitContext, FitResult
 from congeal.methods.joint.pyramid import poses_at
 from congeal.methods.sequence.cross_correlation import find_shifts, shifted
 from congeal.methods.sequence.pairwise_registration import PairSolver, PictureTiles

@@ -207,14 +207,14 @@ def test_links_made_while_the_studio_runs_are_not_followed(run: Path, tmp_path: 
     elsewhere.mkdir()
     (run / "studio").symlink_to(elsewhere)
     with pytest.raises(CongealError, match="is a link"):
-        session.save({"points": [], "excluded": []}, None)
+        session.save({"points": [], "excluded": []})
     (run / "studio").unlink()
-    session.save({"points": [], "excluded": []}, None)
+    session.save({"points": [], "excluded": []})
     victim = victim_of(tmp_path)
     for name in ("points.csv", "mask.png", "excluded.csv"):
         (run / "studio" / name).unlink(missing_ok=True)
         (run / "studio" / name).symlink_to(victim)
-    session.save({"points": [{"x": 1, "y": 1}], "excluded": []}, None)
+    session.save({"points": [{"x": 1, "y": 1}], "excluded": []})
     assert victim.read_text() == "years of work"
     assert not any(path.is_symlink() for path in (run / "studio").iterdir())
 

@@ -133,7 +133,6 @@ def wrong_argument_rows() -> list[Row]:
             2,
             ("cannot",),
         ),
-        Row("output-with-nul", lambda w: [*w.align(w.photos()), "-o", f"{w.root}/a\0b"], 2),
         Row("output-is-a-file", lambda w: [*w.align(w.photos()), "-o", str(w.victim())], 2, ("is a file",)),
         Row("output-below-a-file", lambda w: [*w.align(w.photos()), "-o", f"{w.victim()}/run"], 2, ("cannot write",)),
         Row(

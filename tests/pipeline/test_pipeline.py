@@ -232,6 +232,7 @@ def test_an_image_that_vanishes_before_writing_is_told(
         return render(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(congeal.pipeline.stages, "render_originals", lose_one)
+    monkeypatch.setattr("congeal.images.sources.views.MAX_CACHE_BYTES", 0)
     align(folder, tmp_path / "run", **OPTIONS)
     assert "3.png" in caplog.text
     assert "3.png" in (tmp_path / "run" / "skipped.csv").read_text()
@@ -413,7 +414,7 @@ def test_a_set_beyond_the_budget_is_decoded_once_for_each_use_and_not_kept(
         remembered.read(i)
     assert isinstance(remembered, SourceView)
     assert remembered._cache is not None
-    assert remembered._cache._images is None, "a set that does not fit is not held in part"
+    assert not remembered._cache._images, "a set that does not fit is not held in part"
 
 
 def test_remembering_does_not_make_another_set() -> None:

@@ -32,6 +32,7 @@ from congeal.report.sections import (
     shown_confidence,
 )
 from congeal.runs.folder import RunFolder
+from congeal.transforms.files import load_array
 
 COLUMN_TITLES = {
     "cost": "cost: how much the images differ",
@@ -67,9 +68,9 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
     metrics, config = run.read_json("metrics.json"), shown_config(run)
     confidence = confidence_of(run)
     faceless = [row["id"] for row in run.read_rows("boxes.csv") if row["remark"]]
-    n_images = metrics["n_images"] + metrics["n_skipped"]
-    step = -(-n_images // MAX_HISTOGRAM_ROWS) or 1
-    numbers = image_numbers(run, range(0, n_images, step))
+    found = run.work / "found.npz"
+    n_rows = len(load_array(found, "score")) if found.exists() else 0
+    numbers = image_numbers(run, range(0, n_rows, -(-n_rows // MAX_HISTOGRAM_ROWS) or 1))
     charts = [] if numbers is None else histograms(numbers)
     contrast = page_contrast(run)
     sure = shown_confidence(run, confidence)

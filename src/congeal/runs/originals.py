@@ -64,12 +64,11 @@ def with_corrections(run: RunFolder, found: Transforms) -> Transforms:
     own, place = Transforms.load(table), {id: row for row, id in enumerate(found.ids)}
     known = np.array([row for row, id in enumerate(own.ids) if id in place], dtype=int)
     rows = np.array([place[own.ids[row]] for row in known], dtype=int)
-    changed = found[:]
+    columns: dict[str, Any] = {name: getattr(found, name) for name in ("group", "margin", "group_names")}
     for name in ("matrices", "status", "score", "out_of_frame", "uncertainty_px"):
-        values = np.array(getattr(found, name))
-        values[rows] = getattr(own, name)[known]
-        setattr(changed, name, values)
-    return changed
+        columns[name] = np.array(getattr(found, name))
+        columns[name][rows] = getattr(own, name)[known]
+    return Transforms(found.ids, source_sizes=found.source_sizes, aligned_size=found.aligned_size, **columns)
 
 
 def transforms_of(run: str | os.PathLike[str] | Transforms) -> Transforms:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from congeal.errors import CongealError, require
 from congeal.files import DAMAGED, CsvWriter, replacing
@@ -31,6 +31,7 @@ from congeal.transforms.transforms import (
     MATRIX_COLUMNS,
     NO_GROUP,
     NUMBERS,
+    STATUSES,
     Transforms,
 )
 
@@ -208,19 +209,28 @@ def _read_json(path: Path) -> Transforms:
 
 
 def _write_npz(t: Transforms, file: IO[bytes]) -> None:
-    names = ("status", "matrices", "source_sizes", *NUMBERS, *(() if t.group is None else GROUP_COLUMNS))
-    arrays = {
-        "aligned_size": np.array(t.aligned_size or (), dtype=np.int64),
-        "ids": np.array(t.ids),
-        **{name: getattr(t, name) for name in names},
-    }
-    if t.group_names is not None:
-        arrays["group_names"] = np.array(t.group_names, dtype=np.str_)
-    # As `np.savez_compressed`, which takes several times as long to make files little smaller.
+    text = np.dtype((np.str_, max(1, max(map(len, t.ids), default=0))))
+    word = np.dtype((np.str_, max(map(len, STATUSES))))
+    # As `np.savez_compressed`, which takes several times as long to make files little smaller, and some rows at a time.
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, array in arrays.items():
+
+        def put(name: str, shape: tuple[int, ...], dtype: np.dtype, parts: Iterable[ArrayLike]) -> None:
+            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+                np.lib.format.write_array_header_1_0(member, header)
+                for part in parts:
+                    member.write(np.ascontiguousarray(part, dtype=dtype).tobytes())
+
+        put("ids", (len(t),), text, (np.array(part.ids, dtype=text) for part in _parts(t)))
+        put("status", (len(t),), word, (part.status for part in _parts(t)))
+        for name in ("matrices", "source_sizes", *NUMBERS, *(() if t.group is None else GROUP_COLUMNS)):
+            array: NDArray[Any] = getattr(t, name)
+            put(name, array.shape, array.dtype, (array[part] for part in row_slices(len(t), ROWS_AT_ONCE)))
+        size = np.array(t.aligned_size or (), dtype=np.int64)
+        put("aligned_size", size.shape, size.dtype, [size])
+        if t.group_names is not None:
+            names = np.array(t.group_names or [""], dtype=np.str_)[: len(t.group_names)]
+            put("group_names", names.shape, names.dtype, [names])
 
 
 def _read_npz(path: Path) -> Transforms:

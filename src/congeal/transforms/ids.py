@@ -6,6 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,11 @@ class Ids(Sequence[str]):
         self._bytes: NDArray[np.bytes_]
         if isinstance(names, Ids):
             self._bytes = names._bytes
-        else:
-            self._bytes = np.array([str(name).encode(*_ENCODING) for name in names], dtype=np.bytes_)
+            return
+        parts, rest = [np.empty(0, np.bytes_)], iter(names)
+        while part := [str(name).encode(*_ENCODING) for name in islice(rest, ROWS_AT_ONCE)]:
+            parts.append(np.array(part, dtype=np.bytes_))
+        self._bytes = np.concatenate(parts)
 
     def __len__(self) -> int:
         return len(self._bytes)

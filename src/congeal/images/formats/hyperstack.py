@@ -163,6 +163,7 @@ class ReaderChain:
         self.readers, self.letter, self.dtype = readers, letter, readers[0].dtype
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
+        """The plane at these positions of named axes."""
         block: np.ndarray = self.readers[at[self.letter]].take({key: n for key, n in at.items() if key != self.letter})
         return block
 

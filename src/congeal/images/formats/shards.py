@@ -148,6 +148,9 @@ def _unusable(member: tarfile.TarInfo) -> str:
     return ""
 
 
+ARROW_TYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
 class ParquetSource(ImageSource):
     """One image per row. A row group is read when one of its images is asked for, and the last one is kept."""
 
@@ -224,7 +227,7 @@ class ParquetSource(ImageSource):
         while hasattr(kind, "value_type"):
             kind = kind.value_type
         try:
-            pixels = np.array(value, dtype=kind.to_pandas_dtype())
+            pixels = np.array(value, dtype=ARROW_TYPES.get(str(kind), str(kind)))  # its own names need pandas
         except (ValueError, TypeError, NotImplementedError) as error:
             raise UnreadableImage(f"the nested list is not an array ({error})") from error
         if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "buif" or 0 in pixels.shape:

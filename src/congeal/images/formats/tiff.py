@@ -278,6 +278,7 @@ class PagedReader:
         self._numbers = np.arange(len(series.pages)).reshape(series.shape[:split])
 
     def take(self, at: Mapping[str, int]) -> np.ndarray:
+        """The plane at these positions of named axes."""
         numbers = np.asarray(self._numbers[tuple(at.get(letter, slice(None)) for letter in self._outer)])
         index = tuple(at.get(letter, slice(None)) for letter in self._inner)
         planes = [self._page(number)[index] for number in numbers.reshape(-1).tolist()]

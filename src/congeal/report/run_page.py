@@ -70,7 +70,8 @@ def gather_run(run: RunFolder) -> dict[str, Any]:
     faceless = [row["id"] for row in run.read_rows("boxes.csv") if row["remark"]]
     found = run.work / "found.npz"
     n_rows = len(load_array(found, "score")) if found.exists() else 0
-    numbers = image_numbers(run, range(0, n_rows, -(-n_rows // MAX_HISTOGRAM_ROWS) or 1))
+    step = -(-n_rows // MAX_HISTOGRAM_ROWS) or 1
+    numbers = image_numbers(run, range(0, n_rows, step))
     charts = [] if numbers is None else histograms(numbers)
     contrast = page_contrast(run)
     sure = shown_confidence(run, confidence)

@@ -181,8 +181,8 @@ class PosePrior:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """For a Gauss-Newton step in `count` parameters: deviations (B, count), and their precision (B or 1, count).
 
-        The precision is per unit of residual variance. `frame` may be a smaller picture of the same frame. looser (B,):
-        factors on the standard deviations of each image.
+        The precision is per unit of residual variance. `frame` may be a smaller picture of the same frame. prior_width
+        (B,): factors on the standard deviations of each image.
         """
         away, spread = parameters(start, poses, frame) - self.centre, self.spread[None, :count]
         spread = spread if prior_width is None else spread * prior_width[:, None]

@@ -1,7 +1,12 @@
 """The method as the paper prints it, and nothing else: pixels in, D + λC, its own networks, one loop.
 
 Annunziata, Sagonas and Calì, "Jointly Aligning Millions of Images with Deep Penalised Reconstruction Congealing", ICCV
-2019. What the paper leaves open (|z|, batch size, number of steps, which image is the reference) is a parameter here.
+2019. λ = γ = k = 1 and a homography are inherited from `NetworkMethod` and are as printed.
+
+What the paper leaves open is a parameter here (|z|, batch size, number of steps, which image is the reference), or was
+chosen (`networks.py`): how conv1 is read, the localisers' tanh, first weights, padding, and the parameters of p. One
+thing differs: D also sees the reference I_j itself (`losses.py`).
+
 `congeal reproduce paper` shows what this does; `estimator.py` and `training.py` have the changes that make it train.
 """
 
@@ -36,7 +41,7 @@ MAX_WATCHED_IMAGES = 200
 
 PRINTED_MNIST: dict[str, Any] = {"networks": "mnist", "size": 28}
 PRINTED_LFW: dict[str, Any] = {"networks": "lfw", "size": 250, "batch_size": 16}
-"""What the paper prints for each data set, where it differs from `PrintedDPRC`'s own parameters."""
+"""What differs between the data sets. Networks and size are printed; the batch size for faces is ours, for memory."""
 
 
 class RawPixels(ImageFeatures):
@@ -101,7 +106,7 @@ class PrintedDPRC(NetworkMethod):
     learning_rate : float
         Of Adam, constant.
     complexity_weight, capacity_penalty, penalty_power : float
-        λ, γ and k.
+        λ, γ and k: 1, as printed.
     code_size : int
         |z|; not printed.
     watch_every : int

@@ -1,8 +1,9 @@
 """DPRC as an estimator: train the aligner and the auto-encoder on the set, predict poses, refine them by Gauss-Newton.
 
-Deep penalised reconstruction congealing (Annunziata, Sagonas and Calì, ICCV 2019), with the changes that make it train:
-docs/methods.md lists them, each with the parameter that restores the paper's behaviour. `as_printed.py` is the paper to
-the letter.
+Deep penalised reconstruction congealing (Annunziata, Sagonas and Calì, ICCV 2019), with the changes that make it train.
+docs/methods.md lists them: some have a parameter that switches them off, others (networks, features, learning rates,
+gradient clipping) have none. `DPRC` with every switch off is therefore still not the paper. For the paper use
+`as_printed_mnist` or `as_printed_lfw` (`as_printed.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class DPRC(NetworkMethod):
     steps, batch_size, learning_rate
         Of training, by Adam with warm-up and a cosine.
     distortion_weight, complexity_weight : float
-        Of D and of C (λ).
+        Of D (1 in the paper, 0 for its ablation without D) and of C (λ).
     capacity_penalty, penalty_power, code_size
         γ, k and |z| of C.
     complexity_ramp : (float, float)
@@ -60,7 +61,9 @@ class DPRC(NetworkMethod):
     max_misalignment : float
         Largest corner noise of those warps, as a share of the frame's side.
     running_reference : bool
-        The template is the mean of the inliers, updated as training goes on; off keeps the reference image.
+        The template is the mean of the inliers, updated as training goes on. Off, the reference image is the template
+        during training, and with `refine_steps=0` also afterwards; the Gauss-Newton steps of all images before the
+        training are left out, too. S then needs images that match from the start: set `self_supervision=0` as well.
     refreshes : int
         The template is updated after every 1 / (refreshes + 1) of the steps.
     tolerance : float
@@ -133,7 +136,10 @@ class DPRC(NetworkMethod):
         return FitResult(poses, self.motion, (max(stack.frame),), True)
 
     def _train(self, few: Stack, image_features: ImageFeatures, context: FitContext) -> Trainer:
-        """Train from an initial template, or from where an interrupted fit was saved."""
+        """Train from an initial template, or from where an interrupted fit was saved.
+
+        Without `running_reference` poses begin at those of the stack, and all images count as matching.
+        """
         with single_torch_thread():
             sample = Sample.of(few, image_features, self.motion, self.guards)
             first = reference_features(self.reference, few, image_features, self.random_state_)

@@ -8,8 +8,9 @@
 Norms are sums over pixels and means over the batch. Batches are drawn from all images, so D also sees the reference
 itself now and then, which the paper leaves out; one image in a thousand makes no difference.
 
-As printed, both fall when the object shrinks: with raw D digits end at a mean energy ratio of 0.88, under 20 % warps at
-0.21, with raw C in an empty frame (docs/results.md, ablation). Divided by the total intensity (`by_ink`) they do not.
+The paper says that the reference in D avoids shrinking. Here D only slows it: as printed, both losses fall when the
+object shrinks. With raw D digits end at a mean energy ratio of 0.88, under 20 % warps at 0.21, with raw C in an empty
+frame (docs/results.md, ablation). Divided by the total intensity (`by_ink`) they do not.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def complexity(
 ) -> torch.Tensor:
     """C of aligned images (B, C, h, w), what the auto-encoder made of them, and its code (B, |z|).
 
-    position (|z|,) is w, capacity_penalty γ. by_ink divides by the ink of image and reconstruction.
+    position (|z|,) is w, capacity_penalty γ. by_ink divides all of it, the term of γ too, by the ink of image and
+    reconstruction. An auto-encoder that is trained apart learns on C without this division.
     """
     error, ink = _difference(aligned, rebuilt, weights)
     cost = error + capacity_penalty * (code @ position)

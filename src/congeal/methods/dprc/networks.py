@@ -22,7 +22,8 @@ BLUR_PER_STEP = 0.35
 """Sigma of the blur per frame pixel that a view pixel covers: enough that a coarse view does not alias. Chosen by
 judgement."""
 FUSION_WIDTH = 32
-"""Hidden units of a fusion layer per parameter of the motion: 256 for a homography, as printed."""
+"""k^F of the paper, the expansion rate: hidden units of a fusion layer per parameter of the motion, 256 in all for a
+homography."""
 DENSE_WIDTH = 256
 """Hidden units of the small networks' first layers. Chosen by judgement: a fusion layer of the paper has as many."""
 
@@ -32,7 +33,9 @@ Networks = TypeVar("Networks")
 def convolutional_localiser(channels: int, size: Size, layers: Sequence[tuple[int, int, int]], out: int) -> nn.Module:
     """Convolutions (kernel, filters, stride) with tanh, then one fully connected layer: the paper's aligner level.
 
-    Stride-1 layers are unpadded (28 → 22 → 16 with two 7×7 ones); stride-2 layers are padded and halve the map.
+    Stride-1 layers are unpadded (28 → 22 → 16 with two 7×7 ones); stride-2 layers are padded and halve the map. The
+    conv1 after the last map in Table 1 is read as a fully connected layer. The paper gives neither their tanh nor
+    their padding.
     """
     parts: list[nn.Module] = []
     before = channels
@@ -50,10 +53,12 @@ class DeSTNet(nn.Module):
 
     x_m = I sampled through H_{m−1};  u_m = localiser_m(x_m);  Δ_m = W2 tanh(W1 [u_1 … u_m]);  H_m = H_{m−1} · exp(Δ_m).
 
+    Δ_m is the fusion F of the paper's Table 1. In printed mode exp(Δ) is I + Δ. That W2 starts at zero is our choice.
+
     views: per level (zoom, resolution): how many times wider than the frame it looks, and on how many pixels of the
     longer side (None: all of the frame's). layers: convolutions of the localisers, or None for dense ones.
-    bound: tanh bound on Δ. end_to_end: let gradients pass through the re-sampling. form: "exp", or "matrix" for the
-    plain I + [[p1, p2, p3], [p4, p5, p6], [p7, p8, 0]] of the paper.
+    bound: tanh bound on Δ. through_sampling: let gradients pass through the re-sampling. form: "exp", or "matrix" for
+    the plain I + [[p1, p2, p3], [p4, p5, p6], [p7, p8, 0]] of the DeSTNet paper.
     """
 
     frame_from_view: torch.Tensor
@@ -68,11 +73,11 @@ class DeSTNet(nn.Module):
         views: Sequence[tuple[float, int | None]] = ((2.0, 14), (1.4, 14), (1.0, 14), (1.0, 20)),
         layers: Sequence[tuple[int, int, int]] | None = None,
         bound: float | None = 1.0,
-        end_to_end: bool = False,
+        through_sampling: bool = False,
         form: str = "exp",
     ) -> None:
         super().__init__()
-        self.frame, self.bound, self.end_to_end, self.form = frame, bound, end_to_end, form
+        self.frame, self.bound, self.through_sampling, self.form = frame, bound, through_sampling, form
         count = n_parameters(motion)
         self.sizes: list[Size] = []
         self.blurs: list[float] = []
@@ -116,7 +121,7 @@ class DeSTNet(nn.Module):
         updates: list[torch.Tensor] = []
         poses, pose = [], stack_from_frame
         for level, (localise, fuse) in enumerate(zip(self.localisers, self.fusions, strict=True)):
-            seen_from = (pose if self.end_to_end else pose.detach()) @ self.frame_from_view[level]
+            seen_from = (pose if self.through_sampling else pose.detach()) @ self.frame_from_view[level]
             images = blurred[self.blurs[level]]
             view = warp(images, seen_from.to(images.dtype), self.sizes[level]).to(pose.dtype)
             updates.append(localise((view - self.intensity[0]) / self.intensity[1]))
@@ -143,7 +148,8 @@ class DeSTNet(nn.Module):
 class AutoEncoder(nn.Module):
     """The paper's: strided convolutions, two fully connected layers, a sigmoid code, and the mirror image of it.
 
-    tanh after every layer but the code's, the last one included, as printed.
+    tanh after every layer but the code's, the last one included, as printed. A conv1 of Table 1 that follows the last
+    map of the encoder, or precedes the first one of the decoder, is read as a fully connected layer.
     """
 
     def __init__(
@@ -210,7 +216,7 @@ def paper_networks(which: str, channels: int, frame: Size, motion: str, code_siz
     seed_map = -(-max(frame) // 8)
     levels, layers = (4, ((7, 4, 1), (7, 8, 1))) if which == "mnist" else (5, ((3, 64, 2), (3, 128, 2), (3, 256, 2)))
     views = ((1.0, None),) * levels
-    aligner = DeSTNet(channels, frame, motion, views=views, layers=layers, bound=None, end_to_end=True, form=form)
+    aligner = DeSTNet(channels, frame, motion, views=views, layers=layers, bound=None, through_sampling=True, form=form)
     filters, hidden, seed_filters = (100, 1024, 1) if which == "mnist" else (128, 512, 3)
     autoencoder = AutoEncoder(
         channels, frame, code_size, filters=filters, hidden=hidden, seed_map=seed_map, seed_filters=seed_filters

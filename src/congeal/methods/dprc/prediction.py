@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False)
 class NetworkMethod(Method):
-    """What `DPRC` and `PrintedDPRC` have in common: an aligner and an auto-encoder, trained on D + λC."""
+    """What `DPRC` and `PrintedDPRC` have in common: an aligner and an auto-encoder, trained on D + λC.
+
+    λ = γ = k = 1 (complexity_weight, capacity_penalty, penalty_power) and the homography of `Method` are as printed.
+    """
 
     reference: Reference = "auto"
     steps: Count = 600

@@ -1,14 +1,24 @@
 """Joint alignment by direct optimisation, from top to bottom.
 
-    initialise        a typical image becomes the first template, the images most like it the second
-    until nothing improves:
+    initialise        a typical image is the first template, the mean of the 30 % most like it the second; the mean is
+                      renewed up to three times
+    up to three rounds, while the mean of 1 − score falls by 3 %:
         register each     Gauss-Newton of every image alone; those with low scores from several initial poses
         register jointly  all images together, to the mean of the inliers
-    choose the motion the simplest that explains as much of the images as any larger one
-    pyramid           finer levels, up to the originals, while they move the poses by more than their error
+    choose the motion the smallest over which neither the next larger nor the largest explains clearly more
+    pyramid           finer levels, up to the originals, while they move the poses by several standard errors
 
-A set larger than `fit_sample` does this with a sample; every other image is then registered alone to its templates, as
-new images are (`place_each`). One mixture of the scores decides in every stage who is an inlier: `ScoreModel`.
+Inliers are the best 30 % in the initialisation. After it a mixture, refitted to the scores, decides: `ScoreModel`.
+
+Gauge: with `guards`, after every joint step one common correction brings the inliers' mean pose back to the mean
+initial pose and, for objects, holds the total intensity of the set. Prior: for photographs, the poses of the inliers
+give a Gaussian prior (`PosePrior`) that pulls every image towards them.
+
+Motion "auto" works in homography until the motion is chosen. A larger motion explains clearly more if it explains more
+than `MIN_GAIN` of the unexplained variance, and by more than two standard errors (`choose_motion`).
+
+A set larger than `fit_sample` does all this with a sample. All images are then registered alone to its templates, as
+new images are (`place_each`), and the sample's rows are replaced by their joint result.
 """
 
 from __future__ import annotations
@@ -51,8 +61,9 @@ MOTION_SAMPLE = 96
 class JointAlignment(Method):
     """Direct joint optimisation of all poses; the default method. It trains no network.
 
-    Every image is registered to a template by Gauss-Newton from several initial poses, the template is the mean of the
-    inliers, and poses are refined together on a pyramid up to the resolution of the originals (`alignment.py`).
+    Every image is registered to a template by Gauss-Newton from its pose so far, and an image with a low score also
+    from others. The template is the mean of the inliers. Poses are refined together on a pyramid up to the resolution
+    of the originals (`alignment.py`).
 
     Parameters
     ----------
@@ -67,7 +78,8 @@ class JointAlignment(Method):
     fit_sample : int
         The template and the motion are found with at most this many images; all are aligned.
     restarts : int
-        Images that match badly are registered again from this many perturbed poses.
+        Images that match badly are registered again: from the initial pose, for objects from the moments of their
+        intensity, and from at most this many perturbed poses. 0 switches all of these off.
 
     Attributes
     ----------
@@ -137,7 +149,10 @@ class JointFit:
 
 
 def align(stack: Stack, image_features: ImageFeatures, parameters: Any, context: FitContext) -> JointFit:
-    """Align a stack. parameters: those of `JointAlignment`. An interrupted context continues where it was saved."""
+    """Align a stack. An interrupted context continues where it was saved.
+
+    parameters: those of `JointAlignment`; a `random_state` of None has been replaced by the seed that was drawn.
+    """
     saved = (context.load() or {}).get("sample")
     rows = choose_sample(len(stack), parameters.fit_sample, parameters.random_state)
     sample = stack if len(rows) == len(stack) else stack.some(rows)
@@ -161,13 +176,13 @@ def align_sample(stack: Stack, image_features: ImageFeatures, parameters: Any, c
         sample = Sample.of(stack, image_features, motion, parameters.guards)
         reference = reference_features(parameters.reference, stack, image_features, parameters.random_state)
         state = initialise(sample, reference)
-    # Short enough to be repeated after an interruption, so nothing is saved.
-    quiet = FitContext(context.method, quiet=context.quiet)
+    # The rounds are short enough to be repeated after an interruption, so this context has no checkpoint.
+    unsaved = FitContext(context.method, quiet=context.quiet)
     for number in range(MAX_ROUNDS):
         before = float((1 - state.scores).mean())
         model = _model(state, image_features, motion)
         seed = parameters.random_state + number
-        poses, scores, gain = register_each(stack, model, state.poses, parameters.restarts, seed, quiet)
+        poses, scores, gain = register_each(stack, model, state.poses, parameters.restarts, seed, unsaved)
         width = torch.where(gain > 0, RESTART_PRIOR_WIDTH, 1.0)
         width = width if state.prior_width is None else torch.maximum(width, state.prior_width)
         state = replace(state, poses=poses, scores=scores, prior_width=width)
@@ -215,7 +230,7 @@ def _register_jointly(sample: Sample, state: State, model: FittedModel, *, last:
 
 def _choose_motion(sample: Sample, state: State, image_features: ImageFeatures) -> MotionChoice:
     """The simplest sufficient motion, from inliers at the next pyramid level, whose pixels the poses were not fitted
-    to."""
+    to. Where there is no larger level the working size is used, whose pixels they were fitted to."""
     stack = sample.stack
     inliers = np.flatnonzero(ScoreModel.fit(state.scores).inliers(state.scores).numpy())
     rows = inliers[evenly_spaced_rows(len(inliers), MOTION_SAMPLE)]

@@ -20,7 +20,8 @@ EM_STEPS = 30
 MIN_DEVIATION = 0.005
 """Scores of inliers are taken to vary by at least this much: copies without noise score 1 up to rounding."""
 MIN_INLIER_SHARE = 0.5
-"""More than half of a set cannot be outliers of it."""
+"""Smallest share of the mixture that inliers have: more than half of a set cannot be outliers of it. The number of
+images that `ScoreModel.inliers` accepts is not bounded."""
 
 
 @dataclass(frozen=True)

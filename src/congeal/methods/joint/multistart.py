@@ -35,7 +35,8 @@ FINE_STEPS = 10
 """Gauss-Newton steps of the fine stage, without blur and with the full motion."""
 RESTART_REACH = 0.2
 """Corner noise of the perturbations, as a share of the frame's side: the largest warps of the perspective protocol
-are drawn with 0.3, and twenty draws reach those (threes and sevens under 10–30 % warps)."""
+are drawn with 0.3, and twenty draws reach those (threes and sevens under 10–30 % warps). The default of `restarts` is
+16."""
 RESTART_BATCH = 4
 """Perturbations that are tried together, half from the initial pose and half from the best so far."""
 SAME_SCORE = 0.005
@@ -54,7 +55,7 @@ IMAGES_PER_BATCH = 4
 def register_each(
     stack: Stack, model: FittedModel, poses: torch.Tensor, restarts: int, random_state: int, context: FitContext
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Every image of a stack alone, from poses (n, 3, 3): poses, scores (n,), and by how much restarts raised these."""
+    """Every image of a stack alone, from poses (n, 3, 3): poses, scores (n,) discounted by the prior, gains (n,)."""
     work, n = Multistart(stack, model, poses.numpy(), restarts, random_state), len(stack)
     found, scores, gain = (torch.from_numpy(allocate((n, *shape), np.float32)) for shape in ((3, 3), (), ()))
     with single_torch_thread() as threads:
@@ -100,7 +101,8 @@ class Multistart:
     def register(
         self, views: Views, start: torch.Tensor, poses: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The best pose of each image, its score, and by how much restarts raised it."""
+        """The best pose of each image, its score, and by how much restarts raised it. With `restarts=0` no image is
+        registered again, neither from its initial pose nor from its moments."""
         found = self._descend(self.registration, views, start, poses)
         scores = self.registration.posterior_score(views, start, found)
         before = self.registration.posterior_score(views, start, poses)
@@ -110,8 +112,9 @@ class Multistart:
         if not len(low) or not self.perturbations:
             return found, scores, torch.zeros_like(scores)
         better, higher = self._restart(views.take(low), start[low], found[low])
+        # With a prior `higher` is discounted by the wide one and `scores` by the narrow one, and an unusual pose must
+        # gain more than inliers vary by anyway.
         gain = higher - scores[low]
-        # With a prior an unusual pose must gain more than inliers vary by anyway.
         taken = gain > (0.0 if self.model.prior is None else self.model.scores.deviation)
         rows = low[taken]
         found[rows], gains = better[taken], torch.zeros_like(scores)

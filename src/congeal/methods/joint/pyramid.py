@@ -1,8 +1,11 @@
-"""The pyramid: poses are refined on tiles at finer and finer levels, up to the originals, while that moves them.
+"""The pyramid: poses are refined on tiles at finer and finer levels, up to the originals.
+
+A level is used if it moves the inliers' poses by more than five standard errors in the median, or if their median
+standard error is below 0.25 pixels of that level. The first level that is not used ends the pyramid.
 
 At working size a pose is good to a tenth of a pixel, which is a whole pixel of a large photograph; copies of a
 photograph of 512² under known homographies come back to 0.02 px instead of 0.8 (benchmarks/everyday.py precision). On
-faces finer levels move poses by less than their error, and are not used: fine detail differs from face to face.
+faces finer levels move poses by fewer standard errors, and are not used: fine detail differs from face to face.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ MIN_STEP_ERRORS = 5.0
 """A level is used if it moves the corners by this many standard errors in the median. Between 2, where faces of LFW get
 worse by finer levels, and 10, where copies of photographs stop too early (benchmarks/everyday.py)."""
 PRECISE_PX = 0.25
-"""… or if its standard error is below this: then the level resolves more than a coarser one can."""
+"""… or if the median standard error is below this, in pixels of the level's own frame: then the level resolves more
+than a coarser one can."""
 MAX_CORRELATION_LOSS = 0.02
 """An image whose correlation with the others falls by more at a level keeps the pose it had."""
 UNRELATED_CORRELATION = 0.3
@@ -51,7 +55,9 @@ class Pyramid:
     """
 
     poses: torch.Tensor  # (n, 3, 3) float64 stack_from_frame of the stack at working size
-    error: torch.Tensor  # (n,) standard error of a corner's position, in pixels of that stack
+    # (n,) uncertainty of a corner's position, in pixels of that stack: 95 % of the mean corner displacements are below
+    # twice this (`BAR_FACTOR` in registration/tiles.py)
+    error: torch.Tensor
     levels: tuple[TileTemplate, ...]
     refines: bool
     sentence: str
@@ -67,7 +73,7 @@ def refine_on_pyramid(
     finest: int | None,
     context: FitContext,
 ) -> Pyramid:
-    """Joint refinement at finer and finer levels, as long as they move the poses by more than their error.
+    """Joint refinement at finer and finer levels, as long as they are used (`MIN_STEP_ERRORS`, `PRECISE_PX`).
 
     keep (n,) bool: inliers. finest: the largest size, if not that of the originals.
     """
@@ -84,7 +90,7 @@ def refine_on_pyramid(
         if used or tried is None:
             error, tried = _errors(result, entry, larger, stack, keep), result.template
         if not used:
-            why = f"{size} pixels would move poses by less than their error"
+            why = f"{size} pixels would move poses by less than {MIN_STEP_ERRORS:g} standard errors"
             break
         worse = result.after < result.before - MAX_CORRELATION_LOSS
         poses = poses_at(torch.where(worse[:, None, None], entry, result.poses), larger, stack)
@@ -100,7 +106,8 @@ def refine_on_pyramid(
 
 
 def _level_stacks(stack: Stack, image_features: ImageFeatures, finest: int | None) -> Iterator[Stack]:
-    """The stack at each size above the working size, by factors of two; photographs of working size themselves."""
+    """The stack at each size above the working size, by factors of three, the last by up to four. Photographs that have
+    no larger originals are refined at working size."""
     base, native = max(stack.frame), stack.native_size
     sizes = [size for size in pyramid_sizes(base, min(native, finest or native)) if stack.has_room_at(size)]
     if not sizes and base >= native and not image_features.empty_ground:  # objects were refined on these very pixels
@@ -132,6 +139,9 @@ def place_each(
     beside: dict[str, Any] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Images of a stack, each alone, to the template and the levels of a model: poses, and errors as in `Pyramid`.
+
+    Unlike `refine_on_pyramid` it does not raise the error of unrelated images, and an image whose correlation falls at
+    a level keeps its new pose. Where larger images of the set do not fit, all levels are dropped and errors are NaN.
 
     Continues where an interrupted context was saved. beside: what a checkpoint has to hold of earlier stages.
     """

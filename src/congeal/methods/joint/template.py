@@ -46,7 +46,7 @@ away are not deformed to fit. Chosen, as all below, on MNIST threes and sevens u
 TEMPLATE_SHARE = 0.3
 """Share of the images, those most like the template, that make the next one."""
 TEMPLATE_ROUNDS, ROUND_STEPS, ROUND_BLUR = 3, 5, 1.5
-"""How often they do, the steps of each round, and its blur: the template is better each time."""
+"""How often the template is renewed after that, at most; the steps of each round, and its blur."""
 CLOSE_SCORE = 0.7
 """If every image scores this much, as copies of one picture and frames of a stack do, the template is final."""
 MIN_INLIERS = 3
@@ -55,7 +55,7 @@ MAX_ZOOM = math.sqrt(2)
 """Largest correction of the common scale at once: an object that lost half of its intensity left the frame, and was not
 only reduced."""
 MAX_STEPS = 40
-"""Gauss-Newton steps of the last stage; most sets converge after 10 to 25."""
+"""Gauss-Newton steps of the last stage at each of its sizes, reduced and full; most sets converge after 10 to 25."""
 MAX_EARLY_STEPS = 10
 """Steps of the stages before, whose only use is to lead up to it."""
 
@@ -102,7 +102,11 @@ class Sample:
             return torch.cat(list(map_ordered(one, [slice(*pair) for pair in pairwise(edges)], free)))
 
     def fix_gauge(self, poses: torch.Tensor, inliers: torch.Tensor) -> torch.Tensor:
-        """Poses whose inliers keep the mean initial pose and, for objects, their total intensity."""
+        """Poses whose inliers keep the mean initial pose and, for objects, their total intensity.
+
+        The intensity is held at 1.0 of that of the sources here. The joint stage, which comes after, ends at 0.95
+        (`REFINED_ENERGY`), so that results are compared at one energy ratio (docs/lessons.md).
+        """
         images, same_size = self.images[inliers], self.stack.size == self.frame
         intensity = float(images.sum()) if self.image_features.keeps_intensity and same_size else None
         gauge = Gauge(self.start, self.frame, self.motion, intensity, band=(1.0, 1.0))
@@ -119,8 +123,8 @@ class State:
 
     template: torch.Tensor  # (C, h, w) what images are registered to: the reference, then the mean of the inliers
     poses: torch.Tensor  # (n, 3, 3) stack_from_frame
-    scores: torch.Tensor  # (n,) normalised correlation with the template
-    inliers: torch.Tensor  # (n,) bool
+    scores: torch.Tensor  # (n,) normalised correlation with the template; after `register_each` discounted by the prior
+    inliers: torch.Tensor  # (n,) bool, as `moved_to` left them; only dprc reads them, `joint` asks its `ScoreModel`
     prior: PosePrior | None = None  # the distribution of the poses of the inliers
     prior_width: torch.Tensor | None = None  # (n,) factors on its width: wider for images that were restarted
 
@@ -142,7 +146,7 @@ class State:
     def moved_to(self, sample: Sample, poses: torch.Tensor, threshold: float | None = None) -> State:
         """New poses, with the inliers there, the gauge fixed, and the mean of the inliers as template.
 
-        threshold: the score of an inlier; None for the best `TEMPLATE_SHARE` of the images.
+        threshold: the score of an inlier, which only dprc gives; None for the best `TEMPLATE_SHARE` of the images.
         """
         scores = replace(self, poses=poses).scored(sample).scores
         least = float(scores.quantile(1 - TEMPLATE_SHARE)) if threshold is None else threshold
@@ -206,7 +210,8 @@ def register_jointly(
 ) -> State:
     """Joint Gauss-Newton to the running mean of the inliers `keep` (n,), in the gauge of the initial poses.
 
-    Gives the poses, that mean, and the prior on poses. only_last_stage: the poses are near already.
+    Gives the poses, that mean, and the prior on poses. only_last_stage: the poses are near already. max_steps: only
+    dprc sets it. With guards, objects end at an energy ratio of 0.95 (`REFINED_ENERGY`).
     """
     stack, image_features, found = sample.stack, sample.image_features, state.poses
     gauge = None

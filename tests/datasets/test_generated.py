@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from congeal.datasets import open_named
-from congeal.datasets.mnist import load
+from congeal.datasets.mnist import load_mnist
 from congeal.datasets.synthetic import FIELDS, WarpedDigits, affnist_poses, fields, tangents
 from congeal.geometry import warp
 
@@ -72,7 +72,7 @@ def test_affnist_truth_brings_the_digit_to_the_middle(mnist: Path) -> None:
 
 def test_infimnist_numbers_follow_the_scheme(mnist: Path) -> None:
     source = open_named("infimnist:7@2000")
-    _, labels = load("train")
+    _, labels = load_mnist("train")
     numbers = np.array([int(source.id(i).removeprefix("infi-")) for i in range(2000)])
     assert numbers.min() >= 70000
     assert (np.diff(numbers) > 0).all()
@@ -82,7 +82,7 @@ def test_infimnist_numbers_follow_the_scheme(mnist: Path) -> None:
 
 def test_infimnist_image_by_hand(mnist: Path) -> None:
     source = open_named("infimnist:7@20000")
-    images, _ = load("train")
+    images, _ = load_mnist("train")
     f = fields()
     for index in (0, 1, 2, 3, 12345):
         i = int(source.id(index).removeprefix("infi-"))
@@ -98,7 +98,7 @@ def test_infimnist_image_by_hand(mnist: Path) -> None:
 
 def test_infimnist_deforms_but_keeps_the_digit(mnist: Path) -> None:
     source = open_named("infimnist:7@100000")
-    images, labels = load("train")
+    images, labels = load_mnist("train")
     sevens = images[labels == 7].astype(np.float64)
     turn = source.batch(np.arange(2 * len(sevens), 3 * len(sevens)))[..., 0].astype(np.float64)
     change = np.abs(turn - sevens).sum((1, 2)) / sevens.sum((1, 2))

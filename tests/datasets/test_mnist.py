@@ -106,7 +106,7 @@ def check_rows(name: str, count: int) -> None:
     assert source.kind == "object"
     ids = [source.id(i) for i in range(count)]
     assert len(set(ids)) == count
-    parts = {"train": module.load("train"), "test": module.load("t10k")}
+    parts = {"train": module.load_mnist("train"), "test": module.load_mnist("t10k")}
     for i in (0, count // 2, count - 1):
         part, number = ids[i].split("-")
         images, labels = parts[part]
@@ -115,7 +115,7 @@ def check_rows(name: str, count: int) -> None:
 
 
 def test_counts_and_ids(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    n_train, n_test = ((module.load(part)[1] == 5).sum() for part in ("train", "t10k"))
+    n_train, n_test = ((module.load_mnist(part)[1] == 5).sum() for part in ("train", "t10k"))
     check_rows("mnist:5", n_train + n_test)  # fewer than 6,000: all there are
     check_rows("mnist:5/test", n_test)
     monkeypatch.setattr(module, "PER_DIGIT", n_train + 7)

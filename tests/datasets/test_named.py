@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from congeal.datasets import names, open_named
-from congeal.datasets.mnist import load
+from congeal.datasets.mnist import load_mnist
 from congeal.errors import CongealError
 
 
@@ -72,7 +72,7 @@ def test_all_bundled_digits_are_the_ten_sets_in_order() -> None:
 
 def test_the_bundled_file_is_the_start_of_the_test_set(original_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONGEAL_DATA", str(original_mnist))
-    images, labels = load("t10k")
+    images, labels = load_mnist("t10k")
     for digit in range(10):
         source = open_named(f"digits:{digit}")
         rows = np.flatnonzero(labels == digit)[:200]

@@ -9,7 +9,7 @@ import pytest
 
 from congeal import CongealError, open_images
 from congeal.datasets import open_named
-from congeal.datasets.mnist import load
+from congeal.datasets.mnist import load_mnist
 from congeal.datasets.synthetic import TANGENT_FILE, moved_by_one
 from congeal.images.formats.array_files import CLASSES, read_variable
 from made_data import write_infimnist
@@ -121,7 +121,7 @@ def infimnist(tmp_path: Path, mnist: Path, monkeypatch: pytest.MonkeyPatch) -> t
 def test_infimnist_from_its_files_follows_the_programs_formula(infimnist: tuple[np.ndarray, np.ndarray]) -> None:
     fields, tangents = infimnist
     source = open_named("infimnist-original:7@6000")
-    images, _ = load("train")
+    images, _ = load_mnist("train")
     seen = set()
     for index in range(40):  # image by image, as the program does it
         i = int(source.id(index).removeprefix("infi-"))

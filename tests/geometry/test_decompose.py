@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from congeal.geometry.matrix import decompose
+from congeal.geometry.matrix import decompose_motion
 
 SIZE = (60, 80)
 CENTRE = np.array([39.5, 29.5])
@@ -20,7 +20,7 @@ def about_centre(linear: np.ndarray, shift: tuple[float, float] = (0, 0)) -> np.
 
 
 def test_identity_does_nothing() -> None:
-    parts = decompose(np.eye(3)[None], SIZE)
+    parts = decompose_motion(np.eye(3)[None], SIZE)
     assert (parts.shift_x[0], parts.shift_y[0], parts.rotation[0], parts.scale[0]) == (0, 0, 0, 1)
     assert (parts.stretch[0], parts.skew[0]) == (1, 0)
 
@@ -30,7 +30,7 @@ def test_each_part_is_found_again() -> None:
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     shape = np.array([[across, across * np.tan(skew)], [0, down]])
     # sx·tan(skew) is how far the y axis leans, for its own length sy it leans by sx/sy·tan(skew)
-    parts = decompose(about_centre(turn @ shape, (3, -5))[None], SIZE)
+    parts = decompose_motion(about_centre(turn @ shape, (3, -5))[None], SIZE)
     assert np.allclose([parts.shift_x[0], parts.shift_y[0]], [3, -5])
     assert np.isclose(parts.rotation[0], 12)
     assert np.isclose(parts.scale[0], np.sqrt(across * down))
@@ -41,13 +41,13 @@ def test_each_part_is_found_again() -> None:
 def test_rotation_is_clockwise_on_the_screen() -> None:
     # OpenCV's positive angles are counter-clockwise
     m = np.vstack([cv2.getRotationMatrix2D(tuple(CENTRE), -20, 1.5), [0, 0, 1]])
-    parts = decompose(m[None], SIZE)
+    parts = decompose_motion(m[None], SIZE)
     assert np.isclose(parts.rotation[0], 20)
     assert np.isclose(parts.scale[0], 1.5)
 
 
 def test_mirror_images_have_a_negative_scale() -> None:
-    assert decompose(about_centre(np.diag([1.0, -1.0]))[None], SIZE).scale[0] == -1
+    assert decompose_motion(about_centre(np.diag([1.0, -1.0]))[None], SIZE).scale[0] == -1
 
 
 def test_homography_is_its_affine_approximation_at_the_centre() -> None:
@@ -56,7 +56,7 @@ def test_homography_is_its_affine_approximation_at_the_centre() -> None:
     step = 1e-4
     landed = cv2.perspectiveTransform((CENTRE + step * np.array([[[0, 0]], [[1, 0]], [[0, 1]]])), m)[:, 0]
     jacobian = np.stack([landed[1] - landed[0], landed[2] - landed[0]], -1) / step
-    near, own = decompose(about_centre(jacobian)[None], SIZE), decompose(m[None], SIZE)
+    near, own = decompose_motion(about_centre(jacobian)[None], SIZE), decompose_motion(m[None], SIZE)
     for name in ("rotation", "scale", "stretch", "skew"):
         assert np.isclose(getattr(near, name)[0], getattr(own, name)[0], atol=1e-4), name
 
@@ -64,8 +64,8 @@ def test_homography_is_its_affine_approximation_at_the_centre() -> None:
 @pytest.mark.parametrize("bad", [np.full((3, 3), np.nan), np.zeros((3, 3))])
 def test_matrices_without_meaning_give_no_number(bad: np.ndarray) -> None:
     with np.errstate(all="ignore"):
-        assert not np.isfinite(decompose(np.stack([np.eye(3), bad]), SIZE).rotation[1]) or not bad.any()
-        assert decompose(np.stack([np.eye(3), bad]), SIZE).scale[0] == 1
+        assert not np.isfinite(decompose_motion(np.stack([np.eye(3), bad]), SIZE).rotation[1]) or not bad.any()
+        assert decompose_motion(np.stack([np.eye(3), bad]), SIZE).scale[0] == 1
 
 
 def test_corners_and_perspective() -> None:
@@ -74,10 +74,10 @@ def test_corners_and_perspective() -> None:
     tilt[2, 0] = 1e-2  # depth grows to the right
     behind = np.eye(3)
     behind[2, 0] = -1.0  # the horizon runs through the picture
-    parts = decompose(np.stack([np.eye(3), shift, tilt, behind]), SIZE)
+    parts = decompose_motion(np.stack([np.eye(3), shift, tilt, behind]), SIZE)
     assert np.allclose(parts.corners[:2], [0, 5])
     assert np.allclose(parts.perspective[:2], 1)
     left, right = 1 - 0.5e-2, 1 + 1e-2 * (SIZE[1] - 0.5)
     assert np.isclose(parts.perspective[2], right / left)
     assert np.isnan(parts.perspective[3])
-    assert np.allclose(decompose(-tilt[None], SIZE).perspective, parts.perspective[2]), "the same up to a factor"
+    assert np.allclose(decompose_motion(-tilt[None], SIZE).perspective, parts.perspective[2]), "the same up to a factor"

@@ -17,7 +17,7 @@ from congeal.geometry.kernels import INTERPOLATIONS, Interpolation
 from congeal.geometry.matrix import invert, rescale
 from congeal.images import warp_pixel_batch, warp_pixels
 from congeal.images.canvas import Placement, put_on_canvas
-from congeal.images.resample import Sampling, is_plain_resize, shrink, warp_masks
+from congeal.images.resample import Sampling, is_plain_resize, shrink_pixels, warp_masks
 
 RNG = np.random.default_rng(0)
 HALF = np.array([[1.0, 0, 0.5], [0, 1, 0.25], [0, 0, 1]])
@@ -168,7 +168,7 @@ def test_what_cannot_be_wanted_is_one_sentence(
 def test_shrinking_counts_every_pixel(channels: int, size: tuple[int, int]) -> None:
     pixels = RNG.integers(0, 256, (2, 60, 90, channels), dtype=np.uint8)
     pixels.flags.writeable = False
-    small = shrink(pixels, size)
+    small = shrink_pixels(pixels, size)
     whole = Placement(size[1] / 90, size[0] / 60, 0, 0)
     for found, given in zip(small, pixels, strict=True):
         expected, _ = put_on_canvas(given, size, whole)

@@ -16,7 +16,7 @@ from congeal.comparison.compare import compare
 from congeal.errors import MissingExtra, RunFailed
 from congeal.geometry import map_points
 from congeal.images.sources import faces
-from congeal.images.sources.faces import FaceSource, Search, cascade, find_faces, parse_grow
+from congeal.images.sources.faces import FaceSearch, FaceSource, cascade, find_faces, parse_grow
 from congeal.opening import open_images
 from congeal.pipeline.initial_poses import inherited_init, read_initial_poses, start_at_faces
 from congeal.runs.folder import RunFolder
@@ -78,7 +78,7 @@ def test_a_large_face_in_the_middle_is_enough(monkeypatch: pytest.MonkeyPatch) -
         shares.clear()
         found = find_faces(open_images([picture]))
         assert shares == searched
-        everywhere = find_faces(open_images([picture]), Search(large=0.1))
+        everywhere = find_faces(open_images([picture]), FaceSearch(large=0.1))
         assert np.abs(found.boxes - everywhere.boxes).max() < 0.1 * everywhere.boxes[0, 2]
 
 

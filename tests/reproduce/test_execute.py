@@ -16,7 +16,19 @@ import congeal.experiments
 from congeal import CongealError
 from congeal.errors import RunFailed
 from congeal.experiments.experiment import Cell, Experiment, Options, check_any, read_methods, reproduce
-from congeal.experiments.tables import Row, Table, before, each, grouped, judged, mean, number, spread, tally, words
+from congeal.experiments.tables import (
+    Row,
+    Table,
+    before,
+    each,
+    grouped,
+    judged,
+    mean_of,
+    number_column,
+    spread,
+    tally,
+    words,
+)
 from congeal.methods.registry import methods as known_methods
 
 
@@ -51,7 +63,7 @@ class Toy:
         return Cell(name=f"cell-{digit}", facts={"digit": digit, "question": self.question}, measure=measure)
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        return [Table("Values", [words("digit", "digit"), number("value", "value")], each(rows))]
+        return [Table("Values", [words("digit", "digit"), number_column("value", "value")], each(rows))]
 
     def draw(self, folder: Path, rows: Sequence[Row]) -> None:
         self.drawn.append(len(rows))
@@ -141,9 +153,9 @@ def test_a_missing_extra_costs_the_figures_and_nothing_else(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def draw(folder: Path, rows: Sequence[Row]) -> None:
-        from congeal.experiments.figures import curves
+        from congeal.experiments.figures import draw_curves
 
-        curves(folder / "figures" / "c.png", {"y": {"a": [(1, 1)]}}, "x")
+        draw_curves(folder / "figures" / "c.png", {"y": {"a": [(1, 1)]}}, "x")
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     object.__setattr__(toy.experiment, "draw", draw)
@@ -194,8 +206,8 @@ def test_rows_of_rows() -> None:
     ]
     groups = grouped(rows, "m")
     assert list(groups) == [("a",), ("b",)]
-    assert mean(groups["a",], "apsnr_after") == 12
-    assert mean(rows[3:], "apsnr_after") is None
+    assert mean_of(groups["a",], "apsnr_after") == 12
+    assert mean_of(rows[3:], "apsnr_after") is None
     assert spread("", "apsnr_after").show(groups["a",]) == "12.00 (10.00–14.00)"
     assert [judged("").show([row]) for row in rows] == ["10.00", "14.00", "~~30.00~~", "failed"]
     assert [judged("").show(group) for group in groups.values()] == ["12.00", "~~30.00~~"]

@@ -79,7 +79,7 @@ def load_digits(digit: str, part: str = "") -> Digits:
     parts = {"": ("train",), "test": ("t10k",), "both": ("train", "t10k")}["both" if topped_up else part]
     chosen: list[Digits] = []
     for name in parts:
-        images, labels = load(name)
+        images, labels = load_mnist(name)
         rows = np.flatnonzero(labels == (labels if digit == "all" else int(digit)))
         if topped_up and chosen:
             rows = rows[: max(0, PER_DIGIT - len(chosen[0].numbers))]
@@ -87,7 +87,7 @@ def load_digits(digit: str, part: str = "") -> Digits:
     return Digits(*(np.concatenate(columns) for columns in zip(*chosen, strict=True)))
 
 
-def load(part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def load_mnist(part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images (N,28,28) and labels (N,) of "train" or "t10k"."""
     image_file, label_file = find(f"{part}-images-idx3-ubyte.gz"), find(f"{part}-labels-idx1-ubyte.gz")
     images, labels = (read_idx(path) for path in (image_file, label_file))

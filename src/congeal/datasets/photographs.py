@@ -26,14 +26,14 @@ from congeal.datasets import cache_folder, download, find_data
 from congeal.errors import CongealError
 from congeal.images.formats.array_files import read_variable
 from congeal.images.sources.base import Header, Image, ImageSource
-from congeal.images.sources.faces import Faces, FaceSource, Search, parse_grow
+from congeal.images.sources.faces import Faces, FaceSearch, FaceSource, parse_grow
 from congeal.images.sources.files import open_folder
 from congeal.images.sources.views import SourceView
 
 URL = "https://ndownloader.figshare.com/files/5976018"
 SHA256 = "055f7d9c632d7370e6fb4afc7468d40f970c34a80d4c6f50ffec63f5a8d536c0"
 # The files were cut around a detection that fills nearly half of them: the one nearest the centre is meant.
-SEARCH = Search(smallest=0.3, neighbours=(3,))
+SEARCH = FaceSearch(smallest=0.3, neighbours=(3,))
 # Outer eye corners and nose tip, in the order of `landmarks`.
 LANDMARKS = ("left_eye", "right_eye", "nose")
 

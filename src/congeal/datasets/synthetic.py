@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from congeal.datasets import find_data, not_a_data_set, parse_count
-from congeal.datasets.mnist import TRAIN_IMAGES, Digits, load, load_digits
+from congeal.datasets.mnist import TRAIN_IMAGES, Digits, load_digits, load_mnist
 from congeal.errors import CongealError
 from congeal.geometry import matrix
 from congeal.images.formats.array_files import read_affnist
@@ -262,7 +262,7 @@ class Infimnist(SyntheticSource):
         shift: Callable[[NDArray[np.uint8], NDArray[np.int64]], NDArray[np.uint8]],
     ) -> None:
         self.name, self._rows, self._count, self._fields = name, rows, count, fields
-        self._images = load("train")[0][rows].astype(np.float32).reshape(len(rows), -1)
+        self._images = load_mnist("train")[0][rows].astype(np.float32).reshape(len(rows), -1)
         self._down, self._across = tangents
         self._whole, self._shift = whole, shift
 
@@ -293,7 +293,7 @@ class Infimnist(SyntheticSource):
 def open_infimnist(which: str) -> Infimnist:
     """`7` or `7@N`."""
     digit, given = parse_count("infimnist", which, "infimnist:7 or infimnist:7@1000000")
-    images, labels = load("train")
+    images, labels = load_mnist("train")
     rows = np.flatnonzero(labels == int(digit))
     slopes = tangents(images[rows].astype(np.float32).reshape(len(rows), -1))
     count = given or INFIMNIST_COUNT
@@ -378,7 +378,7 @@ def batches() -> list[Path]:
 def open_infimnist_original(which: str) -> Infimnist:
     """`7` or `7@N`."""
     digit, given = parse_count("infimnist-original", which, "infimnist-original:7 or …:7@1000000")
-    rows = np.flatnonzero(load("train")[1] == int(digit))
+    rows = np.flatnonzero(load_mnist("train")[1] == int(digit))
     fields = np.array(read_floats(FIELD_FILE, (FIELDS, _PIXELS)))
     both = read_floats(TANGENT_FILE, (TRAIN_IMAGES, 2, _PIXELS))[rows]
     tangents = np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])

@@ -82,7 +82,7 @@ class SharedStorage:
         """
         if not self._is_remote:
             return Path(self._root) / name
-        kept = cache_folder() / hashlib.sha256(f"{self.folder}/{name}".encode()).hexdigest()[:32]
+        kept = file_cache_folder() / hashlib.sha256(f"{self.folder}/{name}".encode()).hexdigest()[:32]
         if not kept.is_file():
             with (
                 storage_errors(self.folder, "read"),
@@ -141,14 +141,14 @@ def storage_errors(url: str, done: str) -> Iterator[None]:
 
 
 @cache
-def cache_folder() -> Path:
+def file_cache_folder() -> Path:
     """The folder for copies of remote files, removed with this process."""
     folder = tempfile.mkdtemp(prefix="congeal-worker-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
-def pack(arrays: Mapping[str, np.ndarray]) -> bytes:
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
     """The bytes of an .npz file of these arrays."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from congeal.errors import CongealError, RunFailed
-from congeal.execution.shared_storage import SharedStorage, pack
+from congeal.execution.shared_storage import SharedStorage, pack_arrays
 
 Result = dict[str, Any]
 """Arrays by name; workers store large ones as `StoredArray`."""
@@ -82,14 +82,16 @@ def run_task(payload: TaskPayload, number: int, shard: Any, attempt: int) -> Non
         }
         for key, name in about["stored"].items():
             storage.write_array(name, result.pop(key))
-        storage.write(f"{payload.folder}/{result_name(number)}", pack({**result, "about": np.array(json.dumps(about))}))
+        storage.write(
+            f"{payload.folder}/{result_name(number)}", pack_arrays({**result, "about": np.array(json.dumps(about))})
+        )
     except RunFailed as error:
         raise RunFailed(f"{error} (on worker {worker_name()})") from error
 
 
 @lru_cache(maxsize=1)
 def _open_work(payload: TaskPayload) -> Any:
-    here = dict(versions())
+    here = dict(library_versions())
     for package, wanted in payload.versions:
         if here.get(package) != wanted:
             raise CongealError(
@@ -164,7 +166,7 @@ def write_payload(storage: SharedStorage, folder: str, work: Any) -> TaskPayload
         parts += [gap, raw]
         stop = sum(arrays[-1])
     storage.write(f"{folder}/arrays.bin", *parts)
-    return TaskPayload(str(storage), folder, pickled.getvalue(), tuple(arrays), versions())
+    return TaskPayload(str(storage), folder, pickled.getvalue(), tuple(arrays), library_versions())
 
 
 def read_payload(payload: TaskPayload) -> Any:
@@ -189,7 +191,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented if open_images is None or isinstance(value, type) else (open_images, ())
 
 
-def versions() -> tuple[tuple[str, str], ...]:
+def library_versions() -> tuple[tuple[str, str], ...]:
     """Versions that driver and workers must have in common to compute the same results."""
     from congeal import __version__
 

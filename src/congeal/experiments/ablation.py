@@ -97,8 +97,8 @@ def tables(rows: Rows) -> list[Table]:
 
 def at_one_energy(rows: Rows) -> str:
     """ "18.20 (0.97)": mean, and mean energy ratio before zooming; "[8 of 10]" if not all digits have a value."""
-    own, valued = table.mean(rows, "energy_ratio"), len(table.values(rows, "apsnr_at_energy"))
-    text = number(table.mean(rows, "apsnr_at_energy"), 2)
+    own, valued = table.mean_of(rows, "energy_ratio"), len(table.values(rows, "apsnr_at_energy"))
+    text = number(table.mean_of(rows, "apsnr_at_energy"), 2)
     text += "" if own is None else f" ({own:.2f})"
     return text + (f" [{valued} of {len(rows)}]" if 0 < valued < len(rows) else "")
 

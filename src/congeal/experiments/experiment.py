@@ -40,7 +40,7 @@ CHANGEABLE = ("digits", "methods", "time_limit", "quiet")
 CELL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@.+_-]*")
 
 
-class Selection(NamedTuple):
+class ExperimentScope(NamedTuple):
     """What an experiment runs on, after its own defaults, --quick and the user's wishes."""
 
     digits: str
@@ -62,11 +62,11 @@ class Options:
     quick: bool = False
     quiet: bool = False
 
-    def select(self, *, digits: str = "0123456789", limit: int, methods: Sequence[str] = ("joint",)) -> Selection:
+    def select(self, *, digits: str = "0123456789", limit: int, methods: Sequence[str] = ("joint",)) -> ExperimentScope:
         """The experiment's own choice where the user made none."""
         if self.quick:
             digits, limit = QUICK_DIGITS, min(limit, QUICK_LIMIT)
-        return Selection(self.digits or digits, self.limit or limit, tuple(self.methods or methods))
+        return ExperimentScope(self.digits or digits, self.limit or limit, tuple(self.methods or methods))
 
     def check(self) -> None:
         """Raise `CongealError` for what cannot work."""
@@ -154,10 +154,10 @@ def reproduce(
             if row is None or ("error" in row and not is_hopeless(row, options.time_limit)):
                 log.info("%s, %d of %d: %s", name, number, len(cells), cell.name)
                 row = measure(run, cell)
-                log_row(row)
-                write_tables(run, experiment, [*rows, row])
+                log_cell(row)
+                write_experiment_tables(run, experiment, [*rows, row])
             rows.append(row)
-        write_tables(run, experiment, rows)
+        write_experiment_tables(run, experiment, rows)
         draw(run, experiment, rows)
     return rows
 
@@ -189,7 +189,7 @@ def measure(run: RunFolder, cell: Cell) -> Row:
     return row
 
 
-def log_row(row: Row) -> None:
+def log_cell(row: Row) -> None:
     """Say how a cell went, in one line."""
     if "error" in row:
         log.warning("%s failed: %s", row["cell"], row["error"])
@@ -198,7 +198,7 @@ def log_row(row: Row) -> None:
         log.info("%s: likeness %s, %.2f → %.2f dB", row["cell"], likeness, row["apsnr_before"], row["apsnr_after"])
 
 
-def write_tables(run: RunFolder, experiment: Experiment, rows: Sequence[Row]) -> None:
+def write_experiment_tables(run: RunFolder, experiment: Experiment, rows: Sequence[Row]) -> None:
     """table.json and table.csv hold every cell as it was measured, table.md what people want to read."""
     run.write_json("table.json", list(rows))
     columns = list(dict.fromkeys(key for row in rows for key in flat(row)))

@@ -63,7 +63,7 @@ def samples(path: Path, folder: Path, rows: Rows, *, down: str = "digit") -> Non
     montage(path, lines, names, [])
 
 
-def curves(
+def draw_curves(
     path: Path,
     panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
     x: str,

@@ -276,47 +276,47 @@ def tables(rows: Rows) -> list[Table]:
     return made
 
 
-def best(key: str, digits: int) -> Callable[[Rows], str]:
+def best_column(key: str, digits: int) -> Callable[[Rows], str]:
     """The value of the sorting with the lowest cost."""
     return lambda rows: number(min(rows, key=lambda row: row["cost"])[key] if rows else None, digits)
 
 
-SOURCE, IMAGES = table.words("set", "source"), table.number("images", "n_images", 0)
-OUTSIDE, FOUND = table.percent("in no group", "outside"), table.number("groups found", "n_groups", 0)
+SOURCE, IMAGES = table.words("set", "source"), table.number_column("images", "n_images", 0)
+OUTSIDE, FOUND = table.percent_column("in no group", "outside"), table.number_column("groups found", "n_groups", 0)
 OWN_COLUMNS = (
     IMAGES,
-    Column("accuracy, lowest cost", best("accuracy", 3)),
-    Column("its cost", best("cost", 4)),
-    table.number("mean", "accuracy", 3),
+    Column("accuracy, lowest cost", best_column("accuracy", 3)),
+    Column("its cost", best_column("cost", 4)),
+    table.number_column("mean", "accuracy", 3),
     Column("least", lambda rows: number(min(table.values(rows, "accuracy"), default=None), 3)),
     Column("seeds", lambda rows: str(len(rows))),
     OUTSIDE,
-    table.number("seconds to sort", "seconds", 1),
+    table.number_column("seconds to sort", "seconds", 1),
 )
 LABEL_COLUMNS = (
     SOURCE,
     *(column.where("method", "groups") for column in OWN_COLUMNS),
-    table.number("k-means", "accuracy", 3).where("method", "kmeans"),
-    table.number("spectral", "accuracy", 3).where("method", "spectral"),
+    table.number_column("k-means", "accuracy", 3).where("method", "kmeans"),
+    table.number_column("spectral", "accuracy", 3).where("method", "spectral"),
 )
 MIXED_COLUMNS = (
     SOURCE,
     IMAGES,
-    table.number("purity of two groups", "purity", 3),
+    table.number_column("purity of two groups", "purity", 3),
     OUTSIDE,
-    table.percent("noise in no group", "noise_outside"),
-    table.percent("others in no group", "others_outside"),
-    table.number("groups found by auto", "auto_groups", 0),
-    table.number("their purity", "auto_purity", 3),
+    table.percent_column("noise in no group", "noise_outside"),
+    table.percent_column("others in no group", "others_outside"),
+    table.number_column("groups found by auto", "auto_groups", 0),
+    table.number_column("their purity", "auto_purity", 3),
 )
 SIZES = Column("images in each", lambda rows: ", ".join(map(str, rows[0]["sizes"])), is_number=False)
-ACCURACY = table.number("accuracy", "accuracy", 3)
+ACCURACY = table.number_column("accuracy", "accuracy", 3)
 # part: (title, columns)
 TABLES: dict[str, tuple[str, Sequence[Column]]] = {
     "labels": ("Ten groups against ten labels", LABEL_COLUMNS),
     "three digits": (
         "How many groups: three digits chosen by seed",
-        (SOURCE, FOUND, table.number("purity (last row: least)", "purity", 3), OUTSIDE),
+        (SOURCE, FOUND, table.number_column("purity (last row: least)", "purity", 3), OUTSIDE),
     ),
     "mixed": ("Mixed sets", MIXED_COLUMNS),
     "one kind": ("Sets of one kind", (SOURCE, FOUND, SIZES)),

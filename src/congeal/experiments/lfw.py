@@ -73,7 +73,7 @@ def tables(rows: Rows) -> list[Table]:
     rows = [{**row, "start": GROWN[row["grow"]]} for row in rows]
     keys = [*(f"landmark_{name}" for name in LANDMARKS), "landmark", "landmark_median"]
     headings = ["left eye", "right eye", "nose", "mean", "median"]
-    columns = [table.number(heading, key) for heading, key in zip(headings, keys, strict=True)]
+    columns = [table.number_column(heading, key) for heading, key in zip(headings, keys, strict=True)]
     each_landmark = Table(
         "The same for each landmark, means over subjects", [START, table.METHOD, *columns], by_start(rows)
     )
@@ -88,14 +88,14 @@ def by_start(rows: Rows) -> list[Rows]:
     return sorted(table.by(rows, "grow", "method"), key=lambda group: float(group[0]["grow"]))
 
 
-def short(subject: str) -> str:
+def short_name(subject: str) -> str:
     """The family name."""
     return subject.rpartition("_")[2]
 
 
 def complete_mean(group: Rows) -> float | None:
     """The mean over subjects if none is missing."""
-    return None if any(row.get("landmark") is None for row in group) else table.mean(group, "landmark")
+    return None if any(row.get("landmark") is None for row in group) else table.mean_of(group, "landmark")
 
 
 def error_table(rows: Rows) -> Table:
@@ -103,7 +103,10 @@ def error_table(rows: Rows) -> Table:
     columns = [
         START,
         table.METHOD,
-        *(table.number(short(name), "landmark").where("subject", name) for name in table.distinct(rows, "subject")),
+        *(
+            table.number_column(short_name(name), "landmark").where("subject", name)
+            for name in table.distinct(rows, "subject")
+        ),
         Column("mean", lambda group: number(complete_mean(group), 2)),
         table.from_paper(
             lambda row: printed.LFW_LANDMARKS[row["grow"]].get(row["method"]),
@@ -119,7 +122,7 @@ def likeness_table(rows: Rows) -> Table:
     """Likeness, APSNR, scale and cost: within a start the most alike first; what collapsed or has no likeness last."""
 
     def rank(group: Rows) -> tuple[float, bool, float]:
-        likeness = table.mean(group, "likeness_after")
+        likeness = table.mean_of(group, "likeness_after")
         last = likeness is None or any(row.get("collapsed") for row in group)
         return group[0]["grow"], last, -(likeness or 0.0)
 
@@ -129,15 +132,15 @@ def likeness_table(rows: Rows) -> Table:
         table.METHOD,
         table.used("motion", "motion"),
         *table.LIKENESS,
-        table.number("APSNR before", "apsnr_before"),
-        table.number("after", "apsnr_after"),
+        table.number_column("APSNR before", "apsnr_before"),
+        table.number_column("after", "apsnr_after"),
         Column("each subject", lambda group: " / ".join(one.show([row]) for row in group)),
-        table.number("uint8 wrap", "apsnr_uint8_wrap_after"),
+        table.number_column("uint8 wrap", "apsnr_uint8_wrap_after"),
         table.from_paper(lambda row: printed.LFW[row["grow"]].get(row["method"])),
         table.SCALE,
-        table.number("energy ratio", "energy_ratio"),
+        table.number_column("energy ratio", "energy_ratio"),
         table.OUT_OF_FRAME,
-        table.number("seconds to fit a subject", "fit_seconds", 1),
+        table.number_column("seconds to fit a subject", "fit_seconds", 1),
     ]
     title = "Likeness (methods ranked by it), APSNR in dB, scale and cost, means over subjects"
     return Table(title, columns, sorted(by_start(rows), key=rank))
@@ -146,7 +149,7 @@ def likeness_table(rows: Rows) -> Table:
 def draw(folder: Path, rows: Rows) -> None:
     """The means, one picture per start: a line per subject, before alignment first, then a column per method."""
     for (grow,), group in table.grouped(rows, "grow").items():
-        named = [{**row, "subject": short(row["subject"])} for row in group]
+        named = [{**row, "subject": short_name(row["subject"])} for row in group]
         path = folder / "figures" / f"means_{100 * grow:.0f}.png"
         figures.means_and_variances(path, folder, named, down="subject", names=("mean",), side=FIGURE_TILE_PX)
 

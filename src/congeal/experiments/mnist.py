@@ -47,7 +47,7 @@ def tables(rows: Rows) -> list[Table]:
         table.SCALE,
         table.OUT_OF_FRAME,
     ]
-    cost += [table.number("seconds to fit a digit", "fit_seconds", 1), table.PEAK_MEMORY]
+    cost += [table.number_column("seconds to fit a digit", "fit_seconds", 1), table.PEAK_MEMORY]
     return [
         Table("APSNR in dB, per digit", columns, table.by([*table.before(rows, "digit", **values), *rows], "method")),
         Table("Likeness, energy, scale and cost, over digits", cost, table.by(rows, "method")),

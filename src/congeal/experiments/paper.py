@@ -94,16 +94,16 @@ def tables(rows: Rows) -> list[Table]:
     columns = [
         table.words("set", "set"),
         table.words("variant", "variant"),
-        table.number("D first", "distortion_first", 1),
-        table.number("last", "distortion_last", 1),
-        table.number("C first", "complexity_first", 1),
-        table.number("last", "complexity_last", 1),
+        table.number_column("D first", "distortion_first", 1),
+        table.number_column("last", "distortion_last", 1),
+        table.number_column("C first", "complexity_first", 1),
+        table.number_column("last", "complexity_last", 1),
         *table.LIKENESS,
-        table.number("APSNR before", "apsnr_before"),
-        table.number("after", "apsnr_after"),
-        table.number("energy", "energy_ratio"),
-        table.number("scale", "mean_scale"),
-        table.number("seconds", "fit_seconds", 0),
+        table.number_column("APSNR before", "apsnr_before"),
+        table.number_column("after", "apsnr_after"),
+        table.number_column("energy", "energy_ratio"),
+        table.number_column("scale", "mean_scale"),
+        table.number_column("seconds", "fit_seconds", 0),
         Column("outcome", lambda group: verdict_words(group[0]), is_number=False),
     ]
     steps = next((row["params"]["steps"] for row in rows if row["method"] == "dprc-as-printed"), STEPS)
@@ -128,7 +128,7 @@ def draw(folder: Path, rows: Rows) -> None:
             }
             for key, title in CURVES.items()
         }
-        figures.curves(folder / "figures" / f"training_{name}.png", panels, "step", levels=levels)
+        figures.draw_curves(folder / "figures" / f"training_{name}.png", panels, "step", levels=levels)
 
 
 PAPER = Experiment(

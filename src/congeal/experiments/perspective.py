@@ -52,9 +52,9 @@ def tables(rows: Rows) -> list[Table]:
     columns = [
         table.words("σ", "percent"),
         table.METHOD,
-        table.percent("lost half their ink", "lost_share"),
+        table.percent_column("lost half their ink", "lost_share"),
         *table.LIKENESS,
-        table.number("APSNR before", "apsnr_before"),
+        table.number_column("APSNR before", "apsnr_before"),
         table.judged("after, all"),
         table.judged("after, kept", "apsnr_kept"),
         table.judged("uint8 wrap, all", "apsnr_uint8_wrap_after"),
@@ -63,9 +63,9 @@ def tables(rows: Rows) -> list[Table]:
             lambda row: printed.PERSPECTIVE[row["sigma"]].get(row["method"]) if row["variant"] == "initial" else None
         ),
         table.ENERGY,
-        table.number("energy, kept", "energy_kept"),
+        table.number_column("energy, kept", "energy_kept"),
         table.CORNER_ERROR,
-        table.number("seconds to fit a digit", "fit_seconds", 1),
+        table.number_column("seconds to fit a digit", "fit_seconds", 1),
         table.tally("digits aligned"),
     ]
     shown = [{**row, "percent": f"{100 * row['sigma']:.0f} %"} for row in rows]

@@ -42,15 +42,15 @@ def tables(rows: Rows) -> list[Table]:
     columns = [
         table.words("set", "set"),
         table.METHOD,
-        table.number("images", "n", 0),
+        table.number_column("images", "n", 0),
         table.FIT_SECONDS,
-        table.number("time(N) / time(first)", "relative"),
-        table.number("N / first", "ideal"),
-        table.number("seconds in all", "total_seconds", 1),
+        table.number_column("time(N) / time(first)", "relative"),
+        table.number_column("N / first", "ideal"),
+        table.number_column("seconds in all", "total_seconds", 1),
         table.PEAK_MEMORY,
-        table.number("of which at rest", "idle_memory_mb", 0),
+        table.number_column("of which at rest", "idle_memory_mb", 0),
         table.judged("APSNR"),
-        table.number("energy ratio", "energy_ratio"),
+        table.number_column("energy ratio", "energy_ratio"),
     ]
     in_order = [row for group in table.by(rows, "digit", "method", "family") for row in group]
     lines = table.each([{**row, **relative(row, rows)} for row in in_order])
@@ -78,8 +78,8 @@ def draw(folder: Path, rows: Rows) -> None:
         ratios = [(row["n"], relative(row, rows).get("relative")) for row in ordered]
         times[label] = [(n, ratio) for n, ratio in ratios if ratio is not None]
         memory[label] = [(row["n"], row["peak_memory_mb"]) for row in ordered if row.get("peak_memory_mb")]
-    figures.curves(folder / "figures" / "time.png", {"time(N) / time(first)": times}, "images", log=True)
-    figures.curves(folder / "figures" / "memory.png", {"peak memory, MB": memory}, "images", log=True)
+    figures.draw_curves(folder / "figures" / "time.png", {"time(N) / time(first)": times}, "images", log=True)
+    figures.draw_curves(folder / "figures" / "memory.png", {"peak memory, MB": memory}, "images", log=True)
 
 
 SCALING = Experiment(

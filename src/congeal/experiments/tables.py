@@ -45,14 +45,14 @@ def words(heading: str, key: str) -> Column:
     return Column(heading, lambda group: NONE if group[0].get(key) is None else str(group[0][key]), is_number=False)
 
 
-def number(heading: str, key: str, digits: int = 2) -> Column:
+def number_column(heading: str, key: str, digits: int = 2) -> Column:
     """The mean over the rows that have a value."""
-    return Column(heading, lambda group: page.number(mean(group, key), digits))
+    return Column(heading, lambda group: page.number(mean_of(group, key), digits))
 
 
-def percent(heading: str, key: str) -> Column:
+def percent_column(heading: str, key: str) -> Column:
     """The mean, which is a share of 1."""
-    return Column(heading, lambda group: page.percent(mean(group, key)))
+    return Column(heading, lambda group: page.percent(mean_of(group, key)))
 
 
 def largest(heading: str, key: str, digits: int = 0) -> Column:
@@ -65,7 +65,7 @@ def spread(heading: str, key: str) -> Column:
 
     def show(group: Rows) -> str:
         known = values(group, key)
-        return f"{mean(group, key):.2f} ({min(known):.2f}–{max(known):.2f})" if known else NONE
+        return f"{mean_of(group, key):.2f} ({min(known):.2f}–{max(known):.2f})" if known else NONE
 
     return Column(heading, show)
 
@@ -74,7 +74,7 @@ def judged(heading: str, key: str = "apsnr_after", digits: int = 2) -> Column:
     """The mean, struck out if one of the alignments in it collapsed and flatters it; "failed" where all failed."""
 
     def show(group: Rows) -> str:
-        value = mean(group, key)
+        value = mean_of(group, key)
         if value is None:
             return "failed" if group and all("error" in row for row in group) else NONE
         collapsed = any(row.get("collapsed") for row in group)
@@ -115,13 +115,13 @@ def from_paper(published: Callable[[Row], Any], heading: str = "paper prints") -
 
 # Columns that many tables have.
 METHOD = words("method", "method")
-LIKENESS = (number("likeness before", "likeness_before", 3), judged("after", "likeness_after", 3))
+LIKENESS = (number_column("likeness before", "likeness_before", 3), judged("after", "likeness_after", 3))
 ENERGY, SCALE = spread("energy ratio, mean (range)", "energy_ratio"), spread("scale, mean (range)", "mean_scale")
-OUT_OF_FRAME = percent("out of frame", "out_of_frame_share")
-CORNER_ERROR = number("corner error, px", "corner_error")
+OUT_OF_FRAME = percent_column("out of frame", "out_of_frame_share")
+CORNER_ERROR = number_column("corner error, px", "corner_error")
 PEAK_MEMORY = largest("peak MB", "peak_memory_mb")
-FIT_SECONDS = number("seconds to fit", "fit_seconds", 1)
-ALL_SECONDS = number("from start to report", "total_seconds", 1)
+FIT_SECONDS = number_column("seconds to fit", "fit_seconds", 1)
+ALL_SECONDS = number_column("from start to report", "total_seconds", 1)
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def values(rows: Rows, key: str) -> list[float]:
     return [row[key] for row in rows if row.get(key) is not None]
 
 
-def mean(rows: Rows, key: str) -> float | None:
+def mean_of(rows: Rows, key: str) -> float | None:
     """Of the rows that have it; None if there is none."""
     known = values(rows, key)
     return sum(known) / len(known) if known else None

@@ -23,7 +23,7 @@ from congeal.datasets.photographs import (
     willow_points,
 )
 from congeal.experiments.experiment import Cell, Experiment, Options
-from congeal.experiments.tables import Row, Rows, Table, distinct, number, values, words
+from congeal.experiments.tables import Row, Rows, Table, distinct, number_column, values, words
 from congeal.geometry import invert, map_points
 from congeal.geometry.orientation import mirrored
 from congeal.images import ImageSource, prepare
@@ -58,11 +58,11 @@ def plan(family: str, options: Options) -> list[Cell]:
     limit = options.limit or (8 if options.quick else None)
     return [
         Cell(
-            name=f"{number}-{row.replace(' ', '-')}",
+            name=f"{number_column}-{row.replace(' ', '-')}",
             facts={"class": name, "row": row, "limit": limit},
             measure=partial(measure, family, name, row, limit, options),
         )
-        for number, name in enumerate(names, start=1)
+        for number_column, name in enumerate(names, start=1)
         for row in ROWS
     ]
 
@@ -135,13 +135,13 @@ LINES = (
 def tables(rows: Rows) -> list[Table]:
     """One line for each row, one column for each class, and the mean."""
     columns = [words("PCK@0.1 in %", "what")]
-    columns += [number(name, "value", 1).where("class", name) for name in distinct(rows, "class")]
+    columns += [number_column(name, "value", 1).where("class", name) for name in distinct(rows, "class")]
     lines = [
         [{"what": what, "class": row["class"], "value": row[key]} for row in rows if row["row"] == kind and key in row]
         for kind, key, what in LINES
     ]
     shown = [line for line in lines if values(line, "value")]
-    return [Table("Points that land", [*columns, number("mean", "value")], shown)]
+    return [Table("Points that land", [*columns, number_column("mean", "value")], shown)]
 
 
 CUB = Experiment(

@@ -177,7 +177,7 @@ class Parts:
     perspective: np.ndarray
 
 
-def decompose(matrices: np.ndarray, size: Size) -> Parts:
+def decompose_motion(matrices: np.ndarray, size: Size) -> Parts:
     """(N,3,3) b_from_a in pixels, as seen at the centre of a frame of `size`.
 
     The 2×2 Jacobian J there is taken apart as J = rotation · [[sx, sx·tan(skew)], [0, sy]]. For affine matrices J is

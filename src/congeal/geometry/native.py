@@ -34,7 +34,7 @@ def suits(dtype: np.dtype, kernel: str) -> bool:
     return dtype.name in DTYPES and dtype.isnative and kernel in KERNELS and _library() is not None
 
 
-def warp(
+def warp_native(
     pixels: np.ndarray,
     source_from_output: np.ndarray,
     out: np.ndarray,

@@ -112,7 +112,7 @@ def _sample(pixels: np.ndarray, matrices: np.ndarray, size: Size, dtype: np.dtyp
         fill = sampling.value(dtype)
         outside: Literal["edge", "cut", "fade"] = "cut" if math.isnan(fill) else "fade"
         outside = "edge" if sampling.fill == "edge" else outside
-        rest = ~native.warp(pixels, matrices, out, kernel, outside, fill)
+        rest = ~native.warp_native(pixels, matrices, out, kernel, outside, fill)
     if rest.any():
         out[rest] = _sample_by_torch(pixels[rest], matrices[rest], size, dtype, sampling)
     return out
@@ -125,7 +125,7 @@ def is_plain_resize(source_from_output: np.ndarray, source: Size, size: Size) ->
     )
 
 
-def shrink(pixels: np.ndarray, size: Size) -> np.ndarray:
+def shrink_pixels(pixels: np.ndarray, size: Size) -> np.ndarray:
     """8-bit pixels (B, H, W, C) in a smaller size (h, w), every one of them counted: a triangle as wide as the step."""
     own = pixels if pixels.flags.writeable else pixels.copy()  # torch warns of memory it must not write to
     # Of an axis of length 1 the step may be anything to NumPy; torch would not see that channels come last.

@@ -11,7 +11,7 @@ import numpy as np
 from congeal.images import Stack
 from congeal.images.formats.output_files import png_bytes
 from congeal.images.intensity import range_name
-from congeal.images.resample import shrink
+from congeal.images.resample import shrink_pixels
 from congeal.rows import evenly_spaced_rows
 from congeal.runs.folder import RunFolder
 
@@ -150,5 +150,5 @@ def png(values: np.ndarray, longest: int | None = None) -> bytes:
         grey_levels = np.rint(np.clip(np.nan_to_num(values), 0, 255)).astype(np.uint8)
     height, width = values.shape[:2]
     if longest is not None and max(height, width) > longest:
-        grey_levels = shrink(grey_levels[None], fit_within((height, width), longest))[0]
+        grey_levels = shrink_pixels(grey_levels[None], fit_within((height, width), longest))[0]
     return png_bytes(grey_levels)

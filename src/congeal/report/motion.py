@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from congeal.geometry.matrix import decompose, invert
+from congeal.geometry.matrix import decompose_motion, invert
 from congeal.geometry.orientation import MIRROR, mirrored, quarter_turns, upright_from_source
 from congeal.report.charts import lines
 
@@ -62,7 +62,7 @@ def moves(after: np.ndarray, before: np.ndarray, size: Size) -> dict[str, np.nda
     with np.errstate(all="ignore"):
         moved = after @ invert(before)
         flip = np.where(mirrored(moved)[:, None, None], upright_from_source(MIRROR, size), np.eye(3))
-        parts = decompose(moved @ flip, size)
+        parts = decompose_motion(moved @ flip, size)
         values = {quantity.key: getattr(parts, quantity.key) for quantity in QUANTITIES}
     return {key: np.where(np.isfinite(array), array, np.nan) for key, array in values.items()}
 

@@ -200,19 +200,19 @@ def picture(
     data = path.read_bytes()
     if max(image.size) > longest or contrast.stretched:
         image.thumbnail((longest, longest))
-        data = encode(contrast.shown(image), "PNG")
+        data = encode_picture(contrast.shown(image), "PNG")
     kind = "png"
     if len(data) > largest_png:
         kind, shown = "jpeg", contrast.shown(image)
-        data = encode(shown, "JPEG", quality=85)
+        data = encode_picture(shown, "JPEG", quality=85)
         while largest is not None and len(data) > largest and max(shown.size) > 32:
             shown = shown.reduce(2)
-            data = encode(shown, "JPEG", quality=70)
+            data = encode_picture(shown, "JPEG", quality=70)
     uri = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     return {"uri": uri, "width": image.width, "height": image.height}
 
 
-def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+def encode_picture(image: Image.Image, kind: str, **options: Any) -> bytes:
     """A picture as the bytes of a file of this kind; what is neither grey nor RGB becomes RGB."""
     buffer = io.BytesIO()
     (image if image.mode in ("L", "RGB") else image.convert("RGB")).save(buffer, kind, **options)

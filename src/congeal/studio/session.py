@@ -24,7 +24,7 @@ from congeal.geometry.motion import MOTIONS
 from congeal.images import UnreadableImage
 from congeal.pipeline.display import display_range_of, fit_within
 from congeal.propagate.points import read_points
-from congeal.report.page import encode, shown_name
+from congeal.report.page import encode_picture, shown_name
 from congeal.report.run_page import page_contrast
 from congeal.runs.folder import RunFolder
 from congeal.runs.originals import CORRECTIONS, open_originals, run_transforms
@@ -239,7 +239,7 @@ class Session:
         if picture.size != (width, height):
             picture = picture.resize((width, height), Pillow.Resampling.BILINEAR, reducing_gap=2.0)
         small = width * height <= MAX_JPEG_FREE_PIXELS
-        return encode(picture, "PNG") if small else encode(picture, "JPEG", quality=85)
+        return encode_picture(picture, "PNG") if small else encode_picture(picture, "JPEG", quality=85)
 
     def _levels(self, i: int) -> np.ndarray | None:
         """(H, W, 1 or 3) grey levels of the original number i; None if it cannot be read."""
@@ -278,7 +278,7 @@ class Session:
             if points:
                 write_rows(self.folder / "points.csv", points, columns=["x", "y", "name"])
             if painted is not None:
-                write_bytes(self.folder / "mask.png", encode(Pillow.fromarray(painted), "PNG"))
+                write_bytes(self.folder / "mask.png", encode_picture(Pillow.fromarray(painted), "PNG"))
         return self.saved_words()
 
     def saved_words(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def save(transforms: Transforms, path: str | os.PathLike[str]) -> None:
         raise CongealError(f"cannot write '{target}': an id is not UTF-8, which only .csv and .npz keep") from error
 
 
-def load(path: str | os.PathLike[str]) -> Transforms:
+def load_transforms(path: str | os.PathLike[str]) -> Transforms:
     """Read what `save` wrote."""
     source = Path(path)
     read = _format(source)[0]

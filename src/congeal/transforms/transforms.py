@@ -294,9 +294,9 @@ class Transforms:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Transforms:
         """Read what `save` wrote."""
-        from congeal.transforms.files import load
+        from congeal.transforms.files import load_transforms
 
-        return load(path)
+        return load_transforms(path)
 
 
 def _shaped(values: ArrayLike, shape: tuple[int, ...], dtype: Any, name: str, copy: bool) -> NDArray[Any]:

@@ -97,7 +97,7 @@ def probe(data: bytes, id: str) -> Header | None:
     try:
         with Pillow.open(io.BytesIO(data)) as picture:
             width, height = picture.size
-            if orientation_of(picture) >= 5:
+            if exif_orientation(picture) >= 5:
                 width, height = height, width
             mode = _target_mode(picture)
     except Exception:  # a header that does not parse here is decoded, and judged, in `decode`
@@ -110,7 +110,7 @@ def probe(data: bytes, id: str) -> Header | None:
 
 def from_pillow(picture: Pillow.Image, id: str) -> Image:
     """A Pillow image with alpha split off and the EXIF orientation applied."""
-    orientation = orientation_of(picture)
+    orientation = exif_orientation(picture)
     mode = _target_mode(picture)
     pixels = np.array(picture if picture.mode == mode else picture.convert(mode))
     if pixels.dtype == np.int32 and picture.format in ("PNG", "PPM"):
@@ -132,7 +132,7 @@ def make_image(id: str, pixels: np.ndarray, *, has_alpha: bool = False, orientat
     return Image(id, np.ascontiguousarray(pixels[..., :-1]), np.clip(alpha, 0, 1), orientation)
 
 
-def orientation_of(picture: Pillow.Image) -> int:
+def exif_orientation(picture: Pillow.Image) -> int:
     """The EXIF orientation, 1 if there is none or it makes no sense."""
     value: Any = picture.getexif().get(ORIENTATION_TAG, 1)
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
@@ -191,7 +191,7 @@ def _decode_deep_png(data: bytes, id: str) -> Image:
     check_size(*(int.from_bytes(data[k : k + 4], "big") for k in (20, 16)))
     pixels = codecs.png_decode(data)
     with Pillow.open(io.BytesIO(data)) as picture:
-        orientation = orientation_of(picture)
+        orientation = exif_orientation(picture)
     return make_image(id, pixels, has_alpha=pixels.shape[-1] in (2, 4), orientation=orientation)
 
 

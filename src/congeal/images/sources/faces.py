@@ -35,7 +35,7 @@ Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
-class Search:
+class FaceSearch:
     """What counts as a face. smallest: its side, as a share of the image's longer side. large: faces of that share or
     more are looked for first, which takes a third of the time; one that holds the centre of the image is taken.
     neighbours: how many overlapping hits make a face, tried in this order until there is one: OpenCV's usual 3 sees
@@ -46,7 +46,7 @@ class Search:
     neighbours: tuple[int, ...] = (8, 3)
 
 
-ANYBODY = Search()
+ANYBODY = FaceSearch()
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Faces:
         return np.flatnonzero(~self.found & np.isfinite(self.boxes).all(1))
 
 
-def find_faces(source: ImageSource, search: Search = ANYBODY, *, quiet: bool = True) -> Faces:
+def find_faces(source: ImageSource, search: FaceSearch = ANYBODY, *, quiet: bool = True) -> Faces:
     """Look for a face in every image of a source, in several at a time."""
     cascade()  # a missing package is reported here, not by a thread
     import cv2
@@ -120,7 +120,7 @@ def cascade() -> Any:
     return cv2.CascadeClassifier(str(Path(cv2.data.haarcascades) / CASCADE))
 
 
-def _central_face(classifier: Any, pixels: np.ndarray, search: Search) -> Box | None:
+def _central_face(classifier: Any, pixels: np.ndarray, search: FaceSearch) -> Box | None:
     """The detection nearest the centre, in pixels of the image (H,W,C), or None."""
     height, width = pixels.shape[:2]
     grey = _grey8(_reduced(pixels))
@@ -183,7 +183,9 @@ def _grey8(pixels: np.ndarray) -> NDArray[np.uint8]:
 class FaceSource(SourceView):
     """The images of another source, started at their faces. The search happens when the start is first asked for."""
 
-    def __init__(self, source: ImageSource, grow: float = 0.0, search: Search = ANYBODY, *, quiet: bool = True) -> None:
+    def __init__(
+        self, source: ImageSource, grow: float = 0.0, search: FaceSearch = ANYBODY, *, quiet: bool = True
+    ) -> None:
         super().__init__(source)
         self.grow, self.search, self.quiet = grow, search, quiet
 

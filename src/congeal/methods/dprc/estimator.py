@@ -28,7 +28,14 @@ from congeal.methods.dprc.training import Trainer
 from congeal.methods.fit_context import FitContext, FitResult
 from congeal.methods.joint.alignment import choose_sample
 from congeal.methods.joint.model import ScoreModel
-from congeal.methods.joint.template import Sample, State, initialise, last_sound, reference_features, register_jointly
+from congeal.methods.joint.template import (
+    Sample,
+    State,
+    initialise_poses,
+    last_sound,
+    reference_features,
+    register_jointly,
+)
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures, robust_features
 from congeal.registration.template_registration import TemplateRegistration, Views
@@ -143,7 +150,7 @@ class DPRC(NetworkMethod):
         with single_torch_thread():
             sample = Sample.of(few, image_features, self.motion, self.guards)
             first = reference_features(self.reference, few, image_features, self.random_state_)
-            state = initialise(sample, first) if self.running_reference else State.initial(sample, first)
+            state = initialise_poses(sample, first) if self.running_reference else State.initial(sample, first)
         networks = self._make_networks(sample.images.shape[1], sample.frame)
         small = max(few.frame) <= 64  # up to which one torch thread was measured to be faster than two
         with single_torch_thread() if small else nullcontext():

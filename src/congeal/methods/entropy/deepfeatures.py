@@ -22,7 +22,7 @@ from congeal.filters import frame_unit
 from congeal.images import Stack
 from congeal.methods.checks import CountOrZero, Factor, NotNegative, Positive, Range
 from congeal.methods.entropy.entropy import FunnelMethod
-from congeal.methods.entropy.entropy_search import Level
+from congeal.methods.entropy.entropy_search import SearchLevel
 from congeal.registration.batching import frames
 from congeal.registration.features import ImageFeatures
 
@@ -98,7 +98,7 @@ class DeepFeatures(FunnelMethod):
         faint = torch.tensor([shallow.faint, deep.faint], dtype=torch.float64)
         return {"shallow": shallow.filters, "deep": deep.filters, "faint": faint}
 
-    def _levels(self, stack: Stack, image_features: ImageFeatures) -> list[Level]:
+    def _levels(self, stack: Stack, image_features: ImageFeatures) -> list[SearchLevel]:
         faint = self._learnt["faint"].tolist()
         shallow = Layer(self._learnt["shallow"], faint[0], centred=True)
         deep = Layer(self._learnt["deep"], faint[1], dilation=2)
@@ -111,7 +111,7 @@ class DeepFeatures(FunnelMethod):
         # Empty ground shows no feature at all.
         grounds = [torch.zeros(count, dtype=torch.float32) if ground else None for count in counts]
         return [
-            Level(view, step * unit, 1, outside, anchored=True)
+            SearchLevel(view, step * unit, 1, outside, anchored=True)
             for view, step, outside in zip(views, self.steps, grounds, strict=True)
         ]
 

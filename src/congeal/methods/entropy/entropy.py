@@ -25,7 +25,7 @@ from congeal.geometry import normalise
 from congeal.images import Stack
 from congeal.methods.base import Method
 from congeal.methods.checks import CountOrZero, Factor, NotNegative, Positive, Range, Some
-from congeal.methods.entropy.entropy_search import Level, Search
+from congeal.methods.entropy.entropy_search import EntropySearch, SearchLevel
 from congeal.methods.fit_context import FitContext
 from congeal.methods.iterative import Iterations, place_each, why_still
 from congeal.registration.features import ImageFeatures
@@ -72,7 +72,7 @@ class FunnelMethod(Method):
     noise: NotNegative = 0.0
     tolerance: NotNegative = 0.02
 
-    def _levels(self, stack: Stack, image_features: ImageFeatures) -> list[Level]:
+    def _levels(self, stack: Stack, image_features: ImageFeatures) -> list[SearchLevel]:
         """The stages, from coarse to fine."""
         raise NotImplementedError
 
@@ -92,7 +92,7 @@ class FunnelMethod(Method):
         for at in run.levels():
             resumed = run.resumed and run.own["reach"] is not None
             anchor = run.own["anchor"] if resumed else run.poses
-            search = Search(stack, levels[at], self, anchor)
+            search = EntropySearch(stack, levels[at], self, anchor)
             reach = run.own["reach"] if resumed else search.first_reach()
             for _ in run.steps():
                 field, ink = search.collect(run.poses)
@@ -120,7 +120,7 @@ class FunnelMethod(Method):
         levels = self._levels(stack, image_features)
         return place_each(stack, context, lambda part: self._place(stack.some(part), levels))
 
-    def _place(self, stack: Stack, levels: list[Level]) -> torch.Tensor:
+    def _place(self, stack: Stack, levels: list[SearchLevel]) -> torch.Tensor:
         """Poses (B, 3, 3) of a few images, in float64: which step is better must not hang on how sums are rounded.
 
         What the gauge did to the whole set after a sweep is done to a new image too: early fields pull every image the
@@ -128,7 +128,7 @@ class FunnelMethod(Method):
         """
         poses = torch.as_tensor(np.array(stack.start))
         for level, fields, gauges in zip(levels, self._fields, self._gauges, strict=True):
-            search = Search(stack, level, self, poses)
+            search = EntropySearch(stack, level, self, poses)
             reach = search.first_reach()
             for i, field in enumerate(fields):
                 poses, reach = search.sweep(poses, reach, field)
@@ -185,13 +185,13 @@ class Entropy(FunnelMethod):
         if not len(self.blurs) == len(self.steps) == len(self.sweeps):
             raise CongealError(f"blurs {self.blurs}, steps {self.steps} and sweeps {self.sweeps} need one length")
 
-    def _levels(self, stack: Stack, image_features: ImageFeatures) -> list[Level]:
+    def _levels(self, stack: Stack, image_features: ImageFeatures) -> list[SearchLevel]:
         usual = OBJECT_BINS if image_features.empty_ground else PHOTO_BINS
         bins, unit = self.bins if isinstance(self.bins, int) else usual, frame_unit(stack.frame)
         ground = shares(torch.zeros(1, stack.channels, 1, 1, dtype=torch.float32), bins, 0.0)[0, :, 0, 0]
         outside = ground if image_features.empty_ground else None
         return [
-            Level(partial(shares, bins=bins, sigma=sigma * unit), step * unit, 1 if bins == 2 else bins, outside)
+            SearchLevel(partial(shares, bins=bins, sigma=sigma * unit), step * unit, 1 if bins == 2 else bins, outside)
             for sigma, step in zip(self.blurs, self.steps, strict=True)
         ]
 

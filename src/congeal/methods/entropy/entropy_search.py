@@ -41,7 +41,7 @@ SEED_STRIDE = 100_003
 
 
 @dataclass
-class Level:
+class SearchLevel:
     """One stage of the funnel: what images look like in it, and how far a step goes."""
 
     maps: Callable[[torch.Tensor], torch.Tensor]
@@ -57,7 +57,7 @@ class Level:
     an image is turned and scaled, so that the remaining motion is small."""
 
 
-class Search:
+class EntropySearch:
     """Coordinate search at one level, vectorised over images.
 
     A field is (K + 1, h, w): K shares, never 0 or 1, and what an average image costs at each pixel.
@@ -73,7 +73,7 @@ class Search:
         do not depend on how many others are searched beside it, which decides how sums are rounded.
     """
 
-    def __init__(self, stack: Stack, level: Level, method: FunnelMethod, anchor: torch.Tensor) -> None:
+    def __init__(self, stack: Stack, level: SearchLevel, method: FunnelMethod, anchor: torch.Tensor) -> None:
         self.stack, self.level, self.method, self.dtype = stack, level, method, anchor.dtype
         self.anchor = _Anchor(anchor, stack) if level.anchored else None
         self.outside = None if level.outside is None else level.outside.to(self.dtype)[:, None, None]

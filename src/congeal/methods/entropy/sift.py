@@ -19,7 +19,7 @@ from congeal.filters import frame_unit, gradient
 from congeal.images import Stack
 from congeal.methods.checks import CountOrZero, NotNegative, Positive, Range, Some
 from congeal.methods.entropy.entropy import FunnelMethod
-from congeal.methods.entropy.entropy_search import Level
+from congeal.methods.entropy.entropy_search import SearchLevel
 from congeal.registration.batching import chunks
 from congeal.registration.features import ImageFeatures
 
@@ -101,7 +101,7 @@ class SIFT(FunnelMethod):
         words = torch.cat([torch.zeros(1, DESCRIPTOR, dtype=torch.float32), kmeans(seen, self.clusters - 1, generator)])
         return words, squared_distances(seen, words).amin(1).mean().clamp(min=1e-6)
 
-    def _levels(self, stack: Stack, image_features: ImageFeatures) -> list[Level]:
+    def _levels(self, stack: Stack, image_features: ImageFeatures) -> list[SearchLevel]:
         unit = frame_unit(stack.frame)
         # Each part begins where the last one ended, so its first step may be shorter.
         steps = [max(self.step * self.shrink**i, self.min_step) * unit for i in range(len(self.sweeps))]
@@ -112,7 +112,7 @@ class SIFT(FunnelMethod):
             empty = words(torch.zeros(1, stack.channels, 1, 1, dtype=torch.float32))[0, :, 0, 0]
             known = image_features.empty_ground and self.guards
             outside = empty if known else torch.full((self.clusters,), 1 / self.clusters, dtype=torch.float32)
-            levels.append(Level(words, step, self.clusters, outside, anchored=True))
+            levels.append(SearchLevel(words, step, self.clusters, outside, anchored=True))
         return levels
 
     def _words(self, images: torch.Tensor, patch: int) -> torch.Tensor:

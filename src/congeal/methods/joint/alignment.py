@@ -40,8 +40,15 @@ from congeal.methods.checks import Count, CountOrZero, Range, Reference
 from congeal.methods.fit_context import FitContext, FitResult
 from congeal.methods.joint.model import FittedModel, ScoreModel
 from congeal.methods.joint.multistart import RESTART_PRIOR_WIDTH, register_each
-from congeal.methods.joint.pyramid import place_each, poses_at, refine_on_pyramid
-from congeal.methods.joint.template import Sample, State, initialise, last_sound, reference_features, register_jointly
+from congeal.methods.joint.pyramid import place_images, poses_at, refine_on_pyramid
+from congeal.methods.joint.template import (
+    Sample,
+    State,
+    initialise_poses,
+    last_sound,
+    reference_features,
+    register_jointly,
+)
 from congeal.methods.semantic.extractors import PLAIN_FEATURES
 from congeal.registration.batching import check_one_image
 from congeal.registration.features import ImageFeatures, PhotoEdges, pixel_features, robust_features
@@ -110,12 +117,12 @@ class JointAlignment(Method):
         return {"edges": PhotoEdges(), "pixels": pixel_features(kind)}.get(self.features) or robust_features(kind)
 
     def _align(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> FitResult:
-        fit = align(stack, image_features, self, context)
+        fit = align_stack(stack, image_features, self, context)
         self._model = fit.model
         return self._found(stack, fit.poses, fit.error, fit.decisions)
 
     def _align_new(self, stack: Stack, image_features: ImageFeatures, context: FitContext) -> FitResult:
-        placed = place_each(stack, self._model, self.restarts, self.random_state_, context)
+        placed = place_images(stack, self._model, self.restarts, self.random_state_, context)
         return self._found(stack, *placed, {})
 
     def _found(
@@ -148,7 +155,7 @@ class JointFit:
     decisions: Mapping[str, Mapping[str, Any]]
 
 
-def align(stack: Stack, image_features: ImageFeatures, parameters: Any, context: FitContext) -> JointFit:
+def align_stack(stack: Stack, image_features: ImageFeatures, parameters: Any, context: FitContext) -> JointFit:
     """Align a stack. An interrupted context continues where it was saved.
 
     parameters: those of `JointAlignment`; a `random_state` of None has been replaced by the seed that was drawn.
@@ -164,7 +171,7 @@ def align(stack: Stack, image_features: ImageFeatures, parameters: Any, context:
     if sample is stack:
         return fit
     restarts, seed = parameters.restarts, parameters.random_state
-    poses, error = place_each(stack, fit.model, restarts, seed, context, {"sample": _saved(fit)})
+    poses, error = place_images(stack, fit.model, restarts, seed, context, {"sample": _saved(fit)})
     poses[rows], error[rows] = fit.poses, fit.error
     return replace(fit, poses=poses, error=error)
 
@@ -175,7 +182,7 @@ def align_sample(stack: Stack, image_features: ImageFeatures, parameters: Any, c
     with single_torch_thread():
         sample = Sample.of(stack, image_features, motion, parameters.guards)
         reference = reference_features(parameters.reference, stack, image_features, parameters.random_state)
-        state = initialise(sample, reference)
+        state = initialise_poses(sample, reference)
     # The rounds are short enough to be repeated after an interruption, so this context has no checkpoint.
     unsaved = FitContext(context.method, quiet=context.quiet)
     for number in range(MAX_ROUNDS):

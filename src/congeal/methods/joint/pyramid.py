@@ -130,7 +130,7 @@ def _errors(
 
 
 @torch.no_grad()
-def place_each(
+def place_images(
     stack: Stack,
     model: FittedModel,
     restarts: int,
@@ -148,7 +148,7 @@ def place_each(
     larger = [stack.at(max(level.frame), enlarge=True) for level in model.levels]
     if any(one.frame != level.frame for one, level in zip(larger, model.levels, strict=True)):
         larger = []  # larger images of so large a set do not fit
-    work = _Placement(larger, stack, model, torch.as_tensor(stack.start).float().numpy(), restarts, random_state)
+    work = _PlaceBatch(larger, stack, model, torch.as_tensor(stack.start).float().numpy(), restarts, random_state)
     poses = torch.from_numpy(allocate((len(stack), 3, 3), np.float64))
     error = torch.from_numpy(allocate((len(stack),), np.float32, np.nan))
     with single_torch_thread() as threads:
@@ -160,7 +160,7 @@ def place_each(
     return poses, error
 
 
-class _Placement(Multistart):
+class _PlaceBatch(Multistart):
     """Registration of batches of images to the template and then on the levels of the pyramid."""
 
     def __init__(self, larger: list[Stack], *options: Any) -> None:

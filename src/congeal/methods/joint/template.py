@@ -161,7 +161,7 @@ class State:
 
 
 @torch.no_grad()
-def initialise(sample: Sample, reference: torch.Tensor) -> State:
+def initialise_poses(sample: Sample, reference: torch.Tensor) -> State:
     """Gauss-Newton steps of all images towards the reference, then towards the mean of those most like it."""
     unit, state = frame_unit(sample.frame), State.initial(sample, reference)
     poses = state.poses

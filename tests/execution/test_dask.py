@@ -76,7 +76,7 @@ DYING = """
 import os, signal
 from congeal.execution import task
 
-usual, seen = task.pack, 0
+usual, seen = task.pack_arrays, 0
 
 def counted(arrays):
     global seen
@@ -85,7 +85,7 @@ def counted(arrays):
         os.kill(os.getpid(), signal.SIGKILL)
     return usual(arrays)
 
-task.pack = counted
+task.pack_arrays = counted
 """
 
 

@@ -181,7 +181,7 @@ def test_a_worker_that_does_not_see_the_files_says_so(tmp_path: Path, pool: Proc
 def test_other_versions_are_refused(tmp_path: Path, pool: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     from congeal.execution import task as module
 
-    monkeypatch.setattr(module, "versions", lambda: (("congeal", "9.9"),))
+    monkeypatch.setattr(module, "library_versions", lambda: (("congeal", "9.9"),))
     with pytest.raises(RunFailed, match=r"has congeal .*, the driver 9\.9: install the same versions"):
         squares(executor_of(pool, tmp_path), Squares(tmp_path))
 

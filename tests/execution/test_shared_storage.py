@@ -14,7 +14,7 @@ from congeal.execution.shared_storage import SharedStorage
 
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedStorage:
-    monkeypatch.setattr(shared_storage, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(shared_storage, "file_cache_folder", lambda: tmp_path)
     return SharedStorage(f"memory://{uuid.uuid4().hex}")
 
 

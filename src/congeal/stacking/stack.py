@@ -49,9 +49,7 @@ def stack(
     source: Any = None,
     quiet: bool = True,
 ) -> StackResult:
-    """Combine the aligned originals of a run into one picture.
-
-    Originals are read again and sampled once, without rounding in between. What covers a pixel in part counts in part.
+    """Combine the aligned originals of a run, read again and sampled once, into one picture.
 
     Parameters
     ----------

@@ -249,11 +249,6 @@ def warp_image(image: Image, source_from_aligned: np.ndarray, size: Size, sampli
     return Image(image.id, warp_pixels(image.pixels, source_from_aligned, size, sampling), mask)
 
 
-def needs_filter(source_from_output: np.ndarray, size: Size, sampling: Sampling) -> np.ndarray:
-    """(B,) whether a picture is so much smaller than its source that it is filtered first, for (B, 3, 3)."""
-    return np.asarray(scale_at_centre(source_from_output, size) > MIN_FILTERED_REDUCTION[sampling.interpolation])
-
-
 def scale_at_centre(source_from_output: np.ndarray, size: Size) -> np.ndarray:
     """(…) source pixels per output pixel (length, not area) in the middle of the output, for (…, 3, 3)."""
     matrix = np.asarray(source_from_output, dtype=np.float64)
